@@ -1,0 +1,1 @@
+"""What happens around steps: checkpoints, exact resume, progress, profiles."""

@@ -1,0 +1,41 @@
+"""Where a running `fit` stands: what the loop tells callbacks, and what they may tell the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass
+class FitState:
+    """The calendar of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
+
+    Attributes:
+        epoch: int; the epoch under way, 0-based.
+        step: int; steps of this epoch that are done. Callbacks read it at any hook; `BackupAndRestore` sets `epoch` and
+            `step` in `on_train_begin` when it resumes.
+        epochs: int; the epoch at which `fit` ends.
+        steps_per_epoch: int or None while unknown.
+        source: the input (`trainer.sources.base.Source`): `state()` and `restore(state)` are its position.
+        callbacks: list of the callbacks of this `fit`, History included.
+        plan: dict of JSON values; the choices of the loop (steps per execution, how it is compiled) that a resumed run
+            must repeat.
+        epoch_logs: dict; the logs of the part of the epoch that is done, for a validation that was interrupted.
+        after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume in mid-epoch
+            sets here what that hook would otherwise have changed.
+        chief: bool; whether this process writes files.
+        save_and_exit: set by a signal handler: the reason for which training should save and stop at the next step.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    epochs: int = 1
+    steps_per_epoch: int | None = None
+    source: Any = None
+    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    after_epoch_begin: Callable[[], None] | None = None
+    chief: bool = True
+    save_and_exit: str | None = None

@@ -1,0 +1,1 @@
+"""Strategies, replicas, clusters: how numbers travel. Nothing here knows of models, losses or optimizers."""

@@ -1,0 +1,129 @@
+"""How numbers travel between replicas: the few operations that everything above is made of.
+
+Context: the functions say for themselves in which context they may be called. None of them knows of models or losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def num_replicas() -> int:
+    """Replicas in sync of the current strategy; 1 where there is none."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def in_replica_context() -> bool:
+    """Whether this code runs once per replica (inside `strategy.run`, or with no strategy at all)."""
+    return tf.distribute.get_replica_context() is not None
+
+
+def replica_id() -> Any:
+    """This replica's number over all workers: 0 to `num_replicas() - 1`; int or int32 scalar tensor.
+
+    Context: replica.
+    """
+    return tf.distribute.get_replica_context().replica_id_in_sync_group
+
+
+def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
+    """Sums each tensor over all replicas; every replica gets the same bits.
+
+    Args:
+        tensors: list of tensors or `tf.IndexedSlices`, the same dtypes and dense shapes on every replica.
+
+    Returns:
+        The sums, in order, each with the kind, dtype and shape of its input.
+
+    Context: replica. With one replica nothing is added to the graph.
+    """
+    tensors = list(tensors)
+    if not tensors or num_replicas() == 1:
+        return tensors
+    context = tf.distribute.get_replica_context()
+    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+
+
+def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """`all_reduce_sum` for many small dense tensors: one collective for each dtype.
+
+    Context: replica.
+    """
+    tensors = list(tensors)
+    if len(tensors) < 2 or num_replicas() == 1:
+        return all_reduce_sum(tensors)
+    by_dtype: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype, []).append(index)
+    flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in by_dtype.values()]
+    result: list[Any] = [None] * len(tensors)
+    for group, total in zip(by_dtype.values(), all_reduce_sum(flat)):
+        sizes = [tf.size(tensors[i]) for i in group]
+        for i, part in zip(group, tf.split(total, sizes, num=len(group))):
+            result[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensors[i])), tensors[i].shape)
+    return result
+
+
+def local_copy(variable: Any) -> tf.Variable:
+    """The copy of `variable` that this replica reads and may write.
+
+    Args:
+        variable: `tf.Variable`, `keras.Variable` or a distributed variable of the current strategy.
+
+    Returns:
+        A plain `tf.Variable`; writing to it touches no other replica. Where all replicas share one copy
+        (`CentralStorageStrategy`) that one.
+
+    Context: replica.
+    """
+    value = getattr(variable, "value", variable)
+    if not isinstance(value, tf.distribute.DistributedValues):
+        return value
+    strategy = tf.distribute.get_strategy()
+    copies = strategy.experimental_local_results(value)
+    if len(copies) == 1:
+        return copies[0]
+    return copies[local_replica_index()]
+
+
+def local_replica_index() -> int:
+    """This replica's number among those of its own worker, known while tracing.
+
+    Context: replica.
+    """
+    index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
+    if isinstance(index, int):
+        return index
+    index = tf.get_static_value(replica_id())
+    return int(index) % max(1, len(tf.distribute.get_strategy().extended.worker_devices))
+
+
+def shares_variables() -> bool:
+    """Whether the replicas of the current strategy read and write one common copy of every variable."""
+    return isinstance(
+        tf.distribute.get_strategy(),
+        tf.distribute.experimental.CentralStorageStrategy | tf.distribute.experimental.ParameterServerStrategy,
+    )
+
+
+def update_copies(fn: Callable[..., Any], *args: Any) -> Any:
+    """Runs `fn(*args)` so that each copy of each variable is written exactly once.
+
+    Where every replica has its own copies, `fn` runs on each replica and writes its own: the arguments must be equal on
+    all replicas for the copies to stay equal. Where all share one copy, `fn` runs once, with the first replica's
+    arguments. Inside `fn` write through `local_copy(variable)` or `keras.Optimizer.assign`; `tf.cond` is allowed.
+
+    Context: replica; without a strategy any.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or not shares_variables():
+        return fn(*args)
+
+    def once(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
+        first = tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], per_replica)
+        return fn(*first)
+
+    return context.merge_call(once, args=args)

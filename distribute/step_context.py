@@ -1,0 +1,72 @@
+"""What one replica knows about the step that it is computing.
+
+The trainer enters a `StepContext` around the user's code, because between the two stands code that we do not call with
+arguments of our own: a `train_step`, a loss, a metric, an optimizer. Everything in it is a tensor of the step's graph or
+a Python constant; nothing in it outlives the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass
+class StepContext:
+    """This replica's part of the global batch.
+
+    Attributes:
+        replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers.
+        num_replicas: int; replicas in sync.
+        rows: int or int32 scalar tensor; rows of the global batch that this replica holds. Can be 0: the replica then
+            computes on one borrowed row, whose effects are dropped (`alive` is false).
+        global_rows: int or int32 scalar tensor; rows of the global batch.
+        training: bool; whether the step updates weights.
+        verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
+    """
+
+    replica_id: Any
+    num_replicas: int
+    rows: Any
+    global_rows: Any
+    training: bool = True
+    verdicts: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def alive(self) -> Any:
+        """Whether this replica has rows of its own: a bool when that is known while tracing, else a bool tensor."""
+        if isinstance(self.rows, int):
+            return self.rows > 0
+        return self.rows > 0
+
+    def share(self, dtype: Any = tf.float32) -> tf.Tensor:
+        """`rows / global_rows`, the weight of a mean over this replica's rows in the global mean; a scalar."""
+        rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
+        return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
+
+
+_local = threading.local()
+
+
+def current_step() -> StepContext | None:
+    """The step that this thread computes, or None outside of the trainer's steps (in a custom loop, say)."""
+    stack = getattr(_local, "stack", None)
+    return stack[-1] if stack else None
+
+
+@contextlib.contextmanager
+def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
+    """Makes `context` the current step of this thread. `None` hides an outer one."""
+    stack = getattr(_local, "stack", None)
+    if stack is None:
+        stack = _local.stack = []
+    stack.append(context)
+    try:
+        yield context
+    finally:
+        stack.pop()

@@ -1,0 +1,1 @@
+"""Gradients -> aggregated -> unscaled -> transformed -> applied."""

@@ -1,0 +1,1 @@
+"""Model.fit: what a step computes, how it is compiled, how epochs run."""

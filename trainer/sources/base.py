@@ -1,0 +1,69 @@
+"""What the loop asks of an input: chunks of steps, a position, and a way back to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """The input of the next execution: up to `steps` global batches.
+
+    Attributes:
+        inputs: a nest of tensors (or a `tf.data.Iterator`); given to the compiled function as its argument, so chunks
+            of one layout must have one signature.
+        steps: int; the batches in the chunk, or the most that may be drawn when `open_ended`.
+        rows: int or None; rows of every batch in the chunk when they are all the same and known; None otherwise.
+        reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, as the tuple
+            `(x,)`, `(x, y)` or `(x, y, sample_weight)` with the rows of the whole global batch. It is called while
+            tracing, must be a pure function of its arguments, and must be the same object for chunks of one layout (the
+            compiled function is kept by it). When `open_ended`, it gives a `tf.experimental.Optional` of that tuple.
+        open_ended: whether the data may end before `steps` batches have been drawn.
+    """
+
+    inputs: Any
+    steps: int
+    rows: int | None
+    reader: Callable[[Any, Any], Any]
+    open_ended: bool = False
+
+
+class Source(Protocol):
+    """Global batches, in order, with a position that can be saved and restored.
+
+    Attributes:
+        steps_per_epoch: int or None; None until it is known (an input of unknown length is known after one epoch).
+        batch_rows: int or None; rows of a full global batch, where known.
+        spec: nest of `tf.TypeSpec`: one batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)`; the row dimension is None.
+        per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
+            rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
+        resume_by: "index" | "iterator" | "skip" | "none"; how `restore` finds the position again.
+    """
+
+    steps_per_epoch: int | None
+    batch_rows: int | None
+    spec: Any
+    per_worker: bool
+    resume_by: str
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""
+        ...
+
+    def take(self, max_steps: int) -> Chunk | None:
+        """The next chunk of at most `max_steps` steps, or None at the end of the epoch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a position that `state()` gave, in a source made from the same arguments."""
+        ...
+
+    def close(self) -> None:
+        """Gives back threads, files and iterators."""
+        ...
