@@ -1,0 +1,109 @@
+"""Means over the global batch, for custom training loops: carry sums and counts, divide once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from .replicas import all_reduce_sum, num_replicas
+from .step_context import current_step
+
+Reduction = Literal["sum_over_batch_size", "mean_with_sample_weight"]
+
+
+def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None = None) -> int:
+    """`per_replica * num_replicas`: the rows of one step.
+
+    Args:
+        per_replica: int >= 1; rows of one replica.
+        strategy: whose replicas to count. None: the current strategy's (1 where there is none).
+
+    Raises:
+        ValueError: `per_replica` is not a positive whole number.
+
+    >>> global_batch_size(64)
+    64
+    """
+    if isinstance(per_replica, bool) or int(per_replica) != per_replica or per_replica < 1:
+        raise ValueError(f"`per_replica` must be a whole number of at least 1. Received: {per_replica!r}")
+    replicas = num_replicas() if strategy is None else strategy.num_replicas_in_sync
+    return int(per_replica) * replicas
+
+
+def global_mean(
+    values: Any, sample_weight: Any = None, reduction: Reduction = "sum_over_batch_size"
+) -> tf.Tensor:
+    """This replica's part of the mean over the global batch: the sum over replicas is the exact mean.
+
+        part_r = sum_i w_i v_i / sum over replicas of n_r
+
+    Replicas may hold different numbers of rows, or none. The gradient of the part, summed over the replicas (which
+    is what an optimizer does), is the gradient of the mean.
+
+    Args:
+        values: float tensor (rows, ...) of this replica; usually one loss for each row (`reduction="none"`).
+        sample_weight: tensor whose shape is a prefix of that of `values` ((rows,) is usual), or one that broadcasts
+            to it. None: ones.
+        reduction: what is counted. `"sum_over_batch_size"`, the default of every Keras loss: n_r is the number of
+            values, so that weights change the size of the mean. `"mean_with_sample_weight"`: n_r is the sum of
+            the weights.
+
+    Returns:
+        A scalar of the dtype of `values` (float32 for float16 and bfloat16, whose sums would lose digits); 0 where
+        the whole global batch is empty or weighs nothing.
+
+    Raises:
+        ValueError: unknown `reduction`, or weights that do not fit the values.
+
+    Context: replica; or no strategy, where it is the plain mean. Inside a step of `unisono.Model` (an overridden
+    `train_step`) the part is divided by this replica's share of the rows, the unit that such steps are written in.
+
+    >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
+    1.25
+    """
+    if reduction not in ("sum_over_batch_size", "mean_with_sample_weight"):
+        raise ValueError(
+            '`reduction` must be "sum_over_batch_size" or "mean_with_sample_weight": the sum is no mean. '
+            f"Received: {reduction!r}"
+        )
+    if tf.distribute.get_replica_context() is None:
+        raise RuntimeError(
+            "`global_mean` was called outside of `strategy.run`: call it inside, where each replica has its own values."
+        )
+    values = tf.convert_to_tensor(values)
+    if not values.dtype.is_floating or values.dtype in (tf.float16, tf.bfloat16):
+        values = tf.cast(values, tf.float32)
+    weights = None if sample_weight is None else _fit_weights(sample_weight, values)
+    weighted = values if weights is None else values * weights
+    if weights is not None and reduction == "mean_with_sample_weight":
+        count = tf.reduce_sum(tf.broadcast_to(weights, tf.shape(values)))
+    else:
+        count = tf.cast(tf.size(values), values.dtype)
+    step = current_step()
+    if step is not None and not (isinstance(step.rows, int) and step.rows > 0):
+        count = tf.where(step.alive, count, tf.zeros_like(count))
+    part = tf.math.divide_no_nan(tf.reduce_sum(weighted), all_reduce_sum([count])[0])
+    return part if step is None else tf.math.divide_no_nan(part, step.share(part.dtype))
+
+
+def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
+    """The weights with the rank of `values`: (rows,) becomes (rows, 1, ...), (rows, 1) becomes (rows,)."""
+    weights = tf.cast(tf.convert_to_tensor(sample_weight), values.dtype)
+    rank, weight_rank = values.shape.rank, weights.shape.rank
+    if rank is None or weight_rank is None:
+        return weights
+    if weight_rank == rank + 1 and weights.shape[-1] == 1:
+        weights = tf.squeeze(weights, -1)
+    for _ in range(rank - weight_rank):
+        weights = tf.expand_dims(weights, -1)
+    try:
+        fits = tf.broadcast_static_shape(weights.shape, values.shape).rank == rank
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"`sample_weight` of shape {tf.convert_to_tensor(sample_weight).shape} does not fit `values` of shape "
+            f"{values.shape}: give one weight for each row, or one for each value."
+        )
+    return weights
