@@ -21,6 +21,8 @@ class Chunk:
             tracing, must be a pure function of its arguments, and must be the same object for chunks of one layout (the
             compiled function is kept by it). When `open_ended`, it gives a `tf.experimental.Optional` of that tuple.
         open_ended: whether the data may end before `steps` batches have been drawn.
+        signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of steps and
+            of rows in the data left open), so that one trace serves them all; None: as the inputs are.
     """
 
     inputs: Any
@@ -28,6 +30,7 @@ class Chunk:
     rows: int | None
     reader: Callable[[Any, Any], Any]
     open_ended: bool = False
+    signature: Any = None
 
 
 class Source(Protocol):

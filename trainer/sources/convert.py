@@ -1,0 +1,189 @@
+"""Whatever users hold rows in, as NumPy arrays and tensors: pandas, SciPy, JAX, PyTorch, lists of numbers.
+
+Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings stay as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from .rows import SparseRows, sparse_rows
+
+_SCALARS = (bool, int, float, complex, str, bytes, np.generic)
+
+
+def merge_number_lists(structure: Any) -> Any:
+    """Makes one array of every list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`)."""
+    if isinstance(structure, list | tuple) and not hasattr(structure, "_fields"):
+        if structure and _holds_scalars(structure):
+            return np.asarray(structure)
+        return type(structure)(merge_number_lists(part) for part in structure)
+    if isinstance(structure, dict):
+        return {key: merge_number_lists(part) for key, part in structure.items()}
+    return structure
+
+
+def _holds_scalars(structure: Any) -> bool:
+    if isinstance(structure, list | tuple):
+        return len(structure) > 0 and all(_holds_scalars(part) for part in structure)
+    return isinstance(structure, _SCALARS)
+
+
+def lists_to_tuples(structure: Any) -> Any:
+    """As Keras and `tf.data` do it: in a batch, a list of tensors is a tuple of tensors."""
+    if isinstance(structure, list):
+        return tuple(lists_to_tuples(part) for part in structure)
+    if isinstance(structure, tuple):
+        parts = [lists_to_tuples(part) for part in structure]
+        return type(structure)(*parts) if hasattr(structure, "_fields") else tuple(parts)
+    if isinstance(structure, dict):
+        return {key: lists_to_tuples(part) for key, part in structure.items()}
+    return structure
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether `as_host_array` takes it."""
+    return (
+        leaf is None
+        or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable)
+        or tf.is_tensor(leaf)
+        or _is_scipy_sparse(leaf)
+        or hasattr(leaf, "__array__")
+    )
+
+
+def as_host_array(leaf: Any) -> Any:
+    """One array of rows as a NumPy array or a tensor, not yet cast, memory-mapped ones not yet read.
+
+    Args:
+        leaf: anything for which `is_array` is true.
+
+    Returns:
+        None for None; `np.ndarray` (dense data in host memory, a view wherever possible); `tf.Tensor`, `tf.RaggedTensor`,
+        `tf.SparseTensor` or an extension type. Strings become a `tf.Tensor`.
+
+    Raises:
+        TypeError: for dtypes that TensorFlow has not.
+    """
+    if leaf is None:
+        return None
+    if isinstance(leaf, tf.Variable):
+        return tf.convert_to_tensor(leaf)
+    if tf.is_tensor(leaf):
+        return leaf
+    if isinstance(leaf, keras.Variable):
+        return tf.convert_to_tensor(leaf.value)
+    if _is_scipy_sparse(leaf):
+        return _from_scipy(leaf)
+    if _defined_in(leaf, "jax.experimental.sparse"):
+        return tf.sparse.reorder(tf.SparseTensor(np.asarray(leaf.indices), np.asarray(leaf.data), leaf.shape))
+    if _defined_in(leaf, "torch"):
+        leaf = leaf.detach().cpu()
+        leaf = leaf.float() if str(leaf.dtype) == "torch.bfloat16" else leaf
+    elif _is_pandas(leaf, "Series"):
+        leaf = leaf.to_numpy()[:, None]
+    elif _is_pandas(leaf, "DataFrame"):
+        leaf = leaf.to_numpy()
+    return _checked_numpy(leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf))
+
+
+def _checked_numpy(array: np.ndarray) -> Any:
+    if array.dtype.kind in "US":
+        return tf.constant(array)
+    if array.dtype == object:
+        return _from_objects(array)
+    try:
+        tf.as_dtype(array.dtype)
+    except TypeError:
+        raise TypeError(
+            f"An array has dtype {array.dtype}, which TensorFlow has not; convert it to numbers or strings first."
+        ) from None
+    return array
+
+
+def _from_objects(array: np.ndarray) -> Any:
+    flat = array.ravel()
+    if all(isinstance(item, str | bytes) for item in flat):
+        return tf.constant(array.tolist(), tf.string, shape=array.shape)
+    if all(isinstance(item, bool | np.bool_) for item in flat):
+        return array.astype(bool)
+    if all(isinstance(item, int | float | np.number | np.bool_) for item in flat):
+        whole = all(isinstance(item, int | np.integer | np.bool_) for item in flat)
+        return array.astype("int64" if whole else keras.config.floatx())
+    kinds = sorted({type(item).__name__ for item in flat})
+    raise TypeError(
+        f"An array of dtype object holds {', '.join(kinds)}; only strings, numbers and booleans can be converted: "
+        "convert it first, or give rows of different lengths as a tf.RaggedTensor."
+    )
+
+
+def _is_scipy_sparse(leaf: Any) -> bool:
+    return type(leaf).__module__.startswith("scipy.sparse") and hasattr(leaf, "tocsr")
+
+
+def _from_scipy(leaf: Any) -> tf.SparseTensor:
+    rows = leaf.tocsr().tocoo()
+    indices = np.stack([rows.row, rows.col], 1).astype("int64")
+    return tf.sparse.reorder(tf.SparseTensor(indices, rows.data, rows.shape))
+
+
+def _is_pandas(leaf: Any, name: str) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(leaf, getattr(pandas, name))
+
+
+def _defined_in(leaf: Any, package: str) -> bool:
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(leaf).__mro__)
+
+
+def cast_floats(leaf: Any) -> Any:
+    """Casts a NumPy array or tensor with floating point numbers to floatx, as Keras does; leaves the others alone."""
+    if leaf is None or not hasattr(leaf, "dtype"):
+        return leaf
+    dtype = tf.as_dtype(leaf.dtype)
+    wanted = tf.as_dtype(keras.config.floatx())
+    if not dtype.is_floating or dtype == wanted:
+        return leaf
+    if isinstance(leaf, np.ndarray):
+        return leaf.astype(wanted.as_numpy_dtype)
+    return tf.cast(leaf, wanted)
+
+
+def host_bytes(leaf: Any) -> int:
+    """Bytes of a dense NumPy array once it is cast; 0 for tensors, which are in memory already."""
+    if not isinstance(leaf, np.ndarray):
+        return 0
+    wanted = tf.as_dtype(keras.config.floatx()).size
+    return leaf.size * (wanted if tf.as_dtype(leaf.dtype).is_floating else leaf.itemsize)
+
+
+def is_memory_mapped(leaf: Any) -> bool:
+    """Whether the array's rows lie in a file, as those of an `np.memmap` or a view of one do."""
+    while isinstance(leaf, np.ndarray):
+        if isinstance(leaf, np.memmap):
+            return True
+        leaf = leaf.base
+    return False
+
+
+def as_resident(leaf: Any) -> Any:
+    """The array as a tensor in the memory of the current device, ready for rows to be picked out of it."""
+    if leaf is None:
+        return None
+    leaf = cast_floats(leaf)
+    if isinstance(leaf, tf.SparseTensor):
+        return sparse_rows(leaf)
+    if isinstance(leaf, np.ndarray):
+        return tf.constant(leaf)
+    return tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf
+
+
+def rows_on_host(leaf: Any) -> int:
+    """The rows of an array given by the user."""
+    shape = leaf.values.shape if isinstance(leaf, SparseRows) else leaf.shape
+    return int(shape[0])
