@@ -1,0 +1,117 @@
+"""Where to cut a chain of blocks so that the slowest stage is as fast as possible: arithmetic only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+MemoryOf = Callable[[int, int, int], float]
+
+
+def balance(
+    costs: Sequence[float],
+    stages: int,
+    cut_costs: Sequence[float] | None = None,
+    memory_of: MemoryOf | None = None,
+    memory_limit: float | None = None,
+) -> list[int]:
+    """Cuts a chain into consecutive stages, none empty, so that the largest cost of a stage is smallest.
+
+    Among cuts with the same slowest stage it takes the one that sends the least, then the most even one.
+    Dynamic programming over (stages, blocks): K N^2 / 2 comparisons.
+
+    Args:
+        costs: N numbers; the cost of each block, in any unit, not negative.
+        stages: int; K, 1 to N.
+        cut_costs: N - 1 numbers or None; what a cut after block i sends, in any unit; None: 0 everywhere.
+        memory_of: callable or None; `memory_of(stage, start, stop)` is what blocks start to stop - 1 need
+            as that stage, in the unit of `memory_limit`.
+        memory_limit: number or None; what one stage may need.
+
+    Returns:
+        The number of blocks in each stage; K ints that sum to N.
+
+    Raises:
+        ValueError: if there are fewer blocks than stages, or no cut keeps every stage within `memory_limit`.
+    """
+    blocks = len(costs)
+    if not 1 <= stages <= blocks:
+        raise ValueError(f"stages ({stages}) must be from 1 to the number of blocks ({blocks})")
+    cuts = list(cut_costs) if cut_costs is not None else [0.0] * (blocks - 1)
+    sums = _running_sums(costs)
+    worst = (math.inf, math.inf, math.inf)
+    # best[j]: (slowest stage, sent over cuts, sum of squares) of the best way to cut the first j blocks.
+    best = [worst] * (blocks + 1)
+    best[0] = (0.0, 0.0, 0.0)
+    came_from: list[list[int]] = []
+    for stage in range(stages):
+        new, start_of = [worst] * (blocks + 1), [0] * (blocks + 1)
+        for stop in range(stage + 1, blocks - (stages - stage - 1) + 1):
+            for start in range(stage, stop):
+                if best[start] == worst or not _fits(memory_of, memory_limit, stage, start, stop):
+                    continue
+                cost = sums[stop] - sums[start]
+                sent = best[start][1] + (cuts[start - 1] if start else 0.0)
+                value = (max(best[start][0], cost), sent, best[start][2] + cost * cost)
+                if _better(value, new[stop]):
+                    new[stop], start_of[stop] = value, start
+        best = new
+        came_from.append(start_of)
+    if best[blocks] == worst:
+        raise ValueError(_too_little_memory(blocks, stages, memory_of, memory_limit))
+    return _sizes(came_from, blocks)
+
+
+def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """The cost of each stage: the sums of `costs` over consecutive runs of `sizes` blocks."""
+    sums, result, start = _running_sums(costs), [], 0
+    for size in sizes:
+        result.append(sums[start + size] - sums[start])
+        start += size
+    return result
+
+
+def sizes_from_starts(starts: Sequence[int], blocks: int) -> list[int]:
+    """Turns the numbers of each stage's first block (after the first stage's 0) into sizes; blocks is N."""
+    edges = [0, *starts, blocks]
+    return [stop - start for start, stop in itertools.pairwise(edges)]
+
+
+def _better(value: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Compares in order; costs that differ by rounding alone count as equal."""
+    for mine, theirs in zip(value, other):
+        if not math.isclose(mine, theirs, rel_tol=1e-9):
+            return mine < theirs
+    return False
+
+
+def _fits(memory_of: MemoryOf | None, limit: float | None, stage: int, start: int, stop: int) -> bool:
+    return memory_of is None or limit is None or memory_of(stage, start, stop) <= limit
+
+
+def _running_sums(costs: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    return sums
+
+
+def _sizes(came_from: list[list[int]], blocks: int) -> list[int]:
+    sizes, stop = [], blocks
+    for start_of in reversed(came_from):
+        sizes.append(stop - start_of[stop])
+        stop = start_of[stop]
+    return sizes[::-1]
+
+
+def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf | None, limit: float | None) -> str:
+    """Says what the largest single block needs: no limit below that can be met."""
+    needed = 0.0
+    if memory_of is not None:
+        needed = max(min(memory_of(k, i, i + 1) for k in range(stages)) for i in range(blocks))
+    largest = f"the largest block alone needs {needed:.4g}"
+    return (
+        f"memory_limit ({limit:.4g} bytes) is too small for {stages} stages of {blocks} blocks ({largest}): "
+        f"use more devices, more micro_batches, schedule='1f1b' or rematerialize=True"
+    )

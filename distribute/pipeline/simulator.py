@@ -1,0 +1,159 @@
+"""What a pipeline of any size will do: its schedule played with times. No tensors, no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from .schedule import SCHEDULES, Job, in_order_of_stage, needed_by, peak_activations
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """One job with its times, in the unit of the costs that were given (seconds, say).
+
+    Attributes:
+        stage: int; 0 to K - 1.
+        micro_batch: int; 0 to M - 1.
+        kind: "forward" or "backward".
+        start: float; when the stage begins the job.
+        stop: float; when its result is ready on the stage (before it is sent).
+    """
+
+    stage: int
+    micro_batch: int
+    kind: str
+    start: float
+    stop: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """What a simulated step does.
+
+    Attributes:
+        spans: list of `Span`, sorted by start.
+        stages: int; K.
+        micro_batches: int; M.
+        duration: float; from the first start to the last stop.
+        bubble: float, 0 to 1; the part of K times the duration in which a stage does not work.
+        speedup: float; the work of all stages one after the other, divided by the duration.
+        peak_activations: list of K ints; micro-batches whose activations a stage keeps at one time, at most.
+    """
+
+    spans: list[Span]
+    stages: int
+    micro_batches: int
+    duration: float
+    bubble: float
+    speedup: float
+    peak_activations: list[int]
+
+
+def simulate(
+    forward: Sequence[float],
+    backward: Sequence[float] | None = None,
+    micro_batches: int = 1,
+    schedule: str | Sequence[Job] = "gpipe",
+    transfer: float | Sequence[float] = 0.0,
+    rematerialize: bool = False,
+    overhead: float = 0.0,
+) -> Simulation:
+    """Plays one step of a pipeline.
+
+    A stage runs its jobs in the schedule's order, each as soon as its input has arrived. A transfer delays
+    the receiver and does not keep the sender from its next job; a cut sends as much backward as forward.
+
+    Args:
+        forward: K numbers; the time of one micro-batch's forward pass on each stage.
+        backward: K numbers or None; the same of the backward pass; None: twice the forward time.
+        micro_batches: int; M, at least 1.
+        schedule: "gpipe", "1f1b" or a list of jobs.
+        transfer: number or K - 1 numbers; the time that a cut takes to send one micro-batch's boundary.
+        rematerialize: bool; whether a backward pass runs the forward pass again first (but for one that directly
+            follows its own forward pass and still has the activations).
+        overhead: number; a fixed time that every job takes besides (dispatch).
+
+    Returns:
+        The `Simulation`.
+
+    Raises:
+        ValueError: if an argument has the wrong length or value.
+    """
+    stages = len(forward)
+    _check(stages, micro_batches, schedule)
+    backward = [2.0 * cost for cost in forward] if backward is None else list(backward)
+    cuts = [float(transfer)] * (stages - 1) if isinstance(transfer, int | float) else list(transfer)
+    if len(backward) != stages or len(cuts) != stages - 1:
+        raise ValueError(
+            f"backward ({len(backward)}) must have one time for each of the {stages} stages and transfer "
+            f"({len(cuts)}) one for each of the {stages - 1} cuts"
+        )
+    jobs = SCHEDULES[schedule](stages, micro_batches) if isinstance(schedule, str) else list(schedule)
+    again = recomputed(jobs) if rematerialize else set()
+    stop_of: dict[tuple[int, int, str], float] = {}
+    free = [0.0] * stages
+    spans = []
+    for job in jobs:
+        start = free[job.stage]
+        for need in needed_by(job.stage, job.micro_batch, job.kind, stages):
+            delay = 0.0 if need[0] == job.stage else cuts[min(need[0], job.stage)]
+            start = max(start, stop_of[need] + delay)
+        cost = overhead + (forward if job.kind == "forward" else backward)[job.stage]
+        if (job.stage, job.micro_batch) in again and job.kind == "backward":
+            cost += forward[job.stage]
+        free[job.stage] = stop_of[(job.stage, job.micro_batch, job.kind)] = start + cost
+        spans.append(Span(job.stage, job.micro_batch, job.kind, start, start + cost))
+    return _summarize(spans, jobs, stages, micro_batches, forward, backward)
+
+
+def recomputed(jobs: Sequence[Job]) -> set[tuple[int, int]]:
+    """The (stage, micro_batch) pairs whose forward pass is run again when rematerializing.
+
+    A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses
+    the activations that are still there: they cost no memory beyond the micro-batch that is at work anyway.
+    """
+    again = set()
+    for stage in range(1 + max(job.stage for job in jobs)):
+        before = None
+        for job in in_order_of_stage(jobs, stage):
+            if job.kind == "backward" and before != ("forward", job.micro_batch):
+                again.add((stage, job.micro_batch))
+            before = (job.kind, job.micro_batch)
+    return again
+
+
+def ideal_speedup(stages: int, micro_batches: int) -> float:
+    """M K / (M + K - 1): the speed-up over one device of K equal stages with free transfers."""
+    return micro_batches * stages / (micro_batches + stages - 1)
+
+
+def _check(stages: int, micro_batches: int, schedule: str | Sequence[Job]) -> None:
+    if stages < 1:
+        raise ValueError(f"forward must have a time for at least one stage; received {stages} times")
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches must be at least 1; received micro_batches={micro_batches}")
+    if isinstance(schedule, str) and schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {sorted(SCHEDULES)}; received schedule={schedule!r}")
+
+
+def _summarize(
+    spans: list[Span],
+    jobs: Sequence[Job],
+    stages: int,
+    micro_batches: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+) -> Simulation:
+    duration = max(span.stop for span in spans) - min(span.start for span in spans)
+    busy = sum(span.stop - span.start for span in spans)
+    work = micro_batches * (sum(forward) + sum(backward))
+    return Simulation(
+        spans=sorted(spans, key=lambda span: (span.start, span.stage)),
+        stages=stages,
+        micro_batches=micro_batches,
+        duration=duration,
+        bubble=1.0 - busy / (stages * duration) if duration else 0.0,
+        speedup=work / duration if duration else float(stages),
+        peak_activations=peak_activations(jobs),
+    )

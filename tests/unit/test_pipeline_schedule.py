@@ -1,0 +1,149 @@
+"""Schedules, partition arithmetic, the simulator and its picture, against numbers worked out by hand."""
+
+import itertools
+import random
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from unisono.distribute.pipeline.partition import balance, sizes_from_starts, stage_costs
+from unisono.distribute.pipeline.schedule import (
+    SCHEDULES,
+    assign_slots,
+    bubble,
+    forward_only,
+    in_order_of_stage,
+    needed_by,
+    peak_activations,
+    slots,
+)
+from unisono.distribute.pipeline.simulator import ideal_speedup, recomputed, simulate
+from unisono.distribute.pipeline.timeline import Timeline
+
+SIZES = list(itertools.product([1, 2, 3, 4, 7], [1, 2, 3, 4, 8]))
+CASES = [(name, *size) for name in SCHEDULES for size in SIZES]
+
+
+def test_schedule_runs_every_job_once_and_after_what_it_needs():
+    for name, stages, micro_batches in CASES:
+        jobs = SCHEDULES[name](stages, micro_batches)
+        assert len(jobs) == len(set(jobs)) == 2 * stages * micro_batches
+        assert len({(job.slot, job.stage) for job in jobs}) == len(jobs), "a stage does one job in a slot"
+        slot = {(job.stage, job.micro_batch, job.kind): job.slot for job in jobs}
+        for job in jobs:
+            for need in needed_by(job.stage, job.micro_batch, job.kind, stages):
+                assert slot[need] < job.slot
+
+
+def test_schedule_bubble_is_the_papers():
+    for name, stages, micro_batches in CASES:
+        jobs = SCHEDULES[name](stages, micro_batches)
+        assert slots(jobs) == 2 * (micro_batches + stages - 1)
+        assert bubble(jobs) == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+def test_peak_activations_gpipe_keeps_all_and_1f1b_at_most_the_stages_ahead():
+    for stages, micro_batches in SIZES:
+        assert peak_activations(SCHEDULES["gpipe"](stages, micro_batches)) == [micro_batches] * stages
+        expected = [min(micro_batches, stages - k) for k in range(stages)]
+        assert peak_activations(SCHEDULES["1f1b"](stages, micro_batches)) == expected
+
+
+def test_both_schedules_run_backward_passes_in_the_same_order():
+    for name in SCHEDULES:
+        order = [j.micro_batch for j in in_order_of_stage(SCHEDULES[name](3, 5), 1) if j.kind == "backward"]
+        assert order == [0, 1, 2, 3, 4]
+
+
+def test_forward_only_takes_m_plus_k_minus_1_slots():
+    assert slots(forward_only(3, 5)) == 7
+
+
+def test_assign_slots_orders_that_wait_for_each_other_are_refused():
+    with pytest.raises(ValueError, match="must not wait"):
+        assign_slots([[("backward", 0), ("forward", 0)]])
+
+
+def _best_by_trying(costs, stages):
+    n = len(costs)
+    ways = itertools.combinations(range(1, n), stages - 1)
+    return min(max(stage_costs(costs, sizes_from_starts(way, n))) for way in ways)
+
+
+def test_balance_slowest_stage_is_the_smallest_of_all_cuts():
+    rng = random.Random(3)
+    for _ in range(60):
+        costs = [rng.choice([0.0, 1.0, rng.random() * 9]) for _ in range(rng.randint(1, 9))]
+        stages = rng.randint(1, len(costs))
+        sizes = balance(costs, stages)
+        assert sum(sizes) == len(costs) and min(sizes) >= 1 and len(sizes) == stages
+        assert max(stage_costs(costs, sizes)) == pytest.approx(_best_by_trying(costs, stages))
+
+
+def test_balance_equal_costs_takes_the_cheapest_cut():
+    assert balance([1, 0, 1], 2, cut_costs=[100, 1]) == [2, 1]
+    assert balance([1, 0, 1], 2, cut_costs=[1, 100]) == [1, 2]
+
+
+def test_balance_stays_within_the_memory_limit():
+    memory = [6, 1, 1, 6]
+
+    def memory_of(stage, start, stop):
+        return sum(memory[start:stop])
+
+    assert balance([1, 1, 1, 9], 2, memory_of=memory_of, memory_limit=8) == [3, 1]
+    assert balance([9, 1, 1, 1], 2, memory_of=memory_of, memory_limit=8) == [1, 3]
+    assert balance([9, 1, 1, 1], 2, memory_of=memory_of, memory_limit=7.5) == [2, 2]
+    with pytest.raises(ValueError, match=r"memory_limit \(5 bytes\).*largest block alone needs 6"):
+        balance([1, 1, 1, 1], 2, memory_of=memory_of, memory_limit=5)
+
+
+def test_balance_more_stages_than_blocks_is_refused():
+    with pytest.raises(ValueError, match=r"stages \(3\).*blocks \(2\)"):
+        balance([1, 1], 3)
+
+
+def test_simulate_equal_stages_gives_the_ideal():
+    for name, stages, micro_batches in CASES:
+        result = simulate([1.0] * stages, micro_batches=micro_batches, schedule=name)
+        assert result.duration == pytest.approx(3 * (micro_batches + stages - 1))
+        assert result.speedup == pytest.approx(ideal_speedup(stages, micro_batches))
+        assert result.bubble == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+def test_simulate_unequal_stages_and_transfers_by_hand():
+    result = simulate([1.0, 2.0], [3.0, 1.0], micro_batches=2, schedule="gpipe", transfer=0.5)
+    spans = {(s.stage, s.micro_batch, s.kind): (s.start, s.stop) for s in result.spans}
+    assert spans[(1, 0, "forward")] == (1.5, 3.5)
+    assert spans[(1, 1, "forward")] == (3.5, 5.5)
+    assert spans[(1, 0, "backward")] == (5.5, 6.5)
+    assert spans[(0, 0, "backward")] == (7.0, 10.0)
+    assert spans[(0, 1, "backward")] == (10.0, 13.0)
+    assert result.duration == 13.0
+    assert result.bubble == pytest.approx(1 - 14 / 26)
+
+
+def test_simulate_rematerialize_runs_the_forward_pass_again_unless_it_has_just_run():
+    kept = simulate([1.0], [2.0], micro_batches=4, schedule="1f1b", rematerialize=True)
+    assert kept.duration == 12.0
+    again = simulate([1.0], [2.0], micro_batches=4, schedule="gpipe", rematerialize=True)
+    assert again.duration == 16.0
+    assert recomputed(SCHEDULES["1f1b"](2, 2)) == {(0, 0), (0, 1)}
+
+
+def test_simulate_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="micro_batches=0"):
+        simulate([1.0], micro_batches=0)
+    with pytest.raises(ValueError, match="schedule='zigzag'"):
+        simulate([1.0], schedule="zigzag")
+    with pytest.raises(ValueError, match=r"transfer \(2\)"):
+        simulate([1.0, 1.0], transfer=[1.0, 1.0])
+
+
+def test_timeline_svg_has_one_box_for_each_job_and_is_well_formed(tmp_path):
+    timeline = Timeline(simulate([1.0, 1.5, 1.0], micro_batches=4, schedule="1f1b"), title="a < b", unit="s")
+    timeline.save(tmp_path / "step.svg")
+    root = ElementTree.fromstring((tmp_path / "step.svg").read_text())
+    boxes = [node for node in root.iter() if node.tag.endswith("rect") and len(node)]
+    assert len(boxes) == 2 * 3 * 4
+    assert timeline._repr_svg_() == timeline.svg()
+    assert "4 micro-batches" in str(timeline)
