@@ -1,0 +1,224 @@
+"""Where a number first stops being finite: in which layer, forward or backward."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from .keras_internals import all_layers, own_weights, watch_calls
+
+Event: TypeAlias = tuple[str, keras.layers.Layer, Any]
+"""("start", layer, inputs) or ("end", layer, outputs) of one call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NonFinite:
+    """A tensor with values that are not finite.
+
+    Attributes:
+        kind: "input", "weight", "output", "loss", "output gradient", "weight gradient" or "input gradient".
+        name: the layer's path for outputs and gradients; the variable's for weights; the part of the batch
+            for inputs.
+        dtype: dtype of the tensor.
+        size: its number of elements.
+        nan: how many of them are NaN.
+        infinite: how many are infinite.
+        layer: name of the layer; None for an input or the loss.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    size: int
+    nan: int
+    infinite: int
+    layer: str | None = None
+
+    def __str__(self) -> str:
+        what = {
+            "input": f"the batch's {self.name}",
+            "weight": f"weight {self.name!r}",
+            "loss": "the loss",
+            "output": f"the output of layer {self.name!r}",
+            "output gradient": f"the gradient of the output of layer {self.name!r}",
+            "weight gradient": f"the gradient of the weights of layer {self.name!r}",
+            "input gradient": f"the gradient that layer {self.name!r} passes back to its inputs",
+        }[self.kind]
+        return f"{what} ({self.dtype}: {self.infinite} of {self.size} values infinite, {self.nan} NaN)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found.
+
+    Attributes:
+        first: the first layer output that is not finite, in the order in which layers ran; if all outputs are
+            finite, the loss; if that is finite, the first gradient, in the order in which they are computed,
+            backward. None: everything is finite on this batch.
+        inputs: parts of the batch that are not finite before any layer sees them.
+        weights: variables of the model that are not finite before the step.
+    """
+
+    first: NonFinite | None
+    inputs: tuple[NonFinite, ...] = ()
+    weights: tuple[NonFinite, ...] = ()
+
+    def __str__(self) -> str:
+        if self.first is None and not self.inputs and not self.weights:
+            return "On this batch every output, the loss and every gradient is finite"
+        parts = []
+        if self.first is not None:
+            parts.append(f"The first that is not finite is {self.first}")
+        if self.inputs:
+            parts.append("The data are not finite: " + ", ".join(map(str, self.inputs)))
+        if self.weights:
+            parts.append("The model is not finite before the step: " + ", ".join(map(str, self.weights)))
+        return ". ".join(parts)
+
+
+def diagnose(
+    model: keras.Model,
+    batch: Any,
+    loss: Callable[..., Any] | None = None,
+    loss_scale: float = 1.0,
+) -> Diagnosis:
+    """Finds the first layer whose output or gradient is not finite, by computing one step again, eagerly.
+
+    Nothing is written: not a weight, not an average, not the state of a random generator. Dropout draws what
+    the next step would draw.
+
+    Args:
+        model: `keras.Model`, built.
+        batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, or x alone; arrays or tensors.
+        loss: `loss(x=, y=, y_pred=, sample_weight=)` -> scalar; None: `model.compute_loss`, of a compiled
+            model.
+        loss_scale: by which the loss is multiplied before the backward pass: the scale at which the step
+            overflowed.
+
+    Returns:
+        A `Diagnosis`; its text is one or a few sentences.
+
+    Context: host.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_to_tensor, batch))
+    events: list[Event] = []
+    with keras.StatelessScope(), contextlib.ExitStack() as stack:
+        tape = stack.enter_context(tf.GradientTape(persistent=True))
+        for layer in all_layers(model):
+            stack.enter_context(watch_calls(layer, lambda *event: events.append(event)))
+        y_pred = model(x, training=True)
+        value = (loss or _compiled_loss(model))(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+        value = _widen(tf.reduce_sum(value))
+        scaled = value * tf.cast(loss_scale, value.dtype)
+    first = _first_output(events) or _look("loss", "loss", [value]) or _first_gradient(tape, scaled, events)
+    parts = {"x": x, "y": y, "sample_weight": sample_weight}
+    inputs = [_look("input", name, tf.nest.flatten(part)) for name, part in parts.items()]
+    weights = [_look("weight", w.path, [_read(w)]) for w in model.weights]
+    return Diagnosis(first, tuple(f for f in inputs if f), tuple(f for f in weights if f))
+
+
+def batch_statistics(batch: Any) -> list[dict[str, Any]]:
+    """Numbers that describe a batch, for a report.
+
+    Args:
+        batch: as in `diagnose`.
+
+    Returns:
+        One dict for each tensor: name, shape, dtype, and for numbers min, max and mean of the finite values,
+        and the counts `nan` and `infinite`.
+
+    Context: host.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_to_tensor, batch))
+    result = []
+    for part, structure in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        tensors = [t for t in tf.nest.flatten(structure) if t is not None]
+        for index, tensor in enumerate(tensors):
+            name = part if len(tensors) == 1 else f"{part}[{index}]"
+            entry = {"name": name, "shape": tuple(tensor.shape), "dtype": tensor.dtype.name}
+            result.append(entry | _statistics(tensor))
+    return result
+
+
+def _statistics(tensor: Any) -> dict[str, Any]:
+    if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        return {}
+    values = tf.cast(tf.reshape(tensor, [-1]), tf.float64)
+    finite = tf.boolean_mask(values, tf.math.is_finite(values))
+    counts = {
+        "nan": int(tf.math.count_nonzero(tf.math.is_nan(values))),
+        "infinite": int(tf.math.count_nonzero(tf.math.is_inf(values))),
+    }
+    if not int(tf.size(finite)):
+        return counts
+    return counts | {
+        "min": float(tf.reduce_min(finite)),
+        "max": float(tf.reduce_max(finite)),
+        "mean": float(tf.reduce_mean(finite)),
+    }
+
+
+def _compiled_loss(model: keras.Model) -> Callable[..., Any]:
+    return lambda **kwargs: model.compute_loss(training=True, **kwargs)
+
+
+def _first_output(events: list[Event]) -> NonFinite | None:
+    for event, layer, tensors in events:
+        found = _look("output", layer.path, tf.nest.flatten(tensors), layer.name) if event == "end" else None
+        if found:
+            return found
+    return None
+
+
+def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event]) -> NonFinite | None:
+    """The first in backward order: of a layer first its outputs, then its weights, then its inputs."""
+    for event, layer, tensors in reversed(events):
+        floats = [t for t in tf.nest.flatten(tensors) if _is_float(t)]
+        kinds = {"input gradient": floats}
+        if event == "end":
+            kinds = {"output gradient": floats, "weight gradient": [_local(v) for v in own_weights(layer)]}
+        for kind, sources in kinds.items():
+            gradients: Any = tape.gradient(scaled, sources)
+            found = _look(kind, layer.path, gradients, layer.name)
+            if found:
+                return found
+    return None
+
+
+def _look(kind: str, name: str, tensors: list[Any], layer: str | None = None) -> NonFinite | None:
+    """The values that are not finite in `tensors`, counted together; None if there are none."""
+    tensors = [t.values if isinstance(t, tf.IndexedSlices | tf.SparseTensor) else t for t in tensors]
+    tensors = [t for t in tensors if _is_float(t)]
+    nan = sum(int(tf.math.count_nonzero(tf.math.is_nan(t))) for t in tensors)
+    infinite = sum(int(tf.math.count_nonzero(tf.math.is_inf(t))) for t in tensors)
+    if not nan and not infinite:
+        return None
+    size = sum(int(tf.size(t)) for t in tensors)
+    return NonFinite(kind, name, tensors[0].dtype.name, size, nan, infinite, layer)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
+def _to_tensor(value: Any) -> Any:
+    return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
+
+
+def _widen(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, tf.float32) if value.dtype.size < 4 else value
+
+
+def _local(variable: Any) -> Any:
+    """The copy of a variable that code in cross-replica context reads."""
+    value = getattr(variable, "value", variable)
+    return tf.distribute.get_strategy().experimental_local_results(value)[0]
+
+
+def _read(variable: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(variable)

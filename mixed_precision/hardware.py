@@ -1,0 +1,96 @@
+"""Whether this machine computes faster in float16 or bfloat16 than in float32."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+CPU_INSTRUCTIONS = {
+    "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+    "bfloat16": ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"),
+}
+"""Flags of /proc/cpuinfo, any one of which means arithmetic in the dtype; the last of each: 64-bit Arm."""
+
+GPU_CAPABILITY = {"float16": (7, 0), "bfloat16": (8, 0)}
+"""The first NVIDIA compute capability with matrix units for the dtype (Volta; Ampere)."""
+
+_warned: set[str] = set()
+
+
+class SlowPrecisionWarning(UserWarning):
+    """The policy brings no speed on this machine."""
+
+
+def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
+    """Warns, once a process and dtype, if the devices in sight do not compute faster in `dtype`.
+
+    Args:
+        dtype: compute dtype; anything but float16 and bfloat16 is silent.
+        stacklevel: as in `warnings.warn`.
+
+    Context: host. Looks at devices without starting them.
+    """
+    if dtype not in CPU_INSTRUCTIONS or dtype in _warned:
+        return
+    sentence = why_slow(dtype, gpu_capabilities(), cpu_flags())
+    if sentence is not None:
+        _warned.add(dtype)
+        warnings.warn(sentence, SlowPrecisionWarning, stacklevel=stacklevel)
+
+
+def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: frozenset[str]) -> str | None:
+    """Why `dtype` brings no speed, and what would; None if it does, or if nothing is known.
+
+    Args:
+        dtype: "float16" or "bfloat16".
+        capabilities: compute capability of each GPU, None where it is not known. If there are GPUs, they
+            decide.
+        flags: instruction sets of the CPU; empty if not known.
+
+    Context: pure.
+    """
+    other = "bfloat16" if dtype == "float16" else "float16"
+    known = [c for c in capabilities if c is not None]
+    if capabilities:
+        slow = [c for c in known if c < GPU_CAPABILITY[dtype]]
+        if not slow:
+            return None
+        have, need = min(slow), GPU_CAPABILITY[dtype]
+        cure = f"'mixed_{other}' or " if min(known) >= GPU_CAPABILITY[other] else ""
+        return (
+            f"Policy 'mixed_{dtype}' saves memory but brings no speed on a GPU of compute capability "
+            f"{have[0]}.{have[1]}: that takes {need[0]}.{need[1]} or more; use {cure}'float32' for speed."
+        )
+    if not flags or flags & set(CPU_INSTRUCTIONS[dtype]):
+        return None
+    usable = sorted(flags & set(CPU_INSTRUCTIONS[other]))
+    cure = f"'mixed_{other}' (this CPU has {usable[0]}) or " if usable else ""
+    needed = " or ".join(CPU_INSTRUCTIONS[dtype][:2])
+    return (
+        f"Policy 'mixed_{dtype}' brings no speed on this CPU, which lacks {needed}: use {cure}'float32' for "
+        f"speed, or a GPU of compute capability {'.'.join(map(str, GPU_CAPABILITY[dtype]))} or more."
+    )
+
+
+def cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
+    """Instruction sets of the first processor listed in `path`; empty where there is no such file."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def gpu_capabilities() -> list[tuple[int, int] | None]:
+    """Compute capability of every GPU in sight, None for one that does not tell."""
+    details = (
+        tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")
+    )
+    return [d.get("compute_capability") for d in details]

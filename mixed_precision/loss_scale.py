@@ -1,0 +1,144 @@
+"""The loss scale as a small state machine: pure functions, no variables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+GROWTH = 2.0
+BACKOFF = 0.5
+FLOOR = 2.0**-14
+"""Default `min_scale`: the smallest normal float16."""
+CEILING = 2.0**127
+"""Default `max_scale`: the largest power of two in float32."""
+
+
+class ScaleRule(NamedTuple):
+    """How the scale moves; constants of a run.
+
+    Attributes:
+        growth_steps: int; finite steps in a row after which the scale doubles.
+        min_scale: float; the scale never goes below.
+        max_scale: float; the scale never goes above. Equal to `min_scale`: a fixed scale.
+    """
+
+    growth_steps: int = 2000
+    min_scale: float = FLOOR
+    max_scale: float = CEILING
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the scale never moves."""
+        return self.min_scale == self.max_scale
+
+
+class ScaleState(NamedTuple):
+    """Where the scale stands; the same on all replicas.
+
+    Attributes:
+        scale: float32 scalar; by which the next loss is multiplied.
+        good_steps: int64 scalar; finite steps since the scale last moved or an overflow.
+        skipped_steps: int64 scalar; steps skipped since the start of training.
+        skipped_in_a_row: int64 scalar; steps skipped since the last finite one.
+    """
+
+    scale: Any
+    good_steps: Any
+    skipped_steps: Any
+    skipped_in_a_row: Any
+
+
+def initial_state(initial_scale: float) -> ScaleState:
+    """The state before the first step."""
+    zero = tf.zeros((), tf.int64)
+    return ScaleState(tf.constant(initial_scale, tf.float32), zero, zero, zero)
+
+
+def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
+    """One step of the state machine.
+
+        finite:      c' = c + 1;  if c' = N:  S' = min(2 S, S_max), c' = 0;  else S' = S
+        not finite:  c' = 0;                  S' = max(S / 2, S_min)
+
+    with the scale S, the count of finite steps c and N = `growth_steps`. Dynamic scaling as in section 3.2 of
+    Micikevicius et al.; doubling, halving and N = 2000 are Keras' numbers.
+
+    Args:
+        state: the state that the step was computed with.
+        finite: bool scalar tensor; whether every aggregated gradient of the step is finite.
+        rule: constants.
+
+    Returns:
+        The state for the next step: new tensors with the dtypes and shapes of `state`.
+
+    Context: pure; eager, in a graph, under XLA.
+
+    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018.
+    """
+    scale, good, skipped, in_a_row = (tf.convert_to_tensor(field) for field in state)
+    finite = tf.convert_to_tensor(finite, tf.bool)
+    one, zero = tf.ones((), good.dtype), tf.zeros((), good.dtype)
+    counted = good + one
+    grow = tf.logical_and(finite, counted >= rule.growth_steps)
+    if rule.fixed:
+        new_scale = scale
+    else:
+        # min(2 S, S_max), written so that 2 S is never infinite.
+        larger = tf.minimum(scale, rule.max_scale / GROWTH) * GROWTH
+        smaller = tf.maximum(scale * BACKOFF, tf.minimum(scale, rule.min_scale))
+        new_scale = tf.where(finite, tf.where(grow, larger, scale), smaller)
+    return ScaleState(
+        scale=new_scale,
+        good_steps=tf.where(tf.logical_and(finite, tf.logical_not(grow)), counted, zero),
+        skipped_steps=skipped + tf.cast(tf.logical_not(finite), skipped.dtype),
+        skipped_in_a_row=tf.where(finite, tf.zeros_like(in_a_row), in_a_row + tf.ones_like(in_a_row)),
+    )
+
+
+def make_rule(
+    initial_scale: Any, growth_steps: Any, min_scale: Any = None, max_scale: Any = None
+) -> tuple[float, ScaleRule]:
+    """Checks the numbers of a loss scale.
+
+    Args:
+        initial_scale: the first scale.
+        growth_steps: finite steps in a row after which the scale doubles.
+        min_scale: None: 2**-14, or `initial_scale` where that is lower.
+        max_scale: None: 2**127.
+
+    Returns:
+        `(initial_scale, rule)`.
+
+    Raises:
+        ValueError: a scale is not positive and finite, `growth_steps` is below 1, or not
+            `min_scale <= initial_scale <= max_scale`.
+        TypeError: a value is no number.
+    """
+    initial = _positive("initial_scale", initial_scale)
+    low = min(FLOOR, initial) if min_scale is None else _positive("min_scale", min_scale)
+    high = max(CEILING, initial) if max_scale is None else _positive("max_scale", max_scale)
+    if isinstance(growth_steps, bool) or not hasattr(growth_steps, "__index__"):
+        raise TypeError(f"dynamic_growth_steps must be an integer of 1 or more; received {growth_steps!r}.")
+    if growth_steps < 1:
+        raise ValueError(f"dynamic_growth_steps must be 1 or more; received {growth_steps!r}.")
+    if not low <= initial <= high:
+        raise ValueError(
+            f"initial_scale ({initial:g}) must be between min_scale ({low:g}) and max_scale ({high:g}): "
+            "move the limit or the scale."
+        )
+    return initial, ScaleRule(int(growth_steps), low, high)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        raise TypeError(
+            f"{name} must be a positive number; received {value!r} of type {type(value).__name__}."
+        )
+    number = float(value)
+    if not (math.isfinite(number) and number > 0 and number <= 2.0**127 * (2 - 2.0**-23)):
+        raise ValueError(
+            f"{name} must be positive and finite in float32; received {value!r}: give 2.0**15, say."
+        )
+    return number

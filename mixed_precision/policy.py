@@ -1,0 +1,206 @@
+"""The global policy: in which dtype layers compute and keep their variables, and how the loss is scaled.
+
+It is Keras' own global dtype policy, so every Keras layer follows it. What Keras does not have, the loss
+scale that was asked for, stands on the policy object itself: a model keeps the policy that it was built with,
+so it keeps this too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import keras
+
+from .hardware import warn_if_slow
+from .keras_internals import all_layers
+
+Policy: TypeAlias = keras.DTypePolicy
+LossScale: TypeAlias = float | Literal["dynamic"] | None
+
+POLICIES = ("mixed_float16", "mixed_bfloat16", "float32", "float64")
+_LOSS_SCALE = "_unisono_loss_scale"
+_replaced: list[weakref.ref[Any]] = []
+
+
+def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> None:
+    """Sets the policy that layers built from now on follow.
+
+    | policy | layers compute in | variables | loss |
+    |---|---|---|---|
+    | `"mixed_float16"` | float16 | float32 | scaled |
+    | `"mixed_bfloat16"` | bfloat16 | float32 | as it is: bfloat16 has float32's range |
+    | `"float32"`, `"float64"` | that dtype | that dtype | as it is |
+
+    Args:
+        name: one of the names above, any other name of a policy that Keras knows (a quantized one, say), or a
+            `keras.DTypePolicy`.
+        loss_scale: how `compile` scales the loss of a model that computes in float16. `"dynamic"`: see
+            `LossScaleOptimizer`. A number of more than 0: always that scale. None: not at all. A number is
+            refused with a policy that needs no scale.
+
+    Raises:
+        ValueError: the policy is unknown, is no policy for training (`"float16"`: updates vanish in float16
+            variables), or does not go with `loss_scale`; `loss_scale` is not positive.
+        TypeError: `name` or `loss_scale` has a wrong type.
+
+    Context: host, before the model is built. A model that was built before is refused by `compile`.
+    """
+    policy = _make_policy(name, loss_scale)
+    outgoing = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    _replaced[:] = [ref for ref in _replaced if ref() is not None] + [weakref.ref(outgoing)]
+    _explain(policy)
+
+
+def global_policy() -> Policy:
+    """The policy that layers built now follow: Keras' global dtype policy."""
+    return keras.config.dtype_policy()
+
+
+@contextlib.contextmanager
+def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Iterator[Policy]:
+    """Makes `name` the global policy for a block, for instance to build one part of a model in float32.
+
+    Args:
+        name: as in `set_global_policy`.
+        loss_scale: as in `set_global_policy`.
+
+    Yields:
+        The policy of the block. The policy before it is back after the block, also after an error in it.
+
+    Raises:
+        ValueError: as in `set_global_policy`.
+        TypeError: as in `set_global_policy`.
+
+    Context: host.
+    """
+    policy = _make_policy(name, loss_scale)
+    outer = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        _explain(policy)
+        yield policy
+    finally:
+        keras.config.set_dtype_policy(outer)
+
+
+def loss_scale_of(policy: Policy) -> LossScale:
+    """The loss scale that goes with `policy`: `"dynamic"`, a float, or None for no scaling.
+
+    A policy that did not come from `set_global_policy` or `policy_scope` (one set through Keras, a layer's
+    own, one read from a file) goes by the global policy of the same name, else it is dynamic if it computes
+    in float16.
+    """
+    if policy.compute_dtype != "float16":
+        return None
+    if hasattr(policy, _LOSS_SCALE):
+        return getattr(policy, _LOSS_SCALE)
+    current = keras.config.dtype_policy()
+    return getattr(current, _LOSS_SCALE, "dynamic") if current.name == policy.name else "dynamic"
+
+
+def check_policy_order(model: keras.Model) -> None:
+    """Refuses a model that was built before the mixed policy that is now in force.
+
+    A model that computes in float32 because it says so itself is not refused: one built in a `policy_scope`,
+    with `dtype="float32"`, or read from a file.
+
+    Args:
+        model: `keras.Model`, before its first step.
+
+    Raises:
+        ValueError: no layer of the model follows the policy that was set after it was built.
+
+    Context: host; `compile` calls it, and `fit` before the first step of a model that has not trained yet.
+    """
+    current, own = keras.config.dtype_policy(), model.dtype_policy
+    if current.compute_dtype == current.variable_dtype or own.name == current.name:
+        return
+    if not any(ref() is own for ref in _replaced):
+        return
+    if any(layer.dtype_policy.name == current.name for layer in all_layers(model)):
+        return
+    raise ValueError(
+        f"set_global_policy({current.name!r}) was called after model {model.name!r} was built under "
+        f"{own.name!r}, so the model would not follow it: call set_global_policy before building the model, "
+        f"or build it within policy_scope({own.name!r}) if {own.name!r} is what it should have."
+    )
+
+
+def check_loss_scale(loss_scale: Any, name: str = "loss_scale") -> LossScale:
+    """`loss_scale` as `"dynamic"`, None or a float.
+
+    Raises:
+        ValueError: a number that is not positive and finite, or another string.
+        TypeError: something else.
+    """
+    if loss_scale is None or loss_scale == "dynamic":
+        return loss_scale
+    if isinstance(loss_scale, str):
+        raise ValueError(f"{name} must be 'dynamic', a positive number or None; received {loss_scale!r}.")
+    if isinstance(loss_scale, bool) or not hasattr(loss_scale, "__float__"):
+        raise TypeError(
+            f"{name} must be 'dynamic', a positive number or None; received {loss_scale!r} of type "
+            f"{type(loss_scale).__name__}."
+        )
+    value = float(loss_scale)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite; received {loss_scale!r}: give 2.0**15, say.")
+    return value
+
+
+def _make_policy(name: Any, loss_scale: Any) -> Policy:
+    """The policy object, not yet in force, with its loss scale on it."""
+    loss_scale = check_loss_scale(loss_scale)
+    if isinstance(name, keras.DTypePolicy):
+        policy = copy.copy(name)
+    elif isinstance(name, str):
+        policy = _policy_by_name(name)
+    else:
+        raise TypeError(
+            f"name must be a policy's name, such as 'mixed_float16', or a keras.DTypePolicy; received "
+            f"{name!r} of type {type(name).__name__}."
+        )
+    if policy.name == "float16":
+        raise ValueError(
+            "Policy 'float16' would keep the variables in float16, in which small updates are lost, and is "
+            "refused: use 'mixed_float16' (float16 computations, float32 variables); for inference only "
+            "there is keras.config.set_dtype_policy('float16')."
+        )
+    if isinstance(loss_scale, float) and policy.compute_dtype != "float16":
+        raise ValueError(
+            f"loss_scale={loss_scale:g} has no use with policy {policy.name!r}, whose gradients do not "
+            "underflow: leave loss_scale out, or use policy 'mixed_float16'."
+        )
+    setattr(policy, _LOSS_SCALE, loss_scale)
+    return policy
+
+
+def _policy_by_name(name: str) -> Policy:
+    try:
+        policy = keras.dtype_policies.get(name)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"Unknown policy {name!r}: use one of {', '.join(map(repr, POLICIES))}.") from error
+    if "float" not in policy.compute_dtype:
+        raise ValueError(
+            f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of "
+            f"{', '.join(map(repr, POLICIES))}."
+        )
+    return copy.copy(policy)
+
+
+def _explain(policy: Policy) -> None:
+    """Warns about what the policy will not do; once it is in force, so that a filter changes no state."""
+    if policy.name == "bfloat16":
+        warnings.warn(
+            "Policy 'bfloat16' keeps the variables in bfloat16 too, with three significant digits, so small "
+            "updates are lost: use 'mixed_bfloat16' for training.",
+            stacklevel=3,
+        )
+    warn_if_slow(policy.compute_dtype, stacklevel=4)

@@ -1,0 +1,174 @@
+"""Policies: what they set, what they refuse, what they say about the hardware."""
+
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+from unisono.mixed_precision import hardware, policy
+
+from unisono import mixed_precision
+
+
+@pytest.fixture(autouse=True)
+def fast_hardware(monkeypatch):
+    monkeypatch.setattr(hardware, "why_slow", lambda *args: None)
+
+
+def dense():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "variable"),
+    [
+        ("mixed_float16", "float16", "float32"),
+        ("mixed_bfloat16", "bfloat16", "float32"),
+        ("float32", "float32", "float32"),
+        ("float64", "float64", "float64"),
+    ],
+)
+def test_set_global_policy_is_followed_by_keras_layers(name, compute, variable):
+    assert mixed_precision.set_global_policy(name) is None
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    assert (layer.compute_dtype, layer.kernel.dtype) == (compute, variable)
+    assert mixed_precision.global_policy() is keras.config.dtype_policy()
+    assert mixed_precision.global_policy().name == name
+
+
+def test_set_global_policy_takes_a_policy_object():
+    given = mixed_precision.Policy("mixed_float16")
+    mixed_precision.set_global_policy(given, loss_scale=8)
+    assert mixed_precision.global_policy() == given
+    assert policy.loss_scale_of(mixed_precision.global_policy()) == 8.0
+    assert policy.loss_scale_of(given) == 8.0, "by name, from the global policy"
+
+
+def test_policy_scope_restores_after_an_error():
+    mixed_precision.set_global_policy("mixed_float16", loss_scale=4.0)
+    before = mixed_precision.global_policy()
+    with pytest.raises(KeyError):
+        with mixed_precision.policy_scope("float32") as inner:
+            assert keras.layers.Dense(1).compute_dtype == "float32"
+            assert inner.name == "float32"
+            raise KeyError
+    assert mixed_precision.global_policy() is before
+    assert policy.loss_scale_of(before) == 4.0
+
+
+def test_a_layer_can_have_a_policy_of_its_own():
+    mixed_precision.set_global_policy("mixed_float16")
+    assert keras.layers.Dense(1, dtype="float32").compute_dtype == "float32"
+    assert keras.layers.Dense(1, dtype=mixed_precision.Policy("mixed_bfloat16")).compute_dtype == "bfloat16"
+
+
+def test_model_keeps_the_loss_scale_of_its_policy():
+    mixed_precision.set_global_policy("mixed_float16", loss_scale=None)
+    model = dense()
+    mixed_precision.set_global_policy("float32")
+    assert policy.loss_scale_of(model.dtype_policy) is None
+    assert policy.loss_scale_of(keras.DTypePolicy("mixed_float16")) == "dynamic"
+    assert policy.loss_scale_of(keras.DTypePolicy("mixed_bfloat16")) is None
+
+
+@pytest.mark.parametrize("name", ["mixed_float8", "half", "", "int32", "float17", "mixed_float32"])
+def test_unknown_policy_is_refused_with_the_known_ones(name):
+    with pytest.raises(
+        ValueError, match=f"(?s)olicy {name!r}.*'mixed_float16', 'mixed_bfloat16', 'float32', 'float64'"
+    ):
+        mixed_precision.set_global_policy(name)
+    assert mixed_precision.global_policy().name == "float32"
+
+
+def test_float16_is_refused_with_its_reason():
+    with pytest.raises(ValueError, match=r"small updates are lost.*'mixed_float16'"):
+        mixed_precision.set_global_policy("float16")
+
+
+def test_bfloat16_is_explained():
+    with pytest.warns(UserWarning, match="use 'mixed_bfloat16'"):
+        mixed_precision.set_global_policy("bfloat16")
+
+
+@pytest.mark.parametrize("name", [None, 16, tf.float16])
+def test_policy_of_a_wrong_type_is_refused(name):
+    with pytest.raises(TypeError, match="name must be a policy's name"):
+        mixed_precision.set_global_policy(name)
+
+
+@pytest.mark.parametrize("scale", [0, -2.0, float("nan"), float("inf"), "static"])
+def test_loss_scale_that_is_not_positive_is_refused(scale):
+    with pytest.raises(ValueError, match=f"loss_scale must be .*positive.*{scale!r}"):
+        mixed_precision.set_global_policy("mixed_float16", loss_scale=scale)
+    assert mixed_precision.global_policy().name == "float32"
+
+
+@pytest.mark.parametrize("scale", [True, [1.0]])
+def test_loss_scale_of_a_wrong_type_is_refused(scale):
+    with pytest.raises(TypeError, match="loss_scale"):
+        mixed_precision.set_global_policy("mixed_float16", loss_scale=scale)
+
+
+@pytest.mark.parametrize("name", ["mixed_bfloat16", "float32", "float64"])
+def test_number_is_refused_where_no_scale_is_needed(name):
+    with pytest.raises(ValueError, match=f"loss_scale=128 has no use with policy '{name}'"):
+        mixed_precision.set_global_policy(name, loss_scale=128)
+
+
+def test_policy_set_after_the_model_was_built_is_refused():
+    model = dense()
+    mixed_precision.set_global_policy("mixed_float16")
+    with pytest.raises(
+        ValueError, match=r"'mixed_float16'.*after model.*'float32'.*before building the model"
+    ):
+        policy.check_policy_order(model)
+
+
+def test_model_that_says_float32_itself_is_not_refused(tmp_path):
+    saved = dense()
+    saved.save(tmp_path / "float32.keras")
+    mixed_precision.set_global_policy("mixed_float16")
+    with mixed_precision.policy_scope("float32"):
+        policy.check_policy_order(scoped := dense())
+    policy.check_policy_order(scoped)
+    policy.check_policy_order(keras.saving.load_model(tmp_path / "float32.keras"))
+    policy.check_policy_order(dense())
+    policy.check_policy_order(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype="float32")]))
+
+
+def test_mixed_model_is_not_refused_once_the_policy_is_float32_again():
+    mixed_precision.set_global_policy("mixed_float16")
+    model = dense()
+    mixed_precision.set_global_policy("float32")
+    policy.check_policy_order(model)
+
+
+def test_backbone_built_before_and_head_after_is_not_refused():
+    backbone = dense()
+    mixed_precision.set_global_policy("mixed_float16")
+    policy.check_policy_order(keras.Sequential([backbone, keras.layers.Dense(1)]))
+
+
+def test_tensor_float_32_is_switched():
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    try:
+        for enabled in (False, True):
+            mixed_precision.enable_tensor_float_32(enabled)
+            assert tf.config.experimental.tensor_float_32_execution_enabled() is enabled
+        with pytest.raises(TypeError, match="enabled must be True or False; received 1"):
+            mixed_precision.enable_tensor_float_32(1)
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def test_hardware_warning_comes_once(monkeypatch):
+    monkeypatch.setattr(hardware, "_warned", set())
+    monkeypatch.setattr(hardware, "why_slow", lambda dtype, *args: f"slow in {dtype}")
+    with pytest.warns(mixed_precision.SlowPrecisionWarning, match="slow in float16") as caught:
+        mixed_precision.set_global_policy("mixed_float16")
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mixed_precision.set_global_policy("mixed_float16")
+        mixed_precision.set_global_policy("float32")
