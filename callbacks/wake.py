@@ -6,11 +6,15 @@ from typing import Any
 
 import keras
 
-_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_BATCH_HOOKS = {
+    "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
 
 
-def steps_to_wake(callback: Any, step: int) -> int | None:
-    """The number of steps after which `callback.on_train_batch_end` must be called.
+def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
+    """The number of steps after which the per-batch hooks of `callback` must be called.
 
     A callback of ours answers with its own `steps_to_wake(step)`. One that overrides a per-batch hook without such a
     method is called on every batch; one that overrides none need not be woken before the end of the epoch.
@@ -18,17 +22,21 @@ def steps_to_wake(callback: Any, step: int) -> int | None:
     Args:
         callback: `keras.callbacks.Callback`.
         step: int; the steps of this epoch that are done.
+        phase: "train", "test" or "predict".
 
     Returns:
         int of at least 1, or None: not in this epoch.
     """
-    own = getattr(callback, "steps_to_wake", None)
-    if own is not None:
-        return own(step)
-    known = _KERAS_CALLBACKS.get(type(callback))
-    if known is not None:
-        return known(callback, step)
-    if any(_overrides(callback, hook) for hook in _BATCH_HOOKS):
+    if phase == "train":
+        own = getattr(callback, "steps_to_wake", None)
+        if own is not None:
+            return own(step)
+        known = _KERAS_CALLBACKS.get(type(callback))
+        if known is not None:
+            return known(callback, step)
+    elif type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard):
+        return None
+    if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]):
         return 1
     return None
 
@@ -55,7 +63,7 @@ def _tensor_board(callback: Any, step: int) -> int | None:
 
 
 def _lambda_callback(callback: Any, step: int) -> int | None:
-    return 1 if any(hook in vars(callback) for hook in _BATCH_HOOKS) else None
+    return 1 if any(hook in vars(callback) for hook in _BATCH_HOOKS["train"]) else None
 
 
 _KERAS_CALLBACKS = {

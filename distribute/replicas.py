@@ -79,7 +79,7 @@ def local_copy(variable: Any) -> tf.Variable:
 
     Context: replica.
     """
-    value = getattr(variable, "value", variable)
+    value = variable if isinstance(variable, tf.Variable) else variable.value
     if not isinstance(value, tf.distribute.DistributedValues):
         return value
     strategy = tf.distribute.get_strategy()
@@ -105,7 +105,8 @@ def shares_variables() -> bool:
     """Whether the replicas of the current strategy read and write one common copy of every variable."""
     return isinstance(
         tf.distribute.get_strategy(),
-        tf.distribute.experimental.CentralStorageStrategy | tf.distribute.experimental.ParameterServerStrategy,
+        tf.distribute.experimental.CentralStorageStrategy
+        | tf.distribute.experimental.ParameterServerStrategy,
     )
 
 

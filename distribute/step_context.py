@@ -27,6 +27,10 @@ class StepContext:
             computes on one borrowed row, whose effects are dropped (`alive` is false).
         global_rows: int or int32 scalar tensor; rows of the global batch.
         training: bool; whether the step updates weights.
+        weigh_losses: bool; whether losses must note their weight totals although there is one replica (accumulation).
+        weight_totals: scalar tensors; the all-reduced divisor of each loss that is not divided by its rows (masks,
+            `mean_with_sample_weight`), in the order of the losses.
+        writes: the scope that collects the writes of Keras variables in this step.
         verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
     """
 
@@ -35,13 +39,14 @@ class StepContext:
     rows: Any
     global_rows: Any
     training: bool = True
+    weigh_losses: bool = False
+    weight_totals: list[Any] = dataclasses.field(default_factory=list)
     verdicts: list[Any] = dataclasses.field(default_factory=list)
+    writes: Any = None
 
     @property
     def alive(self) -> Any:
         """Whether this replica has rows of its own: a bool when that is known while tracing, else a bool tensor."""
-        if isinstance(self.rows, int):
-            return self.rows > 0
         return self.rows > 0
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:

@@ -1,0 +1,69 @@
+"""Every variable exists before the first step: those of the model, its losses, metrics and optimizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from . import keras_internals
+
+
+def build_for(model: Any, spec: Any) -> None:
+    """Builds the model for batches of `spec`.
+
+    Keras builds a model symbolically from its `call`. A model with a `train_step` of its own (a GAN, say) may have no
+    `call`; what its step creates is then created by tracing that step once, without running it.
+
+    Args:
+        model: the model; built parts are left alone.
+        spec: nest of `tf.TypeSpec` of one batch, rows None.
+
+    Context: cross-replica, under the model's strategy.
+    """
+    own_step = model.has_own_train_step()
+    batch = keras.tree.map_structure(_symbolic, _as_nest(spec))
+    try:
+        if not own_step or _can_be_called(model):
+            _build_symbolically(model, batch, build_optimizer=not own_step)
+    except Exception:
+        if not own_step:
+            raise
+
+
+def build_for_prediction(model: Any, spec: Any) -> None:
+    """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    x = keras.tree.map_structure(_symbolic, spec[0])
+    keras.src.backend.compute_output_spec(model, x, training=False)
+
+
+def _can_be_called(model: Any) -> bool:
+    return type(model).call is not keras.Model.call
+
+
+def _build_symbolically(model: Any, batch: Any, build_optimizer: bool) -> None:
+    optimizer = model.optimizer
+    built = optimizer is None or optimizer.built
+    if not build_optimizer and not built:
+        with keras_internals.pretending_built(optimizer):
+            model._symbolic_build(data_batch=batch)
+        return
+    model._symbolic_build(data_batch=batch)
+
+
+def _as_nest(spec: Any) -> Any:
+    return tuple(spec) if isinstance(spec, list) else spec
+
+
+def _symbolic(spec: Any) -> Any:
+    if spec is None:
+        return None
+    dtype = keras.backend.standardize_dtype(spec.dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return keras.KerasTensor(spec.shape, dtype, sparse=True)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return keras.KerasTensor(spec.shape, dtype, ragged=True, ragged_rank=spec.ragged_rank)
+    return keras.KerasTensor(spec.shape, dtype)

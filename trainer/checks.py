@@ -1,0 +1,107 @@
+"""What is refused before the first step: each in one sentence with the argument, the value and the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
+    """Refuses arguments of `compile` that have no meaning."""
+    if steps_per_execution != "auto" and (
+        isinstance(steps_per_execution, bool)
+        or not isinstance(steps_per_execution, int)
+        or steps_per_execution < 1
+    ):
+        raise ValueError(
+            f'`steps_per_execution` must be "auto" or an int of at least 1. Received: {steps_per_execution!r}'
+        )
+    if jit_compile not in ("auto", True, False, None):
+        raise ValueError(f'`jit_compile` must be "auto", True or False. Received: {jit_compile!r}')
+
+
+def global_batch_size(model: Any, batch_size: Any, per_replica_batch_size: Any) -> int | None:
+    """The rows of the global batch from the two ways to say it; None where neither is given."""
+    if per_replica_batch_size is None:
+        return batch_size
+    if batch_size is not None:
+        raise ValueError(
+            "Give either `batch_size` (the global batch) or `per_replica_batch_size`. Received: "
+            f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
+        )
+    if (
+        isinstance(per_replica_batch_size, bool)
+        or not isinstance(per_replica_batch_size, int)
+        or per_replica_batch_size < 1
+    ):
+        raise ValueError(
+            f"`per_replica_batch_size` must be an int of at least 1. Received: {per_replica_batch_size!r}"
+        )
+    return per_replica_batch_size * model.distribute_strategy.num_replicas_in_sync
+
+
+def check_home(model: Any, method: str) -> None:
+    """Refuses a model whose variables do not belong to the strategy that it is to run under."""
+    if tf.distribute.has_strategy() and model._distribute_strategy is not tf.distribute.get_strategy():
+        raise ValueError(
+            f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "
+            f"{_built_where(model)}: build and compile the model under the `strategy.scope()` that it is trained in."
+        )
+    home = model._distribute_strategy
+    for variable in model.variables:
+        value = getattr(variable, "_value", None)
+        owner = getattr(value, "distribute_strategy", None) if value is not None else None
+        if value is None:
+            continue
+        if home is None:
+            if isinstance(value, tf.distribute.DistributedValues):
+                raise ValueError(
+                    f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
+                    "outside of a scope: build the model and all of its layers under one `strategy.scope()`."
+                )
+        elif owner is not None and owner is not home and isinstance(value, tf.distribute.DistributedValues):
+            raise ValueError(
+                f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built under "
+                f"{_name(home)}: build the model and all of its layers under one `strategy.scope()`."
+            )
+        elif home.num_replicas_in_sync > 1 and not isinstance(value, tf.distribute.DistributedValues):
+            raise ValueError(
+                f"`{method}()`: the variable {variable.path!r} was created outside of the scope of {_name(home)}: build "
+                "the model and all of its layers under one `strategy.scope()`."
+            )
+
+
+def _built_where(model: Any) -> str:
+    home = model._distribute_strategy
+    return "outside of any scope" if home is None else f"under {_name(home)}"
+
+
+def _name(strategy: Any) -> str:
+    if strategy is None:
+        return "no strategy"
+    return f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replica(s)"
+
+
+def check_fit(arguments: Any) -> None:
+    """Refuses arguments of `fit` that have no meaning."""
+    for name, least in (("epochs", 0), ("initial_epoch", 0)):
+        value = getattr(arguments, name)
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+            raise ValueError(f"`{name}` must be an int of at least {least}. Received: {value!r}")
+    if arguments.verbose not in (0, 1, 2, "auto", True, False):
+        raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: {arguments.verbose!r}')
+    freq = arguments.validation_freq
+    if isinstance(freq, bool) or (
+        not isinstance(freq, list | tuple | set) and not hasattr(freq, "__index__")
+    ):
+        raise ValueError(
+            f"`validation_freq` must be an int of at least 1 or a list of epochs. Received: {freq!r}"
+        )
+    if hasattr(freq, "__index__") and freq < 1:
+        raise ValueError(
+            f"`validation_freq` must be an int of at least 1 or a list of epochs. Received: {freq!r}"
+        )
+    split = arguments.validation_split
+    if split and not 0 < split < 1:
+        raise ValueError(f"`validation_split` must be between 0 and 1. Received: {split!r}")

@@ -1,0 +1,199 @@
+"""How steps are run: several in one call of a compiled function, under any strategy.
+
+An `Execution` is one compiled function for one layout of input. It runs up to k steps and returns the logs of the last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..distribute.step_context import StepContext
+from . import keras_internals
+from .exact_metrics import exact_updates
+from .sources.base import Chunk
+from .sources.rows import concat_rows, row_count
+from .split import run_on_replicas
+from .step import predict_on_replica, replica_step
+from .tensorflow_internals import graph_function
+
+
+class StepFunction:
+    """Runs `train_step` or `test_step` on global batches, in loops in the graph. Owns the compiled functions.
+
+    Args:
+        model: the model.
+        training: True for `train_step`, False for `test_step`.
+    """
+
+    def __init__(self, model: Any, training: bool) -> None:
+        self._model = model
+        self._training = training
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
+        """Runs the chunk's steps.
+
+        Returns:
+            The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
+        """
+        key = (chunk.reader, chunk.rows, chunk.open_ended)
+        function = self._compiled.get(key)
+        if function is None:
+            function = self._make(chunk)
+            self._compiled[key] = function
+        if self._model.run_eagerly:
+            return function(chunk.inputs, chunk.steps)
+        if chunk.open_ended:
+            done, logs = function(chunk.inputs, tf.constant(chunk.steps, tf.int32))
+            return int(done), logs
+        logs = function(chunk.inputs, tf.constant(chunk.steps, tf.int32))
+        return chunk.steps, logs
+
+    def _make(self, chunk: Chunk) -> Any:
+        reader, rows, open_ended = chunk.reader, chunk.rows, chunk.open_ended
+        if self._model.run_eagerly:
+            return self._eager(reader, rows, open_ended)
+        if open_ended:
+            return graph_function(self._open_loop(reader, rows))
+        signature = getattr(chunk, "signature", None)
+        body = self._counted_loop(reader, rows)
+        if signature is None:
+            return graph_function(body)
+        return graph_function(body, input_signature=[signature, tf.TensorSpec([], tf.int32)])
+
+    def one_step(self, batch: Any, rows: int | None) -> dict[str, Any]:
+        """One step on a global batch, in cross-replica context; returns the logs that metrics do not carry."""
+        model, strategy = self._model, self._model.distribute_strategy
+        step_fn = model.train_step if self._training else model.test_step
+        state = keras_internals.thread_state() if strategy.num_replicas_in_sync > 1 else None
+
+        def on_replica(data: Any, step: StepContext) -> dict[str, Any]:
+            if state is not None:
+                state.enter()
+            return replica_step(model, step_fn, data, step)
+
+        total = rows if rows is not None else row_count(batch)
+        weigh = bool(getattr(model.optimizer, "gradient_accumulation_steps", None)) and self._training
+        if strategy.num_replicas_in_sync == 1:
+            logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh)
+        else:
+            losses = model._compile_loss.metrics if model._compile_loss is not None else []
+            with exact_updates(model.metrics, losses):
+                logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh)
+        if not logs or not model.has_own_logs(self._training) or set(logs) == model.metric_names_in_logs():
+            return {}
+        if strategy.num_replicas_in_sync == 1:
+            return logs
+        return keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)
+
+    def _logs(self, custom: dict[str, Any]) -> dict[str, Any]:
+        return custom if custom else self._model.get_metrics_result()
+
+    def _counted_loop(self, reader: Any, rows: int | None) -> Any:
+        def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:
+            def body(i: tf.Tensor, logs: Any) -> Any:
+                new = self.one_step(reader(inputs, i), rows)
+                return i + 1, new if new else logs
+
+            start = self._empty_logs(lambda: reader(inputs, tf.constant(0)), rows)
+            _, custom = tf.while_loop(
+                lambda i, logs: i < steps, body, (tf.constant(0), start), maximum_iterations=steps
+            )
+            return self._logs(custom)
+
+        return run
+
+    def _open_loop(self, reader: Any, rows: int | None) -> Any:
+        def run(inputs: Any, steps: tf.Tensor) -> Any:
+            first = reader(inputs, tf.constant(0))
+            empty = tf.experimental.Optional.empty(first.element_spec)
+
+            def body(i: tf.Tensor, batch: Any, logs: Any) -> Any:
+                new = self.one_step(batch.get_value(), rows)
+                more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
+                return i + 1, more, new if new else logs
+
+            start = self._empty_logs(first.get_value, rows)
+            done, _, custom = tf.while_loop(
+                lambda i, batch, logs: tf.logical_and(i < steps, batch.has_value()),
+                body,
+                (tf.constant(0), first, start),
+            )
+            return done, self._logs(custom)
+
+        return run
+
+    def _empty_logs(self, batch: Any, rows: int | None) -> dict[str, Any]:
+        """Zeros with the structure of the logs that a user's step returns; nothing for the logs of metrics."""
+        model = self._model
+        if not model.has_own_logs(self._training):
+            return {}
+        probe = graph_function(lambda: self.one_step(batch(), rows))
+        logs = probe.get_concrete_function().structured_outputs
+        return keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), logs)
+
+    def _eager(self, reader: Any, rows: int | None, open_ended: bool) -> Any:
+        def run(inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
+            custom: dict[str, Any] = {}
+            for i in range(steps):
+                batch = reader(inputs, tf.constant(i))
+                if open_ended:
+                    if not batch.has_value():
+                        return i, self._logs(custom) if i else {}
+                    batch = batch.get_value()
+                custom = self.one_step(batch, rows)
+            return steps, self._logs(custom)
+
+        return run
+
+
+class PredictFunction:
+    """Runs `predict_step` on global batches; the rows of the answer are in the order of the batch."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
+        """Runs the chunk's steps one by one; returns their number and the outputs of each."""
+        outputs: list[Any] = []
+        for i in range(chunk.steps):
+            if chunk.open_ended:
+                batch = chunk.reader(chunk.inputs, tf.constant(i))
+                if not batch.has_value():
+                    break
+                outputs.append(self._function(None, None)(batch.get_value(), tf.constant(i)))
+            else:
+                outputs.append(self._function(chunk.reader, chunk.rows)(chunk.inputs, tf.constant(i)))
+        return len(outputs), outputs
+
+    def _function(self, reader: Any, rows: int | None) -> Any:
+        key = (reader, rows)
+        if key not in self._compiled:
+
+            def run(inputs: Any, i: tf.Tensor) -> Any:
+                return self._outputs(inputs if reader is None else reader(inputs, i), rows)
+
+            if not self._model.run_eagerly:
+                run = graph_function(run, reduce_retracing=True)
+            self._compiled[key] = run
+        return self._compiled[key]
+
+    def _outputs(self, batch: Any, rows: int | None) -> Any:
+        model, strategy = self._model, self._model.distribute_strategy
+        state = keras_internals.thread_state() if strategy.num_replicas_in_sync > 1 else None
+
+        def on_replica(data: Any, step: StepContext) -> Any:
+            if state is not None:
+                state.enter()
+            return predict_on_replica(model, data, step)
+
+        total = rows if rows is not None else row_count(batch)
+        outputs = run_on_replicas(strategy, on_replica, batch, total, training=False)
+        if strategy.num_replicas_in_sync == 1:
+            return outputs
+        leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
+        return keras.tree.pack_sequence_as(outputs, [concat_rows(list(parts)) for parts in leaves])

@@ -1,0 +1,359 @@
+"""The loops of `fit`, `evaluate` and `predict`: epochs, executions and callbacks, in the order in which they happen.
+
+The loop owns the calendar and nothing else: `FitState` says where it stands, `Pace` how long an execution is, the source
+where the data comes from, the step functions what is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..callbacks.fit_state import FitState
+from . import checks
+from .exact_metrics import give_first_replica_the_state
+from .keras_internals import (
+    convert_to_np_if_not_ragged,
+    potentially_ragged_concat,
+    pythonify_logs,
+    train_validation_split,
+    unpack_x_y_sample_weight,
+)
+from .pace import Pace
+from .sources import Chunk, Source, make_source
+from .sources.rows import batch_spec
+
+
+@dataclasses.dataclass
+class FitArguments:
+    """The arguments of `fit`, as they came; `batch_size` is the global batch."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    batch_size: int | None
+    epochs: int
+    verbose: Any
+    callbacks: Any
+    validation_split: float
+    validation_data: Any
+    shuffle: Any
+    class_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    validation_freq: Any
+
+
+def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
+    """Trains for `epochs` epochs. Context: host."""
+    checks.check_fit(a)
+    source, validation = _sources(model, a)
+    try:
+        model.build_for(source.spec)
+        callbacks = _callback_list(
+            model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
+        )
+        state = FitState(
+            epoch=a.initial_epoch,
+            epochs=_cap(a.epochs),
+            steps_per_epoch=source.steps_per_epoch,
+            source=source,
+            callbacks=callbacks.callbacks,
+        )
+        model.fit_state = state
+        model.stop_training = False
+        model.make_train_function()
+        callbacks.on_train_begin()
+        if model._initial_epoch:  # a callback of Keras may set it in on_train_begin
+            state.epoch = model._initial_epoch
+        logs = None
+        while state.epoch < state.epochs and not model.stop_training:
+            logs = _epoch(model, a, state, callbacks, validation)
+        if isinstance(model.optimizer, keras.optimizers.Optimizer) and a.epochs > 0:
+            with model.strategy_scope():
+                model.optimizer.finalize_variable_values(model.trainable_weights)
+        callbacks.on_train_end(logs=logs)
+        return model.history
+    finally:
+        model.fit_state = None
+        source.close()
+        if validation is not None:
+            validation.close()
+
+
+def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
+    strategy = model.distribute_strategy
+    x, y, sample_weight, validation_data = a.x, a.y, a.sample_weight, a.validation_data
+    if a.validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = train_validation_split(
+            (x, y, sample_weight), validation_split=a.validation_split
+        )
+    source = make_source(
+        x,
+        y,
+        sample_weight,
+        batch_size=a.batch_size,
+        steps_per_epoch=a.steps_per_epoch,
+        shuffle=a.shuffle,
+        class_weight=a.class_weight,
+        seed=random.randrange(2**31) if a.shuffle else 0,
+        strategy=strategy,
+    )
+    if validation_data is None:
+        return source, None
+    val_x, val_y, val_weight = unpack_x_y_sample_weight(validation_data)
+    validation = make_source(
+        val_x,
+        val_y,
+        val_weight,
+        batch_size=a.validation_batch_size or (a.batch_size if _takes_batch_size(val_x) else None),
+        steps_per_epoch=a.validation_steps,
+        strategy=strategy,
+    )
+    return source, validation
+
+
+def _takes_batch_size(x: Any) -> bool:
+    return not isinstance(x, tf.data.Dataset | keras.utils.PyDataset) and not hasattr(x, "__next__")
+
+
+def _cap(epochs: int) -> int:
+    most = keras.config.max_epochs()
+    if most and most < epochs:
+        warnings.warn(f"Limiting epochs to {most}", stacklevel=4)
+        return most
+    return epochs
+
+
+def _callback_list(
+    model: Any, callbacks: Any, verbose: Any, epochs: int, steps: int | None, add_history: bool = False
+) -> keras.callbacks.CallbackList:
+    """Keras' list, with the callbacks that must see the work of the others (backups) at its end."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    result = keras.callbacks.CallbackList(
+        callbacks,
+        add_history=add_history,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps,
+        model=model,
+    )
+    result.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
+    return result
+
+
+def _epoch(
+    model: Any, a: FitArguments, state: FitState, callbacks: Any, validation: Source | None
+) -> dict[str, Any]:
+    """One epoch, from the step where `state` stands."""
+    epoch = state.epoch
+    resumed = state.step > 0 or bool(state.epoch_logs)
+    if not resumed:
+        model.reset_metrics()
+        state.source.begin_epoch(epoch)
+    callbacks.on_epoch_begin(epoch)
+    if state.after_epoch_begin is not None:
+        state.after_epoch_begin()
+        state.after_epoch_begin = None
+    logs = state.epoch_logs or _train_steps(model, state, callbacks)
+    state.epoch_logs = dict(logs)
+    if validation is not None and model._should_eval(epoch, a.validation_freq):
+        val_logs = evaluate(model, validation, a.verbose, callbacks)
+        logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
+    state.epoch_logs = {}
+    callbacks.on_epoch_end(epoch, logs)
+    state.epoch, state.step = epoch + 1, 0
+    return logs
+
+
+def _train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
+    """The training steps of the epoch; returns the logs after the last."""
+    pace = Pace(None if model._auto_steps else model.steps_per_execution, callbacks.callbacks)
+    logs: dict[str, Any] = {}
+    started = state.step
+    for chunks in _executions(state.source, lambda: pace.next(state.step)):
+        callbacks.on_train_batch_begin(state.step)
+        done, new = _run(model.train_function, chunks)
+        if done:
+            logs = pythonify_logs({**new, **model.optimizer_logs()})
+            state.step += done
+            pace.done(done)
+            callbacks.on_train_batch_end(state.step - 1, logs)
+        if model.stop_training or not chunks.all_steps_ran(done):
+            break
+    if state.steps_per_epoch is None and not model.stop_training:
+        state.steps_per_epoch = state.step
+    if state.step == started == 0:
+        raise ValueError(
+            f"The input gave no batch in epoch {state.epoch + 1}: give a dataset or generator that has at least one, or "
+            "`.repeat()` a dataset that ends."
+        )
+    return logs
+
+
+class _Execution:
+    """The chunks of one execution. A chunk holds batches of one size, so the last partial batch is one of its own."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = chunks
+        self.steps = sum(chunk.steps for chunk in chunks)
+
+    def all_steps_ran(self, done: int) -> bool:
+        """Whether the input may have more: an open-ended one that gave fewer steps has ended."""
+        return done == self.steps
+
+
+def _executions(source: Source, steps: Any) -> Any:
+    """The epoch's executions: each as many steps as `steps()` says, fewer at its end."""
+    while True:
+        wanted = steps()
+        chunks: list[Chunk] = []
+        while wanted > 0:
+            chunk = source.take(wanted)
+            if chunk is None:
+                break
+            chunks.append(chunk)
+            wanted -= chunk.steps
+        if not chunks:
+            return
+        yield _Execution(chunks)
+
+
+def _run(function: Any, execution: _Execution) -> tuple[int, dict[str, Any]]:
+    done, logs = 0, {}
+    for chunk in execution.chunks:
+        ran, new = function(chunk)
+        done += ran
+        if ran:
+            logs = new
+        if ran < chunk.steps:
+            break
+    return done, logs
+
+
+def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[str, Any]:
+    """The logs of one pass over `source`. Context: host."""
+    model.build_for(source.spec)
+    callbacks = _callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+    model.make_test_function()
+    model.stop_evaluating = False
+    callbacks.on_test_begin()
+    model.reset_metrics()
+    source.begin_epoch(0)
+    pace = Pace(None if model._auto_steps else model.steps_per_execution, callbacks.callbacks, "test")
+    logs: dict[str, Any] = {}
+    step = 0
+    for chunks in _executions(source, lambda: pace.next(step)):
+        callbacks.on_test_batch_begin(step)
+        done, new = _run(model.test_function, chunks)
+        if done:
+            logs = pythonify_logs(new)
+            step += done
+            pace.done(done)
+            callbacks.on_test_batch_end(step - 1, logs)
+        if model.stop_evaluating or not chunks.all_steps_ran(done):
+            break
+    callbacks.on_test_end(logs)
+    return logs
+
+
+def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
+    """The outputs for one pass over `source`, in order. Context: host."""
+    callbacks = _callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+    model.build_for_prediction(source.spec)
+    model.make_predict_function()
+    model.stop_predicting = False
+    callbacks.on_predict_begin()
+    source.begin_epoch(0)
+    fixed = None if getattr(model, "_auto_steps", True) else model.steps_per_execution
+    pace = Pace(fixed, callbacks.callbacks, "predict")
+    collected: list[Any] = []
+    step = 0
+    for chunks in _executions(source, lambda: pace.next(step)):
+        callbacks.on_predict_batch_begin(step)
+        done, outputs = 0, []
+        for chunk in chunks.chunks:
+            ran, answers = model.predict_function(chunk)
+            done += ran
+            outputs.extend(answers)
+        if done:
+            step += done
+            pace.done(done)
+            collected.extend(outputs)
+            callbacks.on_predict_batch_end(step - 1, {"outputs": _joined(outputs)})
+        if model.stop_predicting or not chunks.all_steps_ran(done):
+            break
+    callbacks.on_predict_end()
+    if not collected:
+        raise ValueError("`predict()` got no batch from `x`: give at least one row.")
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, _joined(collected))
+
+
+def _joined(outputs: list[Any]) -> Any:
+    leaves = zip(*[keras.tree.flatten(output) for output in outputs])
+    return keras.tree.pack_sequence_as(
+        outputs[0], [potentially_ragged_concat(list(parts)) for parts in leaves]
+    )
+
+
+def on_batch(
+    model: Any, training: bool, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
+) -> Any:
+    """One step on one global batch. Context: host."""
+    chunk = _whole_batch(model, x, y, sample_weight, class_weight)
+    model.build_for(batch_spec(chunk.inputs))
+    model.reset_metrics()
+    function = model.make_train_function() if training else model.make_test_function()
+    _, logs = function(chunk)
+    logs = pythonify_logs(logs)
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+def predict_on_batch(model: Any, x: Any) -> Any:
+    """The outputs for one global batch. Context: host."""
+    chunk = _whole_batch(model, x, None, None, None)
+    model.build_for_prediction(batch_spec(chunk.inputs))
+    _, outputs = model.make_predict_function()(chunk)
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
+
+
+def _whole_batch(model: Any, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Chunk:
+    if class_weight is not None and sample_weight is not None:
+        raise ValueError(
+            "Arguments `sample_weight` and `class_weight` cannot be specified at the same time. Received: "
+            f"sample_weight={sample_weight}, class_weight={class_weight}"
+        )
+    source = make_source(
+        x,
+        y,
+        sample_weight,
+        batch_size=2**31 - 1,
+        class_weight=class_weight,
+        strategy=model.distribute_strategy,
+    )
+    source.begin_epoch(0)
+    chunk = source.take(1)
+    if chunk is None:
+        raise ValueError("The batch has no rows: give at least one.")
+    batch = chunk.reader(chunk.inputs, tf.constant(0))
+    source.close()
+    return Chunk(batch, 1, None, _same, signature=batch_spec(batch))
+
+
+def _same(inputs: Any, i: Any) -> Any:
+    return inputs
+
+
+def after_reset(model: Any) -> None:
+    """Completes a reset of the metrics under several replicas."""
+    if model._distribute_strategy is not None:
+        give_first_replica_the_state(model.metrics, model._distribute_strategy)

@@ -1,0 +1,81 @@
+"""The rows of all replicas, on each of them: for losses and metrics that look at the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..distribute.step_context import current_step
+from .split import replica_bounds
+
+
+def own_rows_of_all(structure: Any) -> Any:
+    """Gathers every tensor of `structure` over the replicas, along the rows, in the order of the replicas.
+
+    The result's rows that belong to this replica are its own tensors (a gradient flows through them); the rows of the
+    others are constants. A replica without rows adds none. Keras masks are gathered along.
+
+    Args:
+        structure: nest of dense tensors `[rows, ...]`; None stays None, scalars stay as they are.
+
+    Returns:
+        The same nest with `[global_rows, ...]` in place of each tensor.
+
+    Raises:
+        TypeError: for a ragged or sparse tensor, which collectives cannot carry.
+
+    Context: replica, inside a `StepContext` with several replicas.
+    """
+    return keras.tree.map_structure(_gather, structure)
+
+
+def _gather(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        raise TypeError(
+            "A loss or metric of your own needs the rows of all replicas, and a "
+            f"{type(value).__name__} cannot be gathered. Received: {value}. Convert it to a dense tensor, or declare the "
+            "function with `unisono.rowwise` if it treats every row by itself."
+        )
+    value = tf.convert_to_tensor(value)
+    if value.shape.rank == 0:
+        return value
+    mask = getattr(value, "_keras_mask", None)
+    result = _gather_dense(value)
+    if mask is not None:
+        result._keras_mask = tf.cast(_gather_dense(tf.cast(mask, tf.int32)), tf.bool)
+    return result
+
+
+def _gather_dense(value: tf.Tensor) -> tf.Tensor:
+    step = current_step()
+    assert step is not None
+    if value.dtype == tf.string:
+        raise TypeError(
+            "A loss or metric of your own needs the rows of all replicas, and strings cannot be gathered. Received: "
+            f"{value}. Encode them as numbers, or declare the function with `unisono.rowwise`."
+        )
+    as_number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
+    per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
+    own = as_number if isinstance(step.rows, int) and step.rows > 0 else as_number[: step.rows * per_row]
+    everyone = tf.distribute.get_replica_context().all_gather(tf.stop_gradient(own), axis=0)
+    first = replica_bounds(step.global_rows, step.num_replicas, step.replica_id)[0] * per_row
+    last = first + tf.shape(own)[0]
+    result = tf.concat([everyone[:first], own, everyone[last:]], 0)
+    result = tf.ensure_shape(result, [None, *value.shape[1:]])
+    return tf.cast(result, tf.bool) if value.dtype == tf.bool else result
+
+
+def value_with_full_gradient(value: tf.Tensor) -> tf.Tensor:
+    """`value`, with its gradient divided by this replica's share.
+
+    The step weights every replica's loss with its share. A value of the global batch is the same on all replicas, and
+    its gradients flow into disjoint rows, so these must be summed without that weight.
+    """
+    step = current_step()
+    assert step is not None
+    constant = tf.stop_gradient(value)
+    return constant + tf.math.divide_no_nan(value - constant, step.share(value.dtype))

@@ -1,0 +1,130 @@
+"""The model classes: Keras' own, with our `Trainer` between them and what a user writes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from .keras_internals import KerasFunctional, TensorFlowTrainer, register_as
+from .trainer import Trainer
+
+
+class Model(Trainer, keras.Model):
+    """`keras.Model`, trained by Unisono: `Model(inputs, outputs)`, or a base class for your own.
+
+    It is a Keras model in every other respect. A model of plain Keras layers is saved as the Keras model that it is.
+
+    >>> inputs = keras.Input((4,))
+    >>> model = Model(inputs, keras.layers.Dense(2)(inputs))
+    >>> isinstance(model, keras.Model)
+    True
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A Functional model for `Model(inputs, outputs)`."""
+        if cls is Model and _is_functional(args, kwargs):
+            return Functional.__new__(Functional, *args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if _is_functional(args, kwargs) and not isinstance(self, KerasFunctional):
+            _put_functional_below(type(self))
+            TensorFlowTrainer.__init__(self)
+            KerasFunctional.__init__(self, *args, **kwargs)
+        else:
+            super().__init__(*args, **kwargs)
+
+
+class Functional(KerasFunctional, Model):
+    """`keras.Functional`, trained by Unisono: what `Model(inputs, outputs)` gives."""
+
+
+class Sequential(keras.Sequential, Model):
+    """`keras.Sequential`, trained by Unisono."""
+
+
+register_as(Model, keras.Model)
+register_as(Functional, KerasFunctional)
+register_as(Sequential, keras.Sequential)
+
+
+def _is_functional(args: Any, kwargs: Any) -> bool:
+    return (
+        len(args) == 2
+        or (len(args) == 1 and "outputs" in kwargs)
+        or ("inputs" in kwargs and "outputs" in kwargs)
+    )
+
+
+def _put_functional_below(cls: type) -> type:
+    """Replaces `Model` with `Functional` among the bases of a user's class (Keras does the same with its own)."""
+    if cls is Model:
+        return Functional
+    if not issubclass(cls, Model):
+        return cls
+    cls.__bases__ = tuple(_put_functional_below(base) for base in cls.__bases__)
+    return cls
+
+
+def adopt(model: keras.Model) -> Any:
+    """Turns any Keras model into one that trains with Unisono, in place.
+
+    Args:
+        model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a class of your own. Its layers,
+            weights and compiled state stay; compile it again to give its optimizer our stages at once, or let `fit` do so.
+
+    Returns:
+        `model` itself.
+
+    Raises:
+        TypeError: if it is no Keras model.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"`adopt` takes a keras.Model. Received: {model!r} of type {type(model).__name__}")
+    if isinstance(model, Model):
+        return model
+    model.__class__ = _adopted_class(type(model))
+    compiled = model.compiled
+    model._auto_steps = model.steps_per_execution == 1
+    model._auto_jit = True
+    model._forget_compiled()
+    if compiled and model.optimizer is not None:
+        from .homes import bring_home
+
+        bring_home(model)
+    return model
+
+
+@functools.cache
+def _adopted_class(cls: type) -> type:
+    known = {keras.Model: Model, KerasFunctional: Functional, keras.Sequential: Sequential}
+    if cls in known:
+        return known[cls]
+    adopted = type(cls.__name__, (cls, Model), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    adopted.__qualname__ = cls.__qualname__
+    register_as(adopted, cls)
+    return adopted
+
+
+def load_model(
+    filepath: Any, custom_objects: Any = None, compile: bool = True, safe_mode: bool = True
+) -> Any:
+    """`keras.saving.load_model`, for a model that then trains with Unisono.
+
+    Args:
+        filepath: a `.keras` (or legacy `.h5`) file.
+        custom_objects: as in Keras.
+        compile: as in Keras.
+        safe_mode: as in Keras.
+
+    Returns:
+        The model, adopted.
+    """
+    return adopt(keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode))
+
+
+def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    """`keras.models.clone_model`, for a model that then trains with Unisono."""
+    return adopt(keras.models.clone_model(model, *args, **kwargs))
