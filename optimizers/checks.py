@@ -1,0 +1,104 @@
+"""What an optimizer is given, and what a user's own stage returns: checked before any variable changes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+Pairs = list[tuple[Any, Any]]
+
+
+def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    """The argument as a list of (gradient, variable) pairs.
+
+    Raises:
+        ValueError: it is not an iterable of pairs, or a variable stands in it twice.
+    """
+    try:
+        pairs = [(g, v) for g, v in grads_and_vars]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`. "
+            f"Received: {grads_and_vars!r}"
+        ) from error
+    seen: set[int] = set()
+    for _, variable in pairs:
+        if id(variable) in seen:
+            raise ValueError(
+                f"`grads_and_vars` names the variable {name_of(variable)} twice: add its gradients up first."
+            )
+        seen.add(id(variable))
+    return pairs
+
+
+def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
+    """The pairs that have a gradient; the others are named in one warning.
+
+    Raises:
+        ValueError: no pair has one.
+    """
+    missing = [name_of(v) for g, v in pairs if g is None]
+    if len(missing) == len(pairs):
+        raise ValueError(
+            f"No gradients provided for any variable. Received: {missing}; "
+            "compute the loss from these variables inside the tape."
+        )
+    if missing and missing not in optimizer.warned_missing:
+        optimizer.warned_missing.append(missing)
+        warnings.warn(
+            f"Gradients do not exist for variables {missing} when minimizing the loss: they stay as they are. "
+            "If you use `model.compile()`, did you forget the `loss` argument?",
+            stacklevel=5,
+        )
+    return [(as_gradient(g), v) for g, v in pairs if g is not None]
+
+
+def as_gradient(gradient: Any) -> Any:
+    """The gradient as a tensor, `tf.IndexedSlices` or a distributed value."""
+    if isinstance(gradient, tf.IndexedSlices | tf.distribute.DistributedValues):
+        return gradient
+    return tf.convert_to_tensor(gradient)
+
+
+def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pairs:
+    """What the user's `stage` returned, in the order of what it was given.
+
+    Raises:
+        ValueError: anything but one gradient, of the right shape, for each variable that it was given.
+    """
+    name = getattr(stage, "__name__", None) or type(stage).__name__
+    rule = f"`{argument}`: {name} must return one (gradient, variable) pair for each pair it is given"
+    if after is None:
+        raise ValueError(f"{rule}. Received None: is a `return` missing?")
+    try:
+        returned = [(g, v) for g, v in after]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{rule}. Received: {after!r}") from error
+    if len(returned) != len(before):
+        raise ValueError(f"{rule}. Given {len(before)} pairs, it returned {len(returned)}.")
+    gradients = {id(v): g for g, v in returned}
+    for _, variable in before:
+        if id(variable) not in gradients:
+            names = [name_of(v) for _, v in returned]
+            raise ValueError(f"{rule}. It lost the variable {name_of(variable)} and returned {names}.")
+    for original, variable in before:
+        gradient = gradients[id(variable)]
+        if gradient is None:
+            raise ValueError(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")
+        shape = (
+            gradient.dense_shape if isinstance(gradient, tf.IndexedSlices) else as_gradient(gradient).shape
+        )
+        if not isinstance(gradient, tf.IndexedSlices) and not variable.shape.is_compatible_with(shape):
+            raise ValueError(
+                f"{rule}. For the variable {name_of(variable)} of shape {variable.shape} it returned "
+                f"a gradient of shape {shape}."
+            )
+    return [(as_gradient(gradients[id(v)]), v) for _, v in before]
+
+
+def name_of(variable: Any) -> str:
+    """The variable's path, or its name where it has none."""
+    return getattr(variable, "path", None) or variable.name

@@ -1,0 +1,45 @@
+"""From a loss to (gradient, variable) pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def compute_gradients(
+    optimizer: Any, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
+) -> list[tuple[Any, Any]]:
+    """The gradients of `optimizer.scale_loss(loss)`; arguments as `Optimizer.minimize`.
+
+    Context: replica.
+    """
+    if tape is None and not callable(loss):
+        raise ValueError(
+            "`tape` is missing: with a tensor as `loss` give the tf.GradientTape that recorded it, "
+            f"or give a callable that computes the loss. Received: loss={loss!r}"
+        )
+    if var_list is None:
+        raise ValueError("`var_list` must name the variables, as `model.trainable_variables`. Received: None")
+    tape = tf.GradientTape() if tape is None else tape
+    if callable(loss):
+        with tape:
+            if not callable(var_list):
+                for variable in tf.nest.flatten(var_list):
+                    tape.watch(variable.value if isinstance(variable, keras.Variable) else variable)
+            value = optimizer.scale_loss(loss())
+    else:
+        value = loss
+        if scales_loss(optimizer):
+            with tape:
+                value = optimizer.scale_loss(loss)
+    variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
+    gradients = tape.gradient(value, variables, output_gradients=grad_loss)
+    return list(zip(gradients, variables))
+
+
+def scales_loss(optimizer: Any) -> bool:
+    """Whether `scale_loss` does anything: not with the plain method and no factor."""
+    plain = type(optimizer).scale_loss is keras.optimizers.Optimizer.scale_loss
+    return not plain or optimizer.loss_scale_factor is not None

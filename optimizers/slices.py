@@ -1,0 +1,48 @@
+"""Gradients are dense tensors or `tf.IndexedSlices`; these treat both alike.
+
+`tf.IndexedSlices` can name a row several times, and then stands for the sum. Squares and norms are wrong until the
+duplicates are added up, so the pipeline does that once, right after aggregation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+Gradient = Any  # tf.Tensor | tf.IndexedSlices, the shape and dtype of its variable
+
+
+def map_values(fn: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
+    """`fn` of the gradient's numbers. With slices `fn(0)` must be 0 and the rows unique where `fn` is not linear."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(fn(gradient.values), gradient.indices, gradient.dense_shape)
+    return fn(gradient)
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """The numbers of the gradient, without the rows that slices leave out."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def dense(gradient: Gradient) -> tf.Tensor:
+    """The gradient as one tensor of the variable's shape."""
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def unique_rows(gradient: Gradient) -> Gradient:
+    """The same gradient with each row named once; a dense one is returned as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, where = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
+    """Adds the gradient to a variable of the same shape."""
+    if isinstance(gradient, tf.IndexedSlices):
+        variable.scatter_add(gradient)
+    else:
+        variable.assign_add(gradient)
