@@ -1,1 +1,54 @@
-"""What happens around steps: checkpoints, exact resume, progress, profiles."""
+"""What happens around steps: checkpoints, exact resume, Keras' callbacks, progress, profiles."""
+
+from keras.callbacks import (
+    Callback,
+    CallbackList,
+    CSVLogger,
+    EarlyStopping,
+    History,
+    LambdaCallback,
+    LearningRateScheduler,
+    OrbaxCheckpoint,
+    ProgbarLogger,
+    ReduceLROnPlateau,
+    RemoteMonitor,
+    SwapEMAWeights,
+    TensorBoard,
+    TerminateOnNaN,
+)
+
+from .backup_and_restore import BackupAndRestore
+from .backup_store import BackupInfo, latest_backup, list_backups, read_backup
+from .container import DamagedFileError, NewerFormatError
+from .fit_snapshot import BackupMismatchError
+from .model_checkpoint import ModelCheckpoint
+from .safe_file import SaveError
+from .safe_file import verify_sum as verify_checkpoint
+
+__all__ = [
+    "BackupAndRestore",
+    "BackupInfo",
+    "BackupMismatchError",
+    "CSVLogger",
+    "Callback",
+    "CallbackList",
+    "DamagedFileError",
+    "EarlyStopping",
+    "History",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "ModelCheckpoint",
+    "NewerFormatError",
+    "OrbaxCheckpoint",
+    "ProgbarLogger",
+    "ReduceLROnPlateau",
+    "RemoteMonitor",
+    "SaveError",
+    "SwapEMAWeights",
+    "TensorBoard",
+    "TerminateOnNaN",
+    "latest_backup",
+    "list_backups",
+    "read_backup",
+    "verify_checkpoint",
+]

@@ -21,6 +21,7 @@ class FitState:
         callbacks: list of the callbacks of this `fit`, History included.
         plan: dict of JSON values; the choices of the loop (steps per execution, how it is compiled) that a resumed run
             must repeat.
+        step_logs: dict; the logs of the last step of this epoch that is done.
         epoch_logs: dict; the logs of the part of the epoch that is done, for a validation that was interrupted.
         after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume in mid-epoch
             sets here what that hook would otherwise have changed.
@@ -35,6 +36,7 @@ class FitState:
     source: Any = None
     callbacks: list[Any] = dataclasses.field(default_factory=list)
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    step_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     after_epoch_begin: Callable[[], None] | None = None
     chief: bool = True

@@ -36,6 +36,8 @@ def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
             return known(callback, step)
     elif type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard):
         return None
+    elif getattr(callback, "runs_last", False):  # backups look at a validation whenever an execution of it ends
+        return None
     if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]):
         return 1
     return None

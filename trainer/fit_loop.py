@@ -55,6 +55,7 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
     """Trains for `epochs` epochs. Context: host."""
     checks.check_fit(a)
     source, validation = _sources(model, a)
+    state: FitState | None = None
     try:
         model.build_for(source.spec)
         callbacks = _callback_list(
@@ -82,6 +83,9 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
         callbacks.on_train_end(logs=logs)
         return model.history
     finally:
+        for callback in () if state is None else state.callbacks:
+            if hasattr(callback, "on_fit_exit"):
+                callback.on_fit_exit()
         model.fit_state = None
         source.close()
         if validation is not None:
@@ -137,6 +141,7 @@ def _callback_list(
 ) -> keras.callbacks.CallbackList:
     """Keras' list, with the callbacks that must see the work of the others (backups) at its end."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
         return callbacks
     result = keras.callbacks.CallbackList(
         callbacks,
@@ -171,21 +176,24 @@ def _epoch(
         logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
     state.epoch_logs = {}
     callbacks.on_epoch_end(epoch, logs)
-    state.epoch, state.step = epoch + 1, 0
+    state.epoch, state.step, state.step_logs = epoch + 1, 0, {}
     return logs
 
 
 def _train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     """The training steps of the epoch; returns the logs after the last."""
     pace = Pace(None if model._auto_steps else model.steps_per_execution, callbacks.callbacks)
-    logs: dict[str, Any] = {}
+    logs: dict[str, Any] = state.step_logs
     started = state.step
+    if model.stop_training:  # a resumed run: it had been stopped after this step
+        return logs
     for chunks in _executions(state.source, lambda: pace.next(state.step)):
         callbacks.on_train_batch_begin(state.step)
         done, new = _run(model.train_function, chunks)
         if done:
             logs = pythonify_logs({**new, **model.optimizer_logs()})
             state.step += done
+            state.step_logs = logs
             pace.done(done)
             callbacks.on_train_batch_end(state.step - 1, logs)
         if model.stop_training or not chunks.all_steps_ran(done):

@@ -1,0 +1,167 @@
+"""The whole state of a `fit` between two steps, as one tree; and that state again from the tree.
+
+What is in it: every variable of the model, the optimizer and the metrics; the random generators; the position
+in the data; the calendar with the choices of the loop; what the callbacks remember; a fingerprint of what it
+belongs to.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from . import callback_state, container, random_state, variable_state, worker_agreement
+from .fingerprint import differences, fingerprint
+
+
+class BackupMismatchError(ValueError):
+    """A good backup of another model, optimizer or data set."""
+
+
+def capture(
+    model: Any,
+    fit_state: Any,
+    epoch: int,
+    step: int,
+    buffers: variable_state.HostBuffers,
+    *,
+    counters: dict[str, Any] | None = None,
+    before_validation: dict[str, Any] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Copies the state to the host.
+
+    Args:
+        model: in `fit`.
+        fit_state: its `FitState`.
+        epoch: int; where a resumed run goes on, 0-based.
+        step: int; steps of that epoch that are done.
+        buffers: host memory; it must not be written out any more.
+        counters: the backup callback's own; plain values.
+        before_validation: what `validation_start` gave, when this is during a validation: a resumed run
+            repeats that validation and not the training before it.
+
+    Returns:
+        `(content, summary)` for `BackupStore.write`. Training may go on: nothing in them changes any more.
+
+    Context: host, between steps; on every worker at the same step.
+    """
+    strategy = model.distribute_strategy
+    variables = {
+        group: [
+            variable_state.capture(
+                variable,
+                strategy,
+                lambda copy, array, key=(group, i): buffers.copy((*key, copy), array),
+                equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
+                num_workers=worker_agreement.num_workers(strategy),
+            )
+            for i, variable in enumerate(members)
+        ]
+        for group, members in variable_state.variables_of(model).items()
+    }
+    source = fit_state.source.state()
+    worker = {"random": random_state.capture(), "source": source}
+    if before_validation is not None:
+        worker["random"] = before_validation["random"]
+        for i, seed in before_validation["seeds"].items():
+            variables["model"][i] = seed
+    variables, workers = _from_all_workers(strategy, variables, worker)
+    content = {
+        "fingerprint": fingerprint(model, fit_state, source),
+        "calendar": {
+            "epoch": epoch,
+            "step": step,
+            "in_validation": before_validation is not None,
+            "step_logs": dict(fit_state.step_logs) if step else {},
+            "epoch_logs": dict(fit_state.epoch_logs) if before_validation is not None else {},
+            "stop_training": bool(getattr(model, "stop_training", False)),
+            "plan": dict(fit_state.plan),
+        },
+        "counters": counters or {},
+        "variables": variables,
+        "workers": workers,
+        "callbacks": callback_state.capture(fit_state.callbacks),
+    }
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    total = None if iterations is None else int(np.asarray(iterations))
+    return content, {"epoch": epoch, "step": step, "total_steps": total}
+
+
+def validation_start(model: Any) -> dict[str, Any]:
+    """The little that a validation can change and that a repeated one must begin with."""
+    strategy = model.distribute_strategy
+    seeds = {
+        i: variable_state.capture(variable, strategy, lambda _, array: np.array(array))
+        for i, variable in enumerate(model.variables)
+        if variable.path.endswith("seed_generator_state")
+    }
+    return {"random": random_state.capture(), "seeds": seeds}
+
+
+def check(content: dict[str, Any], model: Any, fit_state: Any, path: Any) -> None:
+    """Refuses a backup of something else.
+
+    Raises:
+        BackupMismatchError: with a list of what differs.
+    """
+    now_is = fingerprint(model, fit_state, fit_state.source.state())
+    found = differences(content["fingerprint"], now_is)
+    workers, now = len(content["workers"]), worker_agreement.num_workers(model.distribute_strategy)
+    if getattr(fit_state.source, "per_worker", False) and workers != now:
+        found.append(f"workers, each with an input of its own: {workers} in the backup, {now} now")
+    if found:
+        listed = "".join(f"\n  - {item}" for item in found)
+        raise BackupMismatchError(
+            f"{path} belongs to another training and cannot be resumed. It differs in:{listed}\n"
+            "Give this training a directory of its own, or remove the backups in this one."
+        )
+
+
+def restore_values(content: dict[str, Any], model: Any, fit_state: Any) -> list[str]:
+    """Writes variables, callbacks, random generators; can be repeated. Returns states without a callback."""
+    strategy = model.distribute_strategy
+    copies = worker_agreement.num_workers(strategy), worker_agreement.worker_index(strategy)
+    for group, members in variable_state.variables_of(model).items():
+        for variable, saved in zip(members, content["variables"][group], strict=True):
+            variable_state.restore(variable, saved, strategy, *copies)
+    left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
+    random_state.restore(_own_part(content, strategy)["random"])
+    return left_over
+
+
+def restore_position(content: dict[str, Any], model: Any, fit_state: Any) -> None:
+    """Sets the calendar and the position in the data."""
+    calendar = content["calendar"]
+    fit_state.epoch, fit_state.step = calendar["epoch"], calendar["step"]
+    fit_state.plan.update(calendar["plan"])
+    fit_state.step_logs = dict(calendar["step_logs"])
+    fit_state.epoch_logs = dict(calendar["epoch_logs"])
+    fit_state.source.restore(_own_part(content, model.distribute_strategy)["source"])
+
+
+def _own_part(content: dict[str, Any], strategy: Any) -> dict[str, Any]:
+    """What this worker saved; the chief's part where there were more or fewer workers."""
+    parts = content["workers"]
+    same = len(parts) == worker_agreement.num_workers(strategy)
+    return parts[worker_agreement.worker_index(strategy) if same else 0]
+
+
+def _from_all_workers(
+    strategy: Any, variables: dict[str, Any], worker: dict[str, Any]
+) -> tuple[Any, list[Any]]:
+    """Adds the copies that live on other workers, and what each worker knows alone."""
+    if worker_agreement.num_workers(strategy) == 1:
+        return variables, [worker]
+    local = {
+        group: {i: saved["copies"] for i, saved in enumerate(members) if isinstance(saved, dict)}
+        for group, members in variables.items()
+    }
+    stream = io.BytesIO()
+    container.write(stream, {"copies": local, "worker": worker}, {})
+    parts = [container.parse(data)[1] for data in worker_agreement.gather_bytes(strategy, stream.getvalue())]
+    for group, members in local.items():
+        for i in members:
+            variables[group][i] = {"copies": [copy for part in parts for copy in part["copies"][group][i]]}
+    return variables, [part["worker"] for part in parts]

@@ -1,0 +1,65 @@
+"""SIGTERM and Ctrl-C become a wish to save and stop at the next step, while training runs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+# What a shell reports for a process that SIGTERM ended: 128 + 15.
+EXIT_STATUS = 143
+
+
+class InterruptionHandlers:
+    """Owns the handlers of SIGTERM and SIGINT from `install` to `remove`.
+
+    Context: main thread; elsewhere it does nothing.
+
+    The first signal sets `fit_state.save_and_exit` to the signal's name. A second one of the same kind does
+    at once what it would have done without us.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+        self._fit_state: Any = None
+
+    def install(self, fit_state: Any) -> None:
+        """Takes both signals, unless the program ignores them."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.remove()
+        self._fit_state = fit_state
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+
+    def remove(self) -> None:
+        """Gives every signal back to whom it belonged."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in self._previous.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._previous = {}
+        self._fit_state = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        fit_state = self._fit_state
+        if fit_state is None or fit_state.save_and_exit is not None:
+            self.remove()
+            signal.raise_signal(number)
+            return
+        fit_state.save_and_exit = signal.Signals(number).name
+
+
+def stop(reason: str) -> None:
+    """Ends training for `reason`, the name of a signal.
+
+    Raises:
+        KeyboardInterrupt: for SIGINT.
+        SystemExit: otherwise, with status 143.
+    """
+    if reason == "SIGINT":
+        raise KeyboardInterrupt
+    raise SystemExit(EXIT_STATUS)

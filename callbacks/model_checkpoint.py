@@ -1,0 +1,221 @@
+"""`ModelCheckpoint`: Keras' callback with safe files, the best k, the last n, a memory across restarts."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from .safe_file import remove_leftovers, rename_safely, sum_path, temporary_path, write_sum
+
+
+class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Saves the model or its weights.
+
+    It does everything that `keras.callbacks.ModelCheckpoint` does, and:
+
+    - a file is written under another name, flushed to disk and renamed, so that it is whole or not there; its
+      checksum stands beside it as `FILE.b2`, in the form that `b2sum --check` reads (`verify_checkpoint`
+      here);
+    - `keep_best` and `keep_last` remove what is no longer wanted; with both, a file stays that either wants;
+    - with an int `save_freq` the count is exact, however many steps run in one execution and across epochs;
+    - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
+    - with several workers the chief alone writes.
+
+    Args:
+        filepath: str or path; may hold `{epoch}`, `{batch}` and the names of logs, as
+            `"{epoch:03d}-{val_loss:.4f}.keras"`.
+        monitor: str; the log that decides what is best.
+        verbose: 0, or 1 for a line at each save.
+        save_best_only: save only when the monitored value is better than ever.
+        save_weights_only: save `.weights.h5` and not the whole `.keras`.
+        mode: "min", "max", or "auto": by the name of the metric.
+        save_freq: "epoch", or an int: every so many steps.
+        initial_value_threshold: float or None; the value to be better than at first.
+        keep_best: int or None; of the files of this training the k with the best monitored values stay.
+            Without `keep_last`, what is not among the best k is not even written.
+        keep_last: int or None; the n newest stay.
+
+    Raises:
+        ValueError: as Keras; or `keep_best` or `keep_last` without a placeholder in `filepath`.
+        SaveError: (an `OSError`) the directory is gone, full or read-only; files saved before are as they
+            were.
+    """
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        initial_value_threshold: float | None = None,
+        *,
+        keep_best: int | None = None,
+        keep_last: int | None = None,
+    ):
+        super().__init__(
+            filepath,
+            monitor,
+            verbose,
+            save_best_only,
+            save_weights_only,
+            mode,
+            save_freq,
+            initial_value_threshold,
+        )
+        for name, value in (("keep_best", keep_best), ("keep_last", keep_last)):
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} ({value!r}) must be None or an int of at least 1.")
+            if "{" not in self.filepath:
+                raise ValueError(
+                    f"{name} ({value}) needs a name for each file: put {{epoch}} or {{{monitor}}} into "
+                    f"filepath ({self.filepath})."
+                )
+        if isinstance(save_freq, int) and (isinstance(save_freq, bool) or save_freq < 1):
+            raise ValueError(
+                f"Unrecognized save_freq: {save_freq}. It must be 'epoch' or an int of at least 1."
+            )
+        self.keep_best = keep_best
+        self.keep_last = keep_last
+        self._saved: list[tuple[str, float | None]] = []
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """The loop's question: after how many steps to call `on_train_batch_end`; None: not in this epoch."""
+        if self.save_freq == "epoch":
+            return None
+        not_counted = step - (0 if self._last_batch_seen is None else self._last_batch_seen + 1)
+        return self.save_freq - (self._batches_seen_since_last_saving + not_counted) % self.save_freq
+
+    def get_state(self) -> dict[str, Any]:
+        """What a backup remembers of this callback."""
+        return {
+            "best": self.best,
+            "batches_since_save": self._batches_seen_since_last_saving,
+            "last_batch": self._last_batch_seen,
+            "saved": self._saved,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `get_state` gave."""
+        self.best = state["best"]
+        self._batches_seen_since_last_saving = state["batches_since_save"]
+        self._last_batch_seen = state["last_batch"]
+        self._saved = [(path, value) for path, value in state["saved"]]
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Removes what interrupted writes have left behind."""
+        directory = Path(self.filepath).parent
+        if self._writes_files() and "{" not in str(directory):
+            remove_leftovers(directory)
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Begins to count the batches of an epoch."""
+        super().on_epoch_begin(epoch, logs)
+        self._last_batch_seen = None
+
+    def _should_save_on_batch(self, batch: int) -> bool:
+        """Whether `save_freq` steps have passed, counting every step of every epoch once."""
+        if self.save_freq == "epoch":
+            return False
+        self._batches_seen_since_last_saving += batch - (
+            -1 if self._last_batch_seen is None else self._last_batch_seen
+        )
+        self._last_batch_seen = batch
+        due, left = divmod(self._batches_seen_since_last_saving, self.save_freq)
+        self._batches_seen_since_last_saving = left
+        return due > 0
+
+    def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:
+        """As Keras, but anything is better than a NaN."""
+        if reference_value is not None and math.isnan(float(reference_value)):
+            return not math.isnan(float(monitor_value))
+        return bool(super()._is_improvement(monitor_value, reference_value))
+
+    def _save_model(self, epoch: int, batch: int | None, logs: dict | None) -> None:
+        """Keras' hook for one save that is due."""
+        logs = logs or {}
+        if self.monitor_op is None and (self.save_best_only or self.keep_best):
+            self._set_monitor_op()
+        path = Path(self._get_file_path(epoch, batch, logs))
+        value = logs.get(self.monitor)
+        value = None if value is None or getattr(value, "shape", ()) else float(value)
+        if not self._should_save_model(epoch, batch, logs, path) or not self._wanted(str(path), value):
+            return
+        self._remember(str(path), value)
+        if self._writes_files():
+            self._write(path)
+            if self.verbose > 0:
+                print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
+        self._remove_unwanted()
+
+    def _writes_files(self) -> bool:
+        fit_state = getattr(self.model, "fit_state", None)
+        return fit_state is None or fit_state.chief
+
+    def _write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise OSError(
+                "Please specify a non-directory filepath for ModelCheckpoint. Filepath used is an existing "
+                f"directory: {path}"
+            )
+        temporary = temporary_path(path)
+        with rename_safely(temporary, path):
+            if self.save_weights_only:
+                self.model.save_weights(str(temporary), overwrite=True)
+            else:
+                self.model.save(str(temporary), overwrite=True)
+            # The checksum of the file that is about to be replaced must not be taken for that of the new one.
+            sum_path(path).unlink(missing_ok=True)
+        write_sum(path)
+
+    def _wanted(self, path: str, value: float | None) -> bool:
+        """Whether a file with this value would stay."""
+        if self.keep_best is None or self.keep_last is not None:
+            return True
+        if value is None:
+            warnings.warn(
+                f"keep_best ({self.keep_best}) needs the log {self.monitor}, which is not available."
+            )
+            return True
+        others = [entry for entry in self._saved if entry[0] != path]
+        return path in self._best_paths([*others, (path, value)])
+
+    def _best_paths(self, entries: list[tuple[str, float | None]]) -> set[str]:
+        """The `keep_best` best; of equal ones the earlier."""
+        best: list[tuple[str, float | None]] = []
+        for entry in entries:
+            place = next((i for i, other in enumerate(best) if self._better(entry[1], other[1])), len(best))
+            best.insert(place, entry)
+        return {path for path, _ in best[: self.keep_best or 0]}
+
+    def _better(self, value: float | None, other: float | None) -> bool:
+        if value is None or other is None:
+            return other is None and value is not None
+        return self._is_improvement(value, other)
+
+    def _remember(self, path: str, value: float | None) -> None:
+        self._saved = [entry for entry in self._saved if entry[0] != path] + [(path, value)]
+
+    def _remove_unwanted(self) -> None:
+        if self.keep_best is None and self.keep_last is None:
+            self._saved = []
+            return
+        wanted = self._best_paths(self._saved)
+        if self.keep_last is not None:
+            wanted |= {path for path, _ in self._saved[-self.keep_last :]}
+        for path, _ in self._saved:
+            if path not in wanted and self._writes_files():
+                Path(path).unlink(missing_ok=True)
+                sum_path(path).unlink(missing_ok=True)
+        self._saved = [entry for entry in self._saved if entry[0] in wanted]

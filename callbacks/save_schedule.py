@@ -1,0 +1,65 @@
+"""When a backup is due: at every epoch, every n steps, every so many seconds, or never."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from typing import Any
+
+_TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?)\s*$")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveSchedule:
+    """How often to save.
+
+    Attributes:
+        unit: "epoch", "steps", "seconds" or "never".
+        amount: int of steps, or float of seconds; at least 1.
+    """
+
+    unit: str
+    amount: float = 1
+
+    @classmethod
+    def parse(cls, save_freq: Any) -> SaveSchedule:
+        """Reads "epoch", an int (steps), seconds as a float, a text or a timedelta, or False.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        if save_freq == "epoch":
+            return cls("epoch")
+        if save_freq is False or save_freq is None:
+            return cls("never")
+        if isinstance(save_freq, int) and save_freq is not True and save_freq >= 1:
+            return cls("steps", save_freq)
+        seconds = _seconds(save_freq)
+        if seconds is not None and seconds >= 1:
+            return cls("seconds", seconds)
+        raise ValueError(
+            f"Invalid value for argument `save_freq`. Received: save_freq={save_freq!r}. Give 'epoch', an int of "
+            "steps, seconds (at least 1) as a float, a timedelta or a text such as '30s', '10min', '1h', or False "
+            "for saves before preemption only."
+        )
+
+    def due(self, steps: int, saved_at_step: int, seconds_since_save: float) -> bool:
+        """Whether to save now, after `steps` steps since the beginning of training."""
+        if self.unit == "steps":
+            return steps // int(self.amount) > saved_at_step // int(self.amount)
+        return self.unit == "seconds" and seconds_since_save >= self.amount
+
+    def steps_to_wake(self, steps: int) -> int | None:
+        """Steps from `steps` to the next save; None where steps do not decide."""
+        return int(self.amount) - steps % int(self.amount) if self.unit == "steps" else None
+
+
+def _seconds(save_freq: Any) -> float | None:
+    if isinstance(save_freq, datetime.timedelta):
+        return save_freq.total_seconds()
+    if isinstance(save_freq, float):
+        return save_freq
+    match = _TEXT.match(save_freq) if isinstance(save_freq, str) else None
+    return float(match[1]) * _SECONDS[match[2][0]] if match else None
