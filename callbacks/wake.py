@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+# In a validation these look at whatever has been done when an execution ends; so do backups, which run last.
+_WAIT_FOR_EXECUTIONS = (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
@@ -34,9 +36,7 @@ def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
         known = _KERAS_CALLBACKS.get(type(callback))
         if known is not None:
             return known(callback, step)
-    elif type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard):
-        return None
-    elif getattr(callback, "runs_last", False):  # backups look at a validation whenever an execution of it ends
+    elif type(callback) in _WAIT_FOR_EXECUTIONS or getattr(callback, "runs_last", False):
         return None
     if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]):
         return 1
