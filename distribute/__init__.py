@@ -1,4 +1,40 @@
-"""Strategies, replicas, clusters: how numbers travel. Nothing here knows of models, losses or optimizers."""
+"""Strategies, replicas, clusters: how numbers travel. Nothing here knows of models, losses or optimizers.
 
-from .means import global_batch_size as global_batch_size
-from .means import global_mean as global_mean
+The names are imported when they are first used: the launcher is part of this package and must not load TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .auto import auto_strategy as auto_strategy
+    from .auto import simulate_devices as simulate_devices
+    from .cluster import is_chief as is_chief
+    from .cluster import num_workers as num_workers
+    from .cluster import worker_index as worker_index
+    from .means import global_batch_size as global_batch_size
+    from .means import global_mean as global_mean
+
+_HOMES = {
+    "auto_strategy": "auto",
+    "global_batch_size": "means",
+    "global_mean": "means",
+    "is_chief": "cluster",
+    "num_workers": "cluster",
+    "simulate_devices": "auto",
+    "worker_index": "cluster",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,142 @@
+"""What all workers decide together, and what must be the same on all of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from .cluster_start import peer_timeout
+from .peer_watch import meeting
+from .tensorflow_internals import get_value, set_value
+
+_numbers = itertools.count()
+_sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Whether the replicas of `strategy` (None: the current one) live in several processes that train in step."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and _workers(strategy)[1] > 1
+
+
+def agree(flag: bool) -> bool:
+    """Whether any worker says yes. All workers must ask, at the same place of the program.
+
+    It costs one all-reduce of one number; with one worker nothing.
+
+    Args:
+        flag: this worker's answer.
+
+    Context: host, cross-replica; in the scope of the strategy or not in any.
+    """
+    if not spans_workers():
+        return bool(flag)
+    return _sum([float(bool(flag))])[0] > 0
+
+
+def from_chief(values: list[float]) -> list[float]:
+    """The numbers that the chief (worker 0) passes, on every worker: for choices that come from measured times.
+
+    Args:
+        values: float64 numbers; the same count on every worker.
+    """
+    strategy = tf.distribute.get_strategy()
+    if not spans_workers(strategy):
+        return list(values)
+    chief = _workers(strategy)[0] == 0
+    return _sum([float(v) if chief else 0.0 for v in values])
+
+
+def check_same_everywhere(values: Mapping[str, Any], what: str) -> None:
+    """Refuses to go on when workers differ in what must be the same. All workers must call it.
+
+    Args:
+        values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
+        what: what is compared, for the message, for instance "the arguments of fit".
+
+    Raises:
+        ValueError: a value differs; the message names the workers, the value on each and the cure.
+        TimeoutError: a worker did not come to this place in time.
+    """
+    strategy = tf.distribute.get_strategy()
+    if not spans_workers(strategy):
+        return
+    me, workers = _workers(strategy)
+    place, timeout = next(_numbers), peer_timeout()
+    mine = json.loads(json.dumps(dict(values), default=repr))
+    set_value(f"unisono/same/{place}/{me}", json.dumps({"what": what, "values": mine}))
+    for other in range(workers):
+        if other == me:
+            continue
+        try:
+            theirs = json.loads(get_value(f"unisono/same/{place}/{other}", timeout))
+        except tf.errors.DeadlineExceededError:
+            raise TimeoutError(
+                f"worker {other} did not come to {what} within {timeout:g} s: every worker must run the same program. "
+                f"See why it is late, or allow more time (UNISONO_TIMEOUT)."
+            ) from None
+        _compare(what, me, mine, other, theirs)
+
+
+def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> None:
+    if theirs["what"] != what:
+        raise ValueError(
+            f"worker {me} is at {what}, and worker {other} at {theirs['what']}: every worker must run the same program."
+        )
+    for name in {**mine, **theirs["values"]}:
+        ours, others = mine.get(name), theirs["values"].get(name)
+        if ours != others:
+            first, second = sorted([(me, ours), (other, others)])
+            raise ValueError(
+                f"{name} must be the same on all workers for {what}. Received: {first[1]!r} on worker {first[0]}, "
+                f"{second[1]!r} on worker {second[0]}. Run the same program with the same data everywhere."
+            )
+
+
+def _workers(strategy: Any) -> tuple[int, int]:
+    """This worker's number, and how many there are."""
+    from .cluster import Cluster
+
+    resolver = strategy.cluster_resolver
+    jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
+    if not jobs or resolver.task_type not in jobs:
+        return 0, 1
+    cluster = Cluster(jobs, resolver.task_type, int(resolver.task_id or 0))
+    return cluster.worker_index, cluster.num_workers
+
+
+def _sum(numbers: list[float]) -> list[float]:
+    """The sums over workers, float64."""
+    strategy = tf.distribute.get_strategy()
+    add = _sums.get(strategy)
+    familiar = add is not None
+    if add is None:
+        add = _sums[strategy] = _make_sum(strategy)
+    with meeting(familiar):
+        return [float(v) for v in add(tf.constant(numbers, tf.float64)).numpy()]
+
+
+def _make_sum(strategy: Any) -> Callable[..., Any]:
+    owner = weakref.ref(strategy)
+
+    @tf.function(reduce_retracing=True)
+    def add(values: tf.Tensor) -> tf.Tensor:
+        strategy = owner()
+        assert strategy is not None  # narrows the type: the caller holds it
+
+        def on_replica(values: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            first = context.replica_id_in_sync_group % (strategy.num_replicas_in_sync // workers) == 0
+            part = tf.where(first, values, tf.zeros_like(values))
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, part)
+
+        total = strategy.run(on_replica, args=(values,))
+        return strategy.experimental_local_results(total)[0]
+
+    workers = _workers(strategy)[1]
+    return add

@@ -1,0 +1,255 @@
+"""Which cluster this process belongs to, read from TF_CONFIG or from Slurm's variables, and checked.
+
+Reading TF_CONFIG needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+_MORE_THAN_TASKS = 1024
+JOBS = ("chief", "worker", "ps", "evaluator", "stage")
+
+
+class ClusterError(ValueError):
+    """The description of the cluster cannot be right; the message names the mistake and the cure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """All processes that train together, and which of them this one is.
+
+    Attributes:
+        jobs: task type -> addresses "host:port" in the order of the task indices.
+        task_type: "chief", "worker", "ps", "evaluator" or "stage".
+        task_index: int; counted from 0 within the task type.
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    task_type: str
+    task_index: int
+
+    @property
+    def address(self) -> str:
+        """The "host:port" at which this process is to listen."""
+        return self.jobs[self.task_type][self.task_index]
+
+    @property
+    def has_parameter_servers(self) -> bool:
+        """Whether training is asynchronous, with variables on parameter servers."""
+        return bool(self.jobs.get("ps"))
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Addresses of the processes that train in step, chief first."""
+        return (*self.jobs.get("chief", ()), *self.jobs.get("worker", ()))
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that train: with parameter servers those that compute steps, else all that train in step."""
+        return len(self.jobs.get("worker", ())) if self.has_parameter_servers else len(self.workers)
+
+    @property
+    def worker_index(self) -> int:
+        """This worker's number, 0 to `num_workers - 1`; the chief is 0."""
+        if self.task_type == "worker" and not self.has_parameter_servers:
+            return self.task_index + len(self.jobs.get("chief", ()))
+        return self.task_index
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files, logs and the progress bar: the chief, or worker 0 where there is none."""
+        if self.task_type == "chief":
+            return True
+        return self.task_type == "worker" and self.task_index == 0 and not self.jobs.get("chief")
+
+
+def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
+    """The cluster that the environment describes: TF_CONFIG first, then Slurm.
+
+    Args:
+        environ: variables to read; None: those of this process. Slurm's are always those of this process.
+
+    Returns:
+        The cluster, or None where the environment describes none.
+
+    Raises:
+        ClusterError: what it describes cannot be right.
+    """
+    environ = os.environ if environ is None else environ
+    cluster = read_tf_config(environ)
+    if cluster is None and _is_slurm_task(environ):
+        cluster = _read_slurm()
+    return cluster
+
+
+def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
+    """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names no cluster.
+
+    Raises:
+        ClusterError: one sentence for each mistake there can be.
+    """
+    text = environ.get("TF_CONFIG")
+    if text is None:
+        return None
+    if not text.strip():
+        raise ClusterError("TF_CONFIG is set but empty: unset it, or describe the cluster in it.")
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ClusterError(f"TF_CONFIG is not JSON ({error}). Received: {_short(text)}") from None
+    if not isinstance(config, dict):
+        raise ClusterError(
+            f"TF_CONFIG must be a JSON object with 'cluster' and 'task'. Received: {_short(text)}"
+        )
+    if config == {}:
+        return None
+    if not config.get("cluster"):
+        raise ClusterError(
+            f"TF_CONFIG has no 'cluster': name the addresses of all tasks, or unset it. Received: {_short(text)}"
+        )
+    jobs = _read_jobs(config["cluster"])
+    kind, index = _read_task(config, jobs)
+    return Cluster(jobs, kind, index)
+
+
+def _read_jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict):
+        raise ClusterError(
+            f"TF_CONFIG's 'cluster' must map task types to lists of addresses. Received: {_short(cluster)}"
+        )
+    jobs = {}
+    for kind, addresses in cluster.items():
+        if kind not in JOBS:
+            raise ClusterError(
+                f"TF_CONFIG's 'cluster' has the unknown task type {kind!r}: use {', '.join(JOBS[:-1])}."
+            )
+        if isinstance(addresses, dict):  # TensorFlow allows {"0": address, "2": address}
+            addresses = _dense(kind, addresses)
+        if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
+            raise ClusterError(
+                f"TF_CONFIG's {kind!r} must be a list of addresses 'host:port'. Received: {_short(addresses)}"
+            )
+        for address in addresses:
+            _check_address(kind, address)
+        jobs[kind] = tuple(addresses)
+    counts = collections.Counter(address for addresses in jobs.values() for address in addresses)
+    if not counts:
+        raise ClusterError("TF_CONFIG's 'cluster' names no task: give at least one 'worker' address.")
+    twice = [address for address, count in counts.items() if count > 1]
+    if twice:
+        raise ClusterError(f"TF_CONFIG gives the address {twice[0]} to two tasks: each needs one of its own.")
+    if len(jobs.get("chief", ())) > 1:
+        raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be one.")
+    return jobs
+
+
+def _dense(kind: str, addresses: dict[str, Any]) -> list[Any]:
+    try:
+        return [addresses[str(index)] for index in range(len(addresses))]
+    except KeyError:
+        raise ClusterError(
+            f"TF_CONFIG's {kind!r} must name every index from 0 to {len(addresses) - 1}. "
+            f"Received: {sorted(addresses)}"
+        ) from None
+
+
+def _check_address(kind: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ClusterError(
+            f"TF_CONFIG's {kind!r} has an address that is not 'host:port' with a port from 1 to 65535. "
+            f"Received: {address!r}"
+        )
+
+
+def _read_task(config: dict[str, Any], jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+    task = config.get("task")
+    if not isinstance(task, dict) or "type" not in task:
+        raise ClusterError(
+            f"TF_CONFIG has no 'task': say which task this process is, for instance "
+            f'{{"type": "worker", "index": 0}}. Received: {_short(task)}'
+        )
+    kind = task["type"]
+    if not isinstance(kind, str) or kind not in jobs or not jobs[kind]:
+        raise ClusterError(
+            f"TF_CONFIG's task type must be one that its 'cluster' has ({', '.join(sorted(jobs))}). "
+            f"Received: {kind!r}"
+        )
+    index = task.get("index", 0 if kind == "chief" else None)
+    try:
+        number = int(index) if not isinstance(index, bool | float) else None
+    except (TypeError, ValueError):
+        number = None
+    if number is None:
+        raise ClusterError(f"TF_CONFIG's task index must be a whole number. Received: {index!r}")
+    if not 0 <= number < len(jobs[kind]):
+        raise ClusterError(
+            f"TF_CONFIG's task index must be from 0 to {len(jobs[kind]) - 1}, as there are {len(jobs[kind])} tasks "
+            f"of type {kind!r}. Received: {number}"
+        )
+    return kind, number
+
+
+def _is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """Whether `srun` started this process as one of several tasks."""
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    return "SLURM_PROCID" in environ and tasks.isdecimal() and int(tasks) > 1
+
+
+def _read_slurm() -> Cluster:
+    """The tasks of this job step, as TensorFlow's own resolver names them: each is one worker."""
+    import tensorflow as tf
+
+    try:
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            gpus_per_node=_MORE_THAN_TASKS, gpus_per_task=1, auto_set_gpu=False
+        )  # it cannot name the tasks of a machine without GPUs; which GPUs a task gets is decided in auto_strategy
+        spec = resolver.cluster_spec()
+    except (KeyError, RuntimeError, ValueError, IndexError) as error:
+        raise ClusterError(f"Slurm's variables do not describe the tasks of a job step: {error}") from None
+    jobs = {kind: tuple(addresses) for kind, addresses in spec.as_dict().items()}
+    return Cluster(jobs, resolver.task_type, resolver.task_id)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def _current() -> Cluster | None:
+    """The cluster of the current strategy if it spans workers, else the environment's."""
+    import sys
+
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+
+        resolver = getattr(tf.distribute.get_strategy(), "cluster_resolver", None)
+        if resolver is not None and resolver.task_type is not None:
+            jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
+            if jobs:
+                return Cluster(jobs, resolver.task_type, int(resolver.task_id or 0))
+    return read_cluster()
+
+
+def is_chief() -> bool:
+    """Whether this process writes files, logs and the progress bar; true where there is only one process."""
+    cluster = _current()
+    return cluster is None or cluster.is_chief
+
+
+def num_workers() -> int:
+    """Processes that train together; 1 where the environment and the current strategy name no cluster."""
+    cluster = _current()
+    return 1 if cluster is None else max(1, cluster.num_workers)
+
+
+def worker_index() -> int:
+    """This worker's number, 0 to `num_workers() - 1`; the chief's is 0."""
+    cluster = _current()
+    return 0 if cluster is None else cluster.worker_index

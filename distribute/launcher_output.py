@@ -1,0 +1,112 @@
+"""What the workers print: prefixed, coloured on a terminal, kept in log files, the last lines remembered."""
+
+from __future__ import annotations
+
+import collections
+import os
+import selectors
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+_COLOURS = (36, 33, 32, 35, 34, 31)
+_LAST_LINES = 20
+_LONGEST_LINE = 1 << 16
+
+
+class Output:
+    """Reads the pipes of all processes of one attempt and writes their lines on, each line whole.
+
+    It never blocks and has no thread: the launcher calls `pump` in its loop.
+
+    Args:
+        names: of the tasks; they set the width of the prefix and the colours.
+        log_dir: directory for one file for each task, or None.
+        attempt: int; 0, or the number of the restart, which is part of the files' names.
+    """
+
+    def __init__(self, names: list[str], log_dir: Path | None, attempt: int) -> None:
+        self._width = max(map(len, names))
+        self._colour = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+        self._log_dir, self._attempt = log_dir, attempt
+        self._selector = selectors.DefaultSelector()
+        self._logs: dict[str, IO[bytes]] = {}
+        self._last: dict[str, collections.deque[str]] = {
+            n: collections.deque(maxlen=_LAST_LINES) for n in names
+        }
+
+    def add(self, name: str, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        """Reads the two pipes of `name` from now on, and closes them when they end."""
+        if self._log_dir is not None and name not in self._logs:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            restart = f".restart-{self._attempt}" if self._attempt else ""
+            self._logs[name] = open(self._log_dir / f"{name}{restart}.log", "ab", buffering=0)  # noqa: SIM115
+        for pipe, target in ((stdout, sys.stdout), (stderr, sys.stderr)):
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, [name, target, b""])
+
+    def pump(self, timeout: float) -> bool:
+        """Writes what has come within `timeout` seconds; says whether there was anything."""
+        if not self._selector.get_map():
+            return False
+        events = self._selector.select(timeout)
+        for key, _ in events:
+            self._read(key.fileobj, key.data)
+        return bool(events)
+
+    def drain(self) -> None:
+        """Writes what is in the pipes now; for processes that have ended, whoever may still hold their pipes."""
+        for _ in range(1000):
+            if not self.pump(0):
+                return
+
+    def last_lines(self, name: str) -> list[str]:
+        """The last lines that `name` printed, oldest first."""
+        return list(self._last[name])
+
+    def close(self) -> None:
+        """Writes half lines too, and closes everything."""
+        for key in list(self._selector.get_map().values()):
+            self._end(key.fileobj, key.data)
+        self._selector.close()
+        for log in self._logs.values():
+            log.close()
+
+    def _read(self, pipe: Any, state: list[Any]) -> None:
+        try:
+            data = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        name, target, rest = state
+        if not data:
+            self._end(pipe, state)
+            return
+        if name in self._logs:
+            self._logs[name].write(data)
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        state[2] = rest
+        for line in lines:
+            self._write(name, target, line)
+
+    def _end(self, pipe: Any, state: list[Any]) -> None:
+        self._selector.unregister(pipe)
+        pipe.close()
+        if state[2]:
+            self._write(state[0], state[1], state[2])
+            state[2] = b""
+
+    def _write(self, name: str, target: Any, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        if text.strip():
+            self._last[name].append(text)
+        prefix = f"[{name}]".ljust(self._width + 2)
+        if target.isatty() and "NO_COLOR" not in os.environ:
+            prefix = f"\x1b[{self._colour[name]}m{prefix}\x1b[0m"
+        try:
+            print(f"{prefix} {text}", file=target, flush=True)
+        except (BrokenPipeError, ValueError, UnicodeEncodeError):
+            return  # nobody reads us any more; the workers go on

@@ -1,0 +1,171 @@
+"""What `launch` starts: the processes of one cluster on this machine, each with its command and its environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+LOOPBACK = "127.0.0.1"
+_SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The cluster that `launch` was asked for.
+
+    Attributes:
+        workers: int >= 1; processes that train.
+        replicas_per_worker: int or None; replicas of each worker. None: one for each GPU of the worker, else one.
+        parameter_servers: int; with any, the script runs on the coordinator alone and workers wait for its steps.
+        stages: int >= 1; stages of the pipeline. Each process that runs the script gets `stages - 1` helpers.
+        timeout: float; seconds after which a lost peer is an error.
+    """
+
+    workers: int = 1
+    replicas_per_worker: int | None = None
+    parameter_servers: int = 0
+    stages: int = 1
+    timeout: float = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One process to start.
+
+    Attributes:
+        name: what logs call it, for instance `worker-0`.
+        command: program and arguments.
+        env: variables set beside those of the launcher.
+        role: "script": the cluster is done when all of these are. "server": ends with the scripts, not before.
+            "spare": a server whose loss the scripts survive; it is started again alone.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    role: str = "script"
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different loopback ports that nobody listens on at this moment."""
+    sockets = []
+    try:
+        for _ in range(count):
+            sockets.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            sockets[-1].bind((LOOPBACK, 0))
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
+    """The processes of one attempt, with fresh ports.
+
+    Args:
+        layout: the cluster.
+        script: the script and its arguments.
+
+    Raises:
+        ValueError: the machine has GPUs, but fewer than the layout needs.
+    """
+    command = (sys.executable, "-u", *script)
+    common = {"PYTHONUNBUFFERED": "1", "UNISONO_TIMEOUT": f"{layout.timeout:g}"}
+    if layout.replicas_per_worker is not None:
+        common["UNISONO_REPLICAS_PER_WORKER"] = str(layout.replicas_per_worker)
+    if layout.parameter_servers:
+        return _plan_parameter_servers(layout, command, common)
+    addresses = _addresses(layout.workers)
+    tasks = []
+    for index, gpus in enumerate(_gpus_of_workers(layout)):
+        env = common | gpus | {"TF_CONFIG": _tf_config({"worker": addresses}, "worker", index)}
+        tasks += _with_stages(Task(f"worker-{index}", command, env), layout.stages)
+    return tasks
+
+
+def _plan_parameter_servers(layout: Layout, command: tuple[str, ...], common: dict[str, str]) -> list[Task]:
+    addresses = _addresses(1 + layout.workers + layout.parameter_servers)
+    cluster = {
+        "chief": addresses[:1],
+        "worker": addresses[1 : 1 + layout.workers],
+        "ps": addresses[1 + layout.workers :],
+    }
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
+
+    def env(kind: str, index: int, gpus: Mapping[str, str]) -> dict[str, str]:
+        return {**common, **gpus, "TF_CONFIG": _tf_config(cluster, kind, index)}
+
+    tasks = [
+        Task(f"ps-{index}", _SERVER, env("ps", index, no_gpu), "server")
+        for index in range(layout.parameter_servers)
+    ]
+    tasks += [
+        Task(f"worker-{index}", _SERVER, env("worker", index, gpus), "spare")
+        for index, gpus in enumerate(_gpus_of_workers(layout))
+    ]
+    return tasks + _with_stages(Task("chief", command, env("chief", 0, no_gpu)), layout.stages)
+
+
+def _with_stages(task: Task, stages: int) -> list[Task]:
+    """`task`, and before it the helper processes that compute the later stages of its pipeline."""
+    if stages == 1:
+        return [task]
+    addresses = _addresses(stages - 1)
+    helpers = [
+        Task(
+            f"{task.name}-stage-{index + 1}",
+            _SERVER,
+            dict(task.env) | {"TF_CONFIG": _tf_config({"stage": addresses}, "stage", index)},
+            "server",
+        )
+        for index in range(stages - 1)
+    ]
+    env = dict(task.env) | {"UNISONO_STAGES": ",".join(addresses)}
+    return [*helpers, dataclasses.replace(task, env=env)]
+
+
+def _addresses(count: int) -> list[str]:
+    return [f"{LOOPBACK}:{port}" for port in free_ports(count)]
+
+
+def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+
+
+def _gpus_of_workers(layout: Layout) -> list[dict[str, str]]:
+    """For each worker the variable that shows it its own GPUs; nothing where the machine has none."""
+    gpus = visible_gpus()
+    if not gpus:
+        return [{} for _ in range(layout.workers)]
+    each = layout.replicas_per_worker or len(gpus) // layout.workers
+    if each * layout.workers > len(gpus) or not each:
+        raise ValueError(
+            f"workers ({layout.workers}) * replicas per worker ({max(each, 1)}) must not be more than the GPUs that "
+            f"are visible ({len(gpus)}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+        )
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])} for i in range(layout.workers)
+    ]
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that CUDA shows to this process, found without TensorFlow; [] where there are none."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+        return [name for name in names if name and name not in ("-1", "NoDevFiles")]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    count = sum(line.startswith("GPU ") for line in listing.splitlines())
+    return [str(index) for index in range(count)]

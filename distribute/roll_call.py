@@ -1,0 +1,116 @@
+"""Is everybody there? Asked over plain sockets before TensorFlow joins the cluster, because it would wait for an hour.
+
+Each worker listens at its own address, says who it is to whoever connects, and asks all others. Once it has seen them
+all it gives its port to TensorFlow's server. A peer that is already there with that server counts as seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from .cluster import Cluster, ClusterError
+
+_HELLO = b"unisono "
+_PAUSE = 0.1
+_ASK = 2.0
+_HTTP2_SETTINGS = 4
+
+
+def roll_call(cluster: Cluster, timeout: float) -> None:
+    """Waits until every worker of the cluster has come.
+
+    Args:
+        cluster: this process must be one of its workers.
+        timeout: float; seconds.
+
+    Raises:
+        ClusterError: this worker's port is taken, or a peer has another description of the cluster.
+        TimeoutError: a worker has not come in time; the message names it.
+    """
+    mark = _HELLO + hashlib.sha256(json.dumps(cluster.workers).encode()).hexdigest()[:32].encode() + b"\n"
+    missing = {i: address for i, address in enumerate(cluster.workers) if i != cluster.worker_index}
+    until = time.monotonic() + timeout
+    with _answering(cluster, mark):
+        while True:
+            for index, address in list(missing.items()):
+                answer = _ask(address, max(0.1, min(_ASK, until - time.monotonic())))
+                if answer.startswith(_HELLO) and answer != mark:
+                    raise ClusterError(
+                        f"worker {index} at {address} has a TF_CONFIG with other workers than this one "
+                        f"(worker {cluster.worker_index}): give the same 'cluster' to all."
+                    )
+                if answer == mark or _is_grpc(answer):
+                    del missing[index]
+            if not missing:
+                return
+            if time.monotonic() > until:
+                names = ", ".join(f"worker {index} ({address})" for index, address in missing.items())
+                raise TimeoutError(
+                    f"{names} did not come within {timeout:g} s: see why it does not start, or allow more time "
+                    f"(launch --timeout, or the variable UNISONO_TIMEOUT)."
+                )
+            time.sleep(_PAUSE)
+
+
+@contextlib.contextmanager
+def _answering(cluster: Cluster, mark: bytes) -> Iterator[None]:
+    """Says `mark` to everybody who connects to this worker's address."""
+    host, _, port = cluster.address.rpartition(":")
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1" if host in ("localhost", "127.0.0.1") else "", int(port)))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ClusterError(
+            f"worker {cluster.worker_index} is to listen at {cluster.address}, but this port is in use by another "
+            f"process ({error.strerror}): end that process, or give another port in TF_CONFIG."
+        ) from None
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), connection:
+                connection.sendall(mark)
+
+    thread = threading.Thread(target=answer, name="unisono-roll-call", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        listener.close()
+        thread.join(_ASK)
+
+
+def _ask(address: str, timeout: float) -> bytes:
+    """The first bytes that whoever listens there says; b"" where nobody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout) as connection:
+            connection.settimeout(timeout)
+            data = b""
+            while not data.endswith(b"\n") and len(data) < 64:
+                more = connection.recv(64 - len(data))
+                data += more
+                if not more or _is_grpc(data):
+                    break
+            return data
+    except OSError:
+        return b""
+
+
+def _is_grpc(data: bytes) -> bool:
+    """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
+    return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"

@@ -1,0 +1,45 @@
+"""A process that serves others: a parameter server, a worker of a coordinator, or a later stage of a pipeline.
+
+`python -m unisono.distribute.server` reads TF_CONFIG, starts TensorFlow's gRPC server for its task and waits until it is
+ended. `python -m unisono launch` starts these processes; on a cluster each machine runs the command itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from .cluster import ClusterError, read_tf_config
+
+
+def main() -> int:
+    """Serves until a signal ends the process.
+
+    Returns:
+        2 if TF_CONFIG is missing or wrong; otherwise it does not return.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the server to return
+    try:
+        cluster = read_tf_config(os.environ)
+        if cluster is None:
+            raise ClusterError("TF_CONFIG is not set: a server finds its address and its task there.")
+    except ClusterError as error:
+        print(f"unisono.distribute.server: {error}", file=sys.stderr)
+        return 2
+    import tensorflow as tf
+
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(cluster.jobs),
+        job_name=cluster.task_type,
+        task_index=cluster.task_index,
+        protocol="grpc",
+        start=True,
+    )
+    print(f"serving {cluster.task_type} {cluster.task_index} at {cluster.address}", flush=True)
+    server.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What we touch of TensorFlow that is not public. `tests/unit/test_cluster_internals.py` fails when it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.eager import context
+
+MultiWorkerExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+
+
+def configure_coordination(
+    leader: str, jobs: Sequence[tuple[str, int]], heartbeat_seconds: float, shutdown_seconds: float
+) -> None:
+    """Sets the times of the service by which workers notice that a peer has died, before TensorFlow starts it.
+
+    Args:
+        leader: device name of the task that runs the service.
+        jobs: task types and the number of their tasks.
+        heartbeat_seconds: silence after which a task counts as dead.
+        shutdown_seconds: how long a task that ends waits for the others to end too.
+    """
+    if context.context().coordination_service is not None:
+        return
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=leader,
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_seconds),
+        shutdown_barrier_timeout_in_ms=int(1000 * shutdown_seconds),
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name=n, num_tasks=k) for n, k in jobs],
+    )
+
+
+def set_value(key: str, value: str) -> None:
+    """Stores a value on the service that all workers reach; a key can be set once."""
+    context.context().set_config_key_value(key, value)
+
+
+def get_value(key: str, timeout_seconds: float) -> str:
+    """Waits for a key to be set.
+
+    Raises:
+        tf.errors.DeadlineExceededError: it was not, in time.
+    """
+    return context.context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
+
+
+def delete_value(key: str) -> None:
+    """Forgets a key."""
+    context.context().delete_config_key_value(key)
+
+
+def abort_collectives(message: str) -> None:
+    """Ends every collective of this process, now and later, with an UnavailableError that says `message`."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def report_error(message: str) -> None:
+    """Ends the collectives of every worker, with an error that says `message`."""
+    context.context().report_error_to_cluster(tf.errors.INTERNAL, message)
+
+
+def wrap_multi_worker_start(around: Callable[[Any, Callable[[], None]], None]) -> None:
+    """Has `around(cluster_resolver, start)` called wherever a MultiWorkerMirroredStrategy joins its cluster."""
+    original = MultiWorkerExtended._initialize_multi_worker
+    if hasattr(original, "wrapped"):
+        return
+
+    def initialize(self: Any, cluster_resolver: Any) -> None:
+        around(cluster_resolver, lambda: original(self, cluster_resolver))
+
+    initialize.wrapped = original
+    MultiWorkerExtended._initialize_multi_worker = initialize
+
+
+def wrap_local_devices(count_cpu_replicas: Callable[[], int]) -> None:
+    """Lets a worker without accelerators have several replicas, one on each of its logical CPU devices."""
+    original = MultiWorkerExtended._initialize_local_devices
+    if hasattr(original, "wrapped"):
+        return
+
+    def devices(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        found, kind = original(self, cluster_resolver, worker_device)
+        if kind == "CPU":
+            found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
+        return found, kind
+
+    devices.wrapped = original
+    MultiWorkerExtended._initialize_local_devices = devices

@@ -1,0 +1,107 @@
+"""`python -m unisono launch`: the arguments; the work is done in `distribute.launcher`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono.distribute.launcher import Launcher
+from unisono.distribute.launcher_tasks import Layout
+
+
+def main(argv: Sequence[str]) -> int:
+    """Starts the cluster and waits for its end.
+
+    Returns:
+        0 if every script ended with 0; else the status of the one that failed first, 128 + n if signal n ended it.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    script = options.script
+    if not os.path.isfile(script):
+        parser.error(f"there is no file {script!r} to run")
+    layout = Layout(
+        workers=options.workers,
+        replicas_per_worker=options.replicas_per_worker,
+        parameter_servers=options.parameter_servers,
+        stages=options.stages,
+        timeout=options.timeout,
+    )
+    launcher = Launcher(
+        [script, *options.arguments], layout, options.restarts, options.log_dir, options.grace
+    )
+    try:
+        return launcher.run()
+    except ValueError as error:
+        print(f"unisono launch: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m unisono launch",
+        description="Start N worker processes on this machine, each with TF_CONFIG set, and run a script on them.",
+    )
+    whole, seconds = _at_least(int, 1), _at_least(float, 0)
+    add = parser.add_argument
+    add("--workers", type=whole, default=1, metavar="N", help="worker processes (default 1)")
+    add(
+        "--replicas-per-worker",
+        type=whole,
+        metavar="R",
+        help="replicas of each worker (default: its share of the GPUs, or one); on the CPU these are logical devices",
+    )
+    add(
+        "--parameter-servers",
+        type=_at_least(int, 0),
+        default=0,
+        metavar="M",
+        help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
+    )
+    add(
+        "--stages",
+        type=whole,
+        default=1,
+        metavar="K",
+        help="stages of the pipeline, each a process of its own",
+    )
+    add(
+        "--restarts",
+        type=_at_least(int, 0),
+        default=0,
+        metavar="K",
+        help="start all again up to K times after one has failed (default 0)",
+    )
+    add("--log-dir", type=Path, metavar="D", help="write the output of each process to a file in D as well")
+    add(
+        "--timeout",
+        type=_at_least(float, 1),
+        default=60.0,
+        metavar="SECONDS",
+        help="after which a peer that died, hangs or never came is an error (default 60)",
+    )
+    add(
+        "--grace",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="for the workers to end after SIGINT, SIGTERM or SIGHUP, before they are killed (default 30)",
+    )
+    add("script", help="the Python file that each worker runs")
+    add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
+    return parser
+
+
+def _at_least(kind: Callable[[str], Any], least: int) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, received {text}")
+        return value
+
+    parse.__name__ = "whole number" if kind is int else "number"
+    return parse
