@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export CUDA_VISIBLE_DEVICES ?=
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench docs clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,10 @@ format: $(BIN)/unisono-dev.stamp
 
 bench: $(BIN)/unisono-dev.stamp
 	$(BIN)/python -m benchmarks
+
+docs: $(BIN)/unisono-dev.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
