@@ -38,26 +38,26 @@ def global_mean(
 
         part_r = sum_i w_i v_i / sum over replicas of n_r
 
-    Replicas may hold different numbers of rows, or none. The gradient of the part, summed over the replicas (which
-    is what an optimizer does), is the gradient of the mean.
+    Replicas may hold different numbers of rows, or none. The gradient of the part, summed over the replicas (which is
+    what an optimizer does), is the gradient of the mean.
 
     Args:
         values: float tensor (rows, ...) of this replica; usually one loss for each row (`reduction="none"`).
-        sample_weight: tensor whose shape is a prefix of that of `values` ((rows,) is usual), or one that broadcasts
-            to it. None: ones.
-        reduction: what is counted. `"sum_over_batch_size"`, the default of every Keras loss: n_r is the number of
-            values, so that weights change the size of the mean. `"mean_with_sample_weight"`: n_r is the sum of
-            the weights.
+        sample_weight: tensor whose shape is a prefix of that of `values` ((rows,) is usual), or one that
+            broadcasts to it. None: ones.
+        reduction: what is counted. `"sum_over_batch_size"`, the default of every Keras loss: n_r is the number
+            of values, so that weights change the size of the mean. `"mean_with_sample_weight"`: n_r is the sum
+            of the weights.
 
     Returns:
-        A scalar of the dtype of `values` (float32 for float16 and bfloat16, whose sums would lose digits); 0 where
-        the whole global batch is empty or weighs nothing.
+        A scalar of the dtype of `values` (float32 for float16 and bfloat16, whose sums would lose digits); 0
+        where the whole global batch is empty or weighs nothing.
 
     Raises:
         ValueError: unknown `reduction`, or weights that do not fit the values.
 
     Context: replica; or no strategy, where it is the plain mean. Inside a step of `unisono.Model` (an overridden
-    `train_step`) the part is divided by this replica's share of the rows, the unit that such steps are written in.
+    `train_step`) the part is divided by this replica's share of the rows, the unit that such steps are in.
 
     >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
     1.25
@@ -69,7 +69,7 @@ def global_mean(
         )
     if tf.distribute.get_replica_context() is None:
         raise RuntimeError(
-            "`global_mean` was called outside of `strategy.run`: call it inside, where each replica has its own values."
+            "`global_mean` was called outside of `strategy.run`: call it inside, where each replica has its values."
         )
     values = tf.convert_to_tensor(values)
     if not values.dtype.is_floating or values.dtype in (tf.float16, tf.bfloat16):
@@ -103,7 +103,7 @@ def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
         fits = False
     if not fits:
         raise ValueError(
-            f"`sample_weight` of shape {tf.convert_to_tensor(sample_weight).shape} does not fit `values` of shape "
-            f"{values.shape}: give one weight for each row, or one for each value."
+            f"`sample_weight` of shape {tf.convert_to_tensor(sample_weight).shape} does not fit `values` "
+            f"of shape {values.shape}: give one weight for each row, or one for each value."
         )
     return weights

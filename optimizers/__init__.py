@@ -5,6 +5,8 @@ from typing import Any as _Any
 
 import keras as _keras
 
+from . import multi_optimizer as _multi_optimizer  # noqa: F401  (registers its class)
+from . import schedules as schedules
 from .adoption import adopt as adopt
 from .adoption import class_for as _class_for
 from .adoption import publish as _publish
@@ -18,23 +20,41 @@ from .call_options import updates_so_far as updates_so_far
 from .optimizer import Optimizer as Optimizer
 from .optimizer import apply_contributions as apply_contributions
 from .pipeline import run_stages as run_stages
+from .transformers import AdaptiveClip as AdaptiveClip
+from .transformers import AddDecayedWeights as AddDecayedWeights
+from .transformers import ClipByGlobalNorm as ClipByGlobalNorm
+from .transformers import ClipByNorm as ClipByNorm
+from .transformers import ClipByValue as ClipByValue
+from .transformers import GradientNoise as GradientNoise
+from .transformers import centralize as centralize
 
 if _TYPE_CHECKING:
     from keras.optimizers import *  # noqa: F403
 
 
-def _publish_all() -> list[str]:
-    """Makes a class of ours for every optimizer class of the installed Keras."""
-    made = []
-    for name, cls in vars(_keras.optimizers).items():
-        if isinstance(cls, type) and issubclass(cls, _keras.optimizers.Optimizer):
-            if cls is not _keras.optimizers.Optimizer:
-                globals()[name] = _publish(cls, __name__)
-                made.append(name)
-    return made
+OptimizerMap = _keras.optimizers.OptimizerMap
+
+_LATE = {"LossScaleOptimizer": _keras.optimizers.LossScaleOptimizer}
+"""Made by a package above this one: imported when it is first used."""
 
 
-_published = _publish_all()
+def _published() -> dict[str, type]:
+    """A class of ours for every optimizer class of the installed Keras."""
+    return {
+        name: _publish(cls, __name__)
+        for name, cls in vars(_keras.optimizers).items()
+        if isinstance(cls, type) and issubclass(cls, _keras.optimizers.Optimizer)
+        if cls is not _keras.optimizers.Optimizer and name not in _LATE
+    }
+
+
+globals().update(_published())
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _class_for(_LATE[name])
 
 
 def get(identifier: _Any) -> _Any:

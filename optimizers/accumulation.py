@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..distribute.replicas import local_copy
 from .keras_internals import overwritten_by_gradient
-from .slices import assign_add, dense, map_values
+from .slices import assign_add, dense, times
 
 Pairs = list[tuple[Any, Any]]
 
@@ -62,7 +62,7 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
         accumulator = accumulators[id(variable)]
         if overwritten_by_gradient(variable):
             return tf.maximum(dense(gradient), accumulator)
-        own = dense(gradient) * tf.cast(weight, accumulator.dtype)
+        own = tf.cast(dense(gradient), accumulator.dtype) * tf.cast(weight, accumulator.dtype)
         return tf.math.divide_no_nan(accumulator + own, tf.cast(total, accumulator.dtype))
 
     def finish() -> tf.Tensor:
@@ -83,10 +83,7 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
             if overwritten_by_gradient(variable):
                 accumulator.assign(tf.maximum(dense(gradient), accumulator))
             else:
-                scaled = map_values(
-                    lambda x: tf.cast(x, accumulator.dtype) * tf.cast(weight, accumulator.dtype), gradient
-                )  # noqa: B023
-                assign_add(accumulator, scaled)
+                assign_add(accumulator, times(gradient, weight, accumulator.dtype))
         carried.assign(total)
         return tf.constant(True)
 

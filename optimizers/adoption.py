@@ -7,6 +7,7 @@ calls our methods with `super()`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from .keras_internals import save_as
 from .optimizer import Optimizer
 
 _classes: dict[type, type] = {keras.optimizers.Optimizer: Optimizer}
+
+_homes = {keras.optimizers.LossScaleOptimizer: "..mixed_precision"}
+"""Classes that a package above this one registers (`register_class`); it is imported when such a class is asked for."""
 
 
 def class_for(cls: type) -> type:
@@ -30,6 +34,8 @@ def class_for(cls: type) -> type:
     """
     if issubclass(cls, Optimizer):
         return cls
+    if cls in _homes and cls not in _classes:
+        importlib.import_module(_homes[cls], __package__)
     if cls not in _classes:
         parent = next(base for base in cls.__mro__[1:] if issubclass(base, keras.optimizers.Optimizer))
         own = _make(cls, class_for(parent))

@@ -36,7 +36,8 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
             if optimizer.built:
                 return
             with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
-                move_to_strategy(optimizer, strategy)
+                for each in (optimizer, *inner_optimizers(optimizer)):
+                    move_to_strategy(each, strategy)
                 optimizer.build(list(variables))
                 optimizer.built = True
 
@@ -47,11 +48,20 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
         run_in_thread(create)
 
 
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """Those that `optimizer` wraps, and that it builds."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    wrapped = list(getattr(optimizer, "_inner_optimizers", ())) + ([] if inner is None else [inner])
+    return wrapped + [deeper for each in wrapped for deeper in inner_optimizers(each)]
+
+
 def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Gives an optimizer that was created outside of `strategy.scope()` counters that belong to the strategy.
 
     Context: cross-replica; the optimizer is not built yet.
     """
+    if optimizer.built:
+        return
     optimizer._distribution_strategy = strategy
     if not tf.distribute.has_strategy():
         return

@@ -84,7 +84,7 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
         if id(variable) not in gradients:
             names = [name_of(v) for _, v in returned]
             raise ValueError(f"{rule}. It lost the variable {name_of(variable)} and returned {names}.")
-    for original, variable in before:
+    for _, variable in before:
         gradient = gradients[id(variable)]
         if gradient is None:
             raise ValueError(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")

@@ -27,9 +27,9 @@ from .accumulation import accumulate
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
 from .building import ensure_built
 from .call_options import CallOptions, call_options, current_options, frozen_iterations
-from .collected_writes import CollectedWrites
+from .earlier_writes import EarlierWrites
 from .keras_internals import direct_writes, overwritten_by_gradient
-from .slices import map_values, unique_rows, values_of
+from .slices import divided, map_values, unique_rows, values_of
 
 Pairs = list[tuple[Any, Any]]
 
@@ -41,6 +41,7 @@ def run_stages(
     *,
     scale: Any = None,
     check_finite: bool = False,
+    veto: Any = None,
     options: CallOptions | None = None,
 ) -> Any:
     """One call of an optimizer: aggregate, unscale, verdict, transform, apply.
@@ -50,6 +51,7 @@ def run_stages(
         grads_and_vars: this replica's gradients (dense, `tf.IndexedSlices` or None) and their variables.
         scale: scalar that the loss was multiplied with, beside the optimizer's own `loss_scale_factor`.
         check_finite: whether to skip the update, every bit left as it was, unless all aggregated gradients are finite.
+        veto: bool scalar tensor, the same on every replica; with `check_finite`: true skips the update in any case.
         options: None: those of the call that this thread is in.
 
     Returns:
@@ -62,23 +64,28 @@ def run_stages(
     pairs = checks.checked_pairs(grads_and_vars)
     ensure_built(optimizer, [v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
-        return _in_every_replica(optimizer, pairs, scale, check_finite, options)
+        return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs = checks.with_gradients(optimizer, pairs)
     weight_total = _weight_total(options)
 
     pairs = aggregate(optimizer, pairs, options)
     pairs = unscale(optimizer, pairs, scale)
     verdict = all_finite(optimizer, pairs, options) if check_finite else True
-    collected = CollectedWrites([v for _, v in pairs])
+    if veto is not None:
+        verdict = tf.logical_and(verdict, tf.logical_not(veto))
+    earlier = EarlierWrites([v for _, v in pairs])
 
     def write(applies: Any, gradients: Sequence[Any], weight: Any) -> None:
         aggregated = [(g, v) for g, (_, v) in zip(gradients, pairs)]
 
         def apply_all() -> None:
             with direct_writes():
-                collected.flush()
-                for each, part in optimizer.split(aggregated):
+                earlier.flush()
+                parts = optimizer.split(aggregated)
+                for each, part in parts:
                     transform_and_apply(each, part, weight)
+                if all(each is not optimizer for each, _ in parts):
+                    local_copy(optimizer._iterations).assign_add(1)
 
         if applies is True:
             apply_all()
@@ -121,15 +128,7 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
     """Stage 2: the gradient of the loss itself, not of the scaled loss."""
     for factor in (optimizer.loss_scale_factor, scale):
         if factor is not None:
-            pairs = [
-                (
-                    g
-                    if overwritten_by_gradient(v)
-                    else map_values(lambda x: x / tf.cast(factor, x.dtype), g),
-                    v,
-                )  # noqa: B023
-                for g, v in pairs
-            ]
+            pairs = [(g if overwritten_by_gradient(v) else divided(g, factor), v) for g, v in pairs]
     return pairs
 
 
@@ -189,11 +188,13 @@ def _weight_total(options: CallOptions) -> Any:
     if options.weight_total is not None:
         return options.weight_total
     step = current_step()
-    return 1 if step is None else step.global_rows
+    if step is None:
+        return 1
+    return step.weight_totals[0] if len(step.weight_totals) == 1 else step.global_rows
 
 
 def _in_every_replica(
-    optimizer: Any, pairs: Pairs, scale: Any, check_finite: bool, options: CallOptions
+    optimizer: Any, pairs: Pairs, scale: Any, check_finite: bool, veto: Any, options: CallOptions
 ) -> Any:
     """The stages on each replica, called from cross-replica context.
 
@@ -210,7 +211,9 @@ def _in_every_replica(
             gradients = [map_values(only_first, g) if w else g for g, w in zip(gradients, whole)]
         mine = [(g, v) for g, (_, v) in zip(gradients, pairs)]
         with call_options(options):
-            return tf.convert_to_tensor(run_stages(optimizer, mine, scale=scale, check_finite=check_finite))
+            return tf.convert_to_tensor(
+                run_stages(optimizer, mine, scale=scale, check_finite=check_finite, veto=veto)
+            )
 
     verdict = strategy.run(on_replica, args=(gradients,))
     return strategy.experimental_local_results(verdict)[0] if check_finite else True

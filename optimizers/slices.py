@@ -21,6 +21,21 @@ def map_values(fn: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Grad
     return fn(gradient)
 
 
+def times(gradient: Gradient, factor: Any, dtype: Any = None) -> Gradient:
+    """`gradient * factor`, first cast to `dtype` (None: its own)."""
+
+    def multiply(values: tf.Tensor) -> tf.Tensor:
+        values = tf.cast(values, dtype or values.dtype)
+        return values * tf.cast(factor, values.dtype)
+
+    return map_values(multiply, gradient)
+
+
+def divided(gradient: Gradient, divisor: Any) -> Gradient:
+    """`gradient / divisor`."""
+    return map_values(lambda values: values / tf.cast(divisor, values.dtype), gradient)
+
+
 def values_of(gradient: Gradient) -> tf.Tensor:
     """The numbers of the gradient, without the rows that slices leave out."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -1,0 +1,92 @@
+"""Different optimizers for different variables, behind one aggregation and one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from .adoption import adopt, register_class
+from .optimizer import Optimizer
+
+
+class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
+    """Keras' `MultiOptimizer`: aggregates, unscales and judges once, then each optimizer transforms and applies its part.
+
+    It owns which variable belongs to which optimizer. Transformers, clipping, decay and accumulation belong to the
+    optimizers inside; `gradient_aggregator` belongs here.
+    """
+
+    def __init__(
+        self, optimizer_map: Any, *args: Any, gradient_aggregator: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(optimizer_map, *args, **kwargs)
+        self.gradient_aggregator = gradient_aggregator
+        self.on_adopted()
+
+    def on_adopted(self) -> None:
+        """The optimizers inside get the pipeline too."""
+        for inner in self._inner_optimizers:
+            adopt(inner)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Builds each optimizer for its variables.
+
+        Raises:
+            ValueError: an optimizer inside has an aggregator of its own.
+        """
+        super().build(variables)
+        self.on_adopted()
+        for inner in self._inner_optimizers:
+            if inner.gradient_aggregator is not None:
+                raise ValueError(
+                    f"`gradient_aggregator` of {inner.name}, inside of a MultiOptimizer, would never be called: "
+                    "gradients are aggregated once for all. Give it to the MultiOptimizer."
+                )
+
+    def split(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, list[tuple[Any, Any]]]]:
+        """The pairs of each optimizer, without those that have none."""
+        parts: list[tuple[Any, list[tuple[Any, Any]]]] = [(inner, []) for inner in self._inner_optimizers]
+        for gradient, variable in pairs:
+            parts[self._var_to_optimizer_idx[self._var_key(variable)]][1].append((gradient, variable))
+        return [(inner, part) for inner, part in parts if part]
+
+    @property
+    def gradient_transformers(self) -> list[Any]:
+        """Always empty: transformers belong to the optimizers inside."""
+        return []
+
+    @gradient_transformers.setter
+    def gradient_transformers(self, stages: Any) -> None:
+        if stages:
+            raise ValueError(
+                "`gradient_transformers` belong to the optimizers inside of a MultiOptimizer: give them to those. "
+                f"Received: {stages!r}"
+            )
+
+    apply = Optimizer.apply
+    set_weights = keras.optimizers.MultiOptimizer.set_weights
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras' configuration, and the aggregator if there is one."""
+        config = keras.optimizers.MultiOptimizer.get_config(self)
+        if self.gradient_aggregator is not None:
+            config["gradient_aggregator"] = keras.saving.serialize_keras_object(self.gradient_aggregator)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """The reverse of `get_config`."""
+        config = dict(config)
+        if config.get("gradient_aggregator") is not None:
+            config["gradient_aggregator"] = keras.saving.deserialize_keras_object(
+                config["gradient_aggregator"], custom_objects=custom_objects
+            )
+        config["optimizer_map"] = keras.saving.deserialize_keras_object(
+            config["optimizer_map"], custom_objects=custom_objects
+        )
+        return cls(**config)
+
+
+register_class(keras.optimizers.MultiOptimizer, MultiOptimizer)
