@@ -3,5 +3,6 @@
 from .base import Chunk, Source
 from .make import make_source
 from .rows import concat_rows, row_count, slice_rows
+from .split import split_for_validation
 
-__all__ = ["Chunk", "Source", "concat_rows", "make_source", "row_count", "slice_rows"]
+__all__ = ["Chunk", "Source", "concat_rows", "make_source", "row_count", "slice_rows", "split_for_validation"]

@@ -1,6 +1,7 @@
 """Batches from arrays: an order of rows for every epoch, and the rows read in that order.
 
-The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a resume.
+The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a
+resume.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ RAN_OUT = (
 class RowOrder:
     """Which rows make up which batch. Owns the calendar of passes and batches; holds no data.
 
-    Without `steps_per_epoch` an epoch is one pass over the rows. With it, a pass lasts for as many epochs as it has
-    steps for; epoch `e` always starts at the same row, so a run can be resumed at any epoch.
+    Without `steps_per_epoch` an epoch is one pass over the rows. With it, a pass lasts for as many epochs as
+    it has steps for; epoch `e` always starts at the same row, so a run can be resumed at any epoch.
     """
 
     def __init__(
@@ -63,8 +64,6 @@ class RowOrder:
         batch = part * self.steps_per_epoch + self.step
         left = min(self.steps_per_epoch - self.step, self.batches - batch)
         if left <= 0:
-            if self.step < self.steps_per_epoch:
-                warnings.warn(RAN_OUT, stacklevel=4)
             return None
         full = self.rows // self.batch_rows - batch
         if full <= 0:
@@ -75,6 +74,11 @@ class RowOrder:
             steps = max(1, min(steps, most_rows // self.batch_rows))
         self.step += steps
         return a_pass, batch * self.batch_rows, steps, self.batch_rows
+
+    def warn_if_short(self) -> None:
+        """Warns, as Keras does, if the pass ended before the epoch had its steps. Called at the end of an epoch."""
+        if self.step < self.steps_per_epoch:
+            warnings.warn(RAN_OUT, stacklevel=3)
 
     def indices(self, a_pass: int) -> np.ndarray | None:
         """The rows in the order of a pass, int64 `[rows]`; None where that is the order of the arrays."""
@@ -119,7 +123,8 @@ class RowOrder:
 class ArraySource:
     """Batches from arrays that stay in the memory of one device.
 
-    Owns the tensors. A chunk is the tensors and the numbers of its rows, so its size does not depend on the steps.
+    Owns the tensors. A chunk is the tensors and the numbers of its rows, so its size does not depend on the
+    steps.
     """
 
     per_worker = False
@@ -129,7 +134,8 @@ class ArraySource:
         """Copies the arrays to the device.
 
         Args:
-            arrays: nest of NumPy arrays and tensors, as the tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+            arrays: nest of NumPy arrays and tensors, as the tuple `(x,)`, `(x, y)` or `(x, y,
+                sample_weight)`.
             order: the order of their rows.
             device: where the tensors stay.
         """
@@ -137,6 +143,7 @@ class ArraySource:
             self._arrays = tf.nest.map_structure(as_resident, arrays)
         self._order = order
         self._signature = batch_spec(self._arrays)
+        self._layout = str(self._signature)
         self.spec = batch_spec(_one_batch(self._arrays))
         self.batch_rows: int | None = order.batch_rows
         self.steps_per_epoch: int | None = order.steps_per_epoch
@@ -149,16 +156,24 @@ class ArraySource:
         """The next chunk; the last batch of a pass is a chunk of its own when it is smaller."""
         run = self._order.next_run(max_steps)
         if run is None:
+            self._order.warn_if_short()
             return None
         a_pass, start, steps, rows = run
         order = self._order.indices(a_pass)
         if order is None:
-            place, reader, spec = tf.constant(start, tf.int64), slice_reader(rows), tf.TensorSpec([], tf.int64)
+            place, reader, spec = (
+                tf.constant(start, tf.int64),
+                slice_reader(rows, self._layout),
+                tf.TensorSpec([], tf.int64),
+            )
         else:
             place = tf.constant(order[start : start + steps * rows])
-            reader, spec = gather_reader(rows), tf.TensorSpec([None], tf.int64)
+            reader, spec = gather_reader(rows, self._layout), tf.TensorSpec([None], tf.int64)
         signature = (self._signature, spec)
         return Chunk((self._arrays, place), steps, rows, reader, signature=signature)
+
+    def drawn(self, steps: int) -> None:
+        """Every step of a chunk is there."""
 
     def state(self) -> dict[str, Any]:
         """The position after the last chunk."""

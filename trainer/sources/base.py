@@ -12,17 +12,20 @@ class Chunk:
     """The input of the next execution: up to `steps` global batches.
 
     Attributes:
-        inputs: a nest of tensors (or a `tf.data.Iterator`); given to the compiled function as its argument, so chunks
-            of one layout must have one signature.
+        inputs: a nest of tensors (or a `tf.data.Iterator`); given to the compiled function as its argument,
+            so chunks of one layout must have one signature.
         steps: int; the batches in the chunk, or the most that may be drawn when `open_ended`.
-        rows: int or None; rows of every batch in the chunk when they are all the same and known; None otherwise.
-        reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, as the tuple
-            `(x,)`, `(x, y)` or `(x, y, sample_weight)` with the rows of the whole global batch. It is called while
-            tracing, must be a pure function of its arguments, and must be the same object for chunks of one layout (the
-            compiled function is kept by it). When `open_ended`, it gives a `tf.experimental.Optional` of that tuple.
+        rows: int or None; rows of every batch in the chunk when they are all the same and known; None
+            otherwise.
+        reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, as the
+            tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` with the rows of the whole global batch. It is
+            called while tracing, must be a pure function of its arguments, and must be the same object for
+            chunks of one layout (the compiled function is kept by it). When `open_ended`, it gives a
+            `tf.experimental.Optional` of that tuple.
         open_ended: whether the data may end before `steps` batches have been drawn.
-        signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of steps and
-            of rows in the data left open), so that one trace serves them all; None: as the inputs are.
+        signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of
+            steps and of rows in the data left open), so that one trace serves them all; None: as the inputs
+            are.
     """
 
     inputs: Any
@@ -37,19 +40,41 @@ class Source(Protocol):
     """Global batches, in order, with a position that can be saved and restored.
 
     Attributes:
-        steps_per_epoch: int or None; None until it is known (an input of unknown length is known after one epoch).
+        steps_per_epoch: int or None; None until it is known (an input of unknown length is known after one
+            epoch).
         batch_rows: int or None; rows of a full global batch, where known.
-        spec: nest of `tf.TypeSpec`: one batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)`; the row dimension is None.
-        per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
-            rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
+        spec: nest of `tf.TypeSpec`: one batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)`; the row
+            dimension is None.
+        per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas
+            take their rows; True: the source yields this worker's rows only (a function of
+            `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip" | "none"; how `restore` finds the position again.
     """
 
-    steps_per_epoch: int | None
-    batch_rows: int | None
-    spec: Any
-    per_worker: bool
-    resume_by: str
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch."""
+        ...
+
+    @property
+    def batch_rows(self) -> int | None:
+        """Rows of a full batch."""
+        ...
+
+    @property
+    def spec(self) -> Any:
+        """What a batch is."""
+        ...
+
+    @property
+    def per_worker(self) -> bool:
+        """Whether the rows are this worker's own."""
+        ...
+
+    @property
+    def resume_by(self) -> str:
+        """How `restore` works."""
+        ...
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""
@@ -57,6 +82,14 @@ class Source(Protocol):
 
     def take(self, max_steps: int) -> Chunk | None:
         """The next chunk of at most `max_steps` steps, or None at the end of the epoch."""
+        ...
+
+    def drawn(self, steps: int) -> None:
+        """The loop says how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.
+
+        Raises:
+            ValueError: if there is no data at all.
+        """
         ...
 
     def state(self) -> dict[str, Any]:

@@ -42,13 +42,13 @@ def class_weights(value: Any) -> tuple[tuple[int, ...], tuple[float, ...]] | Non
         raise TypeError(f"class_weight ({value!r}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
     pairs = []
     for key, weight in value.items():
-        if isinstance(key, bool) or not isinstance(key, numbers.Real) or key != int(key):
+        if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:
             raise TypeError(f"class_weight has the key {key!r}; keys are the class numbers of y, as int.")
         if not isinstance(weight, numbers.Real):
             raise TypeError(f"class_weight[{key}] ({weight!r}) must be a number.")
-        if not np.isfinite(weight):
+        if not np.isfinite(float(weight)):
             raise ValueError(f"class_weight[{key}] ({weight}) must be finite.")
-        pairs.append((int(key), float(weight)))
+        pairs.append((int(float(key)), float(weight)))
     pairs.sort()
     return tuple(key for key, _ in pairs), tuple(weight for _, weight in pairs)
 
@@ -57,7 +57,8 @@ def class_weight_applies(structure: Any, given: Any) -> None:
     """Checks that one batch `(x, y[, sample_weight])` can be weighted by class.
 
     Raises:
-        ValueError: without targets, with several outputs, with string targets, or together with `sample_weight`.
+        ValueError: without targets, with several outputs, with string targets, or together with
+            `sample_weight`.
     """
     y = structure[1] if len(structure) > 1 else None
     if len(structure) > 2 and structure[2] is not None:
@@ -122,3 +123,77 @@ def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
     else:
         return [(name, structure)]
     return [leaf for path, part in items for leaf in named_leaves(path, part)]
+
+
+def alone(kind: str, y: Any, sample_weight: Any, batch_size: int | None) -> None:
+    """Checks that nothing is given besides an input that has its own targets, weights and batches.
+
+    Raises:
+        ValueError: if it is.
+    """
+    if y is not None:
+        raise ValueError(
+            f"y ({type(y).__name__}) must not be given when x is a {kind}; let x give tuples (inputs, targets)."
+        )
+    if sample_weight is not None:
+        raise ValueError(
+            f"sample_weight ({type(sample_weight).__name__}) must not be given when x is a {kind}; let x give tuples "
+            "(inputs, targets, sample_weights)."
+        )
+    if batch_size is not None:
+        raise ValueError(
+            f"batch_size ({batch_size}) must not be given when x is a {kind}, which has its own batches."
+        )
+
+
+def batched(element_spec: Any) -> None:
+    """Checks by its spec that a dataset gives batches, not single rows.
+
+    Raises:
+        ValueError: if an element has a scalar, or its arrays cannot have the same number of rows.
+    """
+    leading = []
+    for leaf in tf.nest.flatten(element_spec):
+        shape = getattr(leaf, "shape", None)
+        if shape is None or shape.rank is None:
+            continue
+        if shape.rank == 0:
+            raise ValueError(
+                f"x is a dataset of single rows ({element_spec}); batch it first: dataset.batch(global_batch_size)."
+            )
+        leading.append(shape[0])
+    known = {rows for rows in leading if rows is not None}
+    if len(known) > 1:
+        raise ValueError(
+            f"The arrays of the dataset's elements have different numbers of rows ({sorted(known)} in {element_spec}); "
+            "if the elements are single rows, batch them first: dataset.batch(global_batch_size)."
+        )
+
+
+def weights_like_targets(y: Any, sample_weight: Any) -> Any:
+    """`sample_weight` in the structure of `y`: one array of weights counts for every output.
+
+    Raises:
+        ValueError: if it is neither one weight for each row nor one array for each output.
+    """
+    if not tf.nest.is_nested(y):
+        return sample_weight
+    if tf.nest.is_nested(sample_weight):
+        try:
+            tf.nest.assert_same_structure(y, sample_weight)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"sample_weight ({_names(sample_weight)}) must have one array for each output of y ({_names(y)})."
+            ) from None
+        return sample_weight
+    shape = tuple(sample_weight.shape)
+    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
+        raise ValueError(
+            f"sample_weight has shape {shape}, but y has several outputs; give one weight for each row, or one array "
+            "for each output in the structure of y."
+        )
+    return tf.nest.map_structure(lambda _: sample_weight, y)
+
+
+def _names(structure: Any) -> str:
+    return ", ".join(path for path, _ in named_leaves("output", structure))

@@ -1,6 +1,7 @@
 """Whatever users hold rows in, as NumPy arrays and tensors: pandas, SciPy, JAX, PyTorch, lists of numbers.
 
-Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings stay as they are.
+Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings stay
+as they are.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def as_host_array(leaf: Any) -> Any:
         leaf: anything for which `is_array` is true.
 
     Returns:
-        None for None; `np.ndarray` (dense data in host memory, a view wherever possible); `tf.Tensor`, `tf.RaggedTensor`,
-        `tf.SparseTensor` or an extension type. Strings become a `tf.Tensor`.
+        None for None; `np.ndarray` (dense data in host memory, a view wherever possible); `tf.Tensor`,
+        `tf.RaggedTensor`, `tf.SparseTensor` or an extension type. Strings become a `tf.Tensor`.
 
     Raises:
         TypeError: for dtypes that TensorFlow has not.

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import math
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from . import checks
 from .arrays import ArraySource, RowOrder
-from .base import Chunk, Source
-from .convert import as_host_array, is_array, lists_to_tuples, merge_number_lists
-from .readers import weighted_reader
+from .base import Source
+from .convert import (
+    as_host_array,
+    host_bytes,
+    is_array,
+    is_memory_mapped,
+    lists_to_tuples,
+    merge_number_lists,
+)
+from .datasets import DatasetSource, DistributedSource, as_tuple, is_infinite
+from .ordered import PyDatasetSource, StreamedArrays
+from .readers import weights_of_classes
+from .streams import StreamSource
+from .weighted import ClassWeighted
+
+RESIDENT_BYTES = 2**30
+
+_DISTRIBUTED = (tf.distribute.DistributedDataset,)
 
 
 def make_source(
@@ -26,6 +45,7 @@ def make_source(
     class_weight: dict[int, float] | None = None,
     seed: int = 0,
     strategy: tf.distribute.Strategy | None = None,
+    resident_bytes: int = RESIDENT_BYTES,
 ) -> Source:
     """Makes the source of global batches from what was given to `fit`, `evaluate` or `predict`.
 
@@ -33,12 +53,15 @@ def make_source(
         x: any input that the guide (docs/guides/input.md) lists.
         y: targets, for arrays.
         sample_weight: weights of the rows, for arrays.
-        batch_size: rows of a global batch, for arrays; by default 32, or the rows divided by `steps_per_epoch`.
+        batch_size: rows of a global batch, for arrays; by default 32, or the rows divided by
+            `steps_per_epoch`.
         steps_per_epoch: the batches of an epoch; by default one pass over the data.
-        shuffle: whether to read arrays in a new random order in every epoch; "batch" shuffles within each batch.
+        shuffle: whether to read arrays in a new random order in every epoch; "batch" shuffles within each
+            batch.
         class_weight: weight of each class of `y`.
         seed: int; the order of the rows is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.
+        resident_bytes: arrays that need more are not copied but read batch by batch.
 
     Returns:
         The source, checked: what cannot work is refused here, before the first step.
@@ -49,12 +72,65 @@ def make_source(
     """
     batch_size = checks.positive_int("batch_size", batch_size)
     steps_per_epoch = checks.positive_int("steps_per_epoch", steps_per_epoch)
+    if shuffle not in (True, False, "batch"):
+        raise ValueError(f'shuffle ({shuffle!r}) must be True, False or "batch".')
     weights = checks.class_weights(class_weight)
-    source = _from_arrays(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, seed)
+    strategy = strategy or tf.distribute.get_strategy()
+    kind = kind_of(x)
+    if kind == "array":
+        source = _from_arrays(
+            x, y, sample_weight, batch_size, steps_per_epoch, shuffle, seed, strategy, resident_bytes
+        )
+    else:
+        checks.alone(kind, y, sample_weight, batch_size)
+        if shuffle and kind != "PyDataset":
+            _warn_shuffle(shuffle, kind)
+        if kind == "tf.data.Dataset":
+            return _from_dataset(_weigh_dataset(x, weights, class_weight), steps_per_epoch)
+        if kind == "function of tf.distribute.InputContext":
+            return _from_function(x, steps_per_epoch, strategy, weights, class_weight)
+        if kind == "tf.distribute.DistributedDataset":
+            return _from_distributed(x, steps_per_epoch, strategy, weights, class_weight)
+        source = _from_python(x, kind, steps_per_epoch, shuffle, seed, strategy)
     if weights is not None:
         checks.class_weight_applies(source.spec, class_weight)
-        source = _ClassWeighted(source, weights)
+        return ClassWeighted(source, weights)
     return source
+
+
+def kind_of(x: Any) -> str:
+    """The kind of input that `x` is, in the words of the messages.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return "tf.data.Dataset"
+    if isinstance(x, _DISTRIBUTED) or type(x).__name__ == "DistributedDatasetsFromFunction":
+        return "tf.distribute.DistributedDataset"
+    if isinstance(x, keras.utils.PyDataset):
+        return "PyDataset"
+    if hasattr(x, "get_tf_dataset"):
+        return "Keras data adapter"
+    if isinstance(x, list | tuple | dict | str | bytes) or is_array(x) or isinstance(x, np.generic):
+        return "array"
+    if hasattr(x, "__next__"):
+        return "generator"
+    if any(kind.__module__.startswith("torch.utils.data") for kind in type(x).__mro__):
+        return "torch DataLoader"
+    if isinstance(x, Iterable):
+        return "iterable"
+    if callable(x):
+        return "function of tf.distribute.InputContext"
+    return "array"
+
+
+def _warn_shuffle(shuffle: Any, kind: str) -> None:
+    warnings.warn(
+        f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which is "
+        "expected to already be shuffled.",
+        stacklevel=4,
+    )
 
 
 def _from_arrays(
@@ -65,13 +141,32 @@ def _from_arrays(
     steps_per_epoch: int | None,
     shuffle: bool | str,
     seed: int,
+    strategy: tf.distribute.Strategy,
+    resident_bytes: int,
 ) -> Source:
     arrays = standard_arrays(x, y, sample_weight)
     rows = checks.same_rows(arrays)
     if batch_size is None:
         batch_size = math.ceil(rows / steps_per_epoch) if steps_per_epoch else 32
     order = RowOrder(rows, batch_size, shuffle, seed, steps_per_epoch)
-    return ArraySource(arrays, order)
+    leaves = tf.nest.flatten(arrays)
+    size = sum(host_bytes(leaf) for leaf in leaves)
+    if size > resident_bytes or any(is_memory_mapped(leaf) for leaf in leaves):
+        return StreamedArrays(arrays, order)
+    return ArraySource(arrays, order, _home(leaves, size, strategy))
+
+
+def _home(leaves: list[Any], size: int, strategy: tf.distribute.Strategy) -> str:
+    """The device where resident arrays stay: the strategy's own when it is a single GPU, otherwise the host."""
+    if strategy.num_replicas_in_sync > 1:
+        return "CPU:0"
+    devices = _local_devices(strategy) or [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    device = devices[0] if devices else "CPU:0"
+    dense = all(
+        leaf is None or (isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype) != tf.string)
+        for leaf in leaves
+    )
+    return device if "GPU" in device and dense and size < 2**30 else "CPU:0"
 
 
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
@@ -94,52 +189,106 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
         return (x,)
     if sample_weight is None:
         return (x, y)
-    return (x, y, weights_like_targets(y, sample_weight))
+    return (x, y, checks.weights_like_targets(y, sample_weight))
 
 
-def weights_like_targets(y: Any, sample_weight: Any) -> Any:
-    """`sample_weight` in the structure of `y`: one array of weights counts for every output.
+def _from_dataset(dataset: tf.data.Dataset, steps_per_epoch: int | None) -> Source:
+    if not isinstance(dataset.element_spec, tuple) or hasattr(dataset.element_spec, "_fields"):
+        dataset = dataset.map(lambda element: (element,))
+    as_tuple(dataset.element_spec)
+    checks.batched(dataset.element_spec)
+    _check_finite(dataset, steps_per_epoch)
+    return DatasetSource(dataset, steps_per_epoch)
 
-    Raises:
-        ValueError: if it is neither one weight for each row nor one array for each output.
-    """
-    if not tf.nest.is_nested(y):
-        return sample_weight
-    if tf.nest.is_nested(sample_weight):
-        try:
-            tf.nest.assert_same_structure(y, sample_weight)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"sample_weight must have one array for each output of y: {error}".splitlines()[0]
-            ) from None
-        return sample_weight
-    shape = tuple(sample_weight.shape)
-    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
+
+def _check_finite(dataset: Any, steps_per_epoch: int | None) -> None:
+    if steps_per_epoch is None and is_infinite(dataset):
         raise ValueError(
-            f"sample_weight has shape {shape}, but y has several outputs; give one weight for each row, or one array for "
-            "each output in the structure of y."
+            "steps_per_epoch (None) must be given for a dataset that never ends; in evaluate and predict it is called "
+            "steps."
         )
-    return tf.nest.map_structure(lambda _: sample_weight, y)
 
 
-class _ClassWeighted:
-    """A source whose batches carry the weights of their classes."""
+def _weigh_dataset(dataset: Any, weights: Any, given: Any) -> Any:
+    if weights is None:
+        return dataset
+    spec = dataset.element_spec
+    checks.class_weight_applies(spec if isinstance(spec, tuple) else (spec,), given)
+    return dataset.map(
+        lambda *batch: (batch[0], batch[1], weights_of_classes(batch[1], *weights)),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
 
-    def __init__(self, source: Source, weights: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
-        self._source = source
-        self._weights = weights
-        x, y = source.spec[:2]
-        rank = y.shape.rank
-        dims = [None] * max(1, rank - 1) if rank is not None else None
-        import keras
 
-        self.spec = (x, y, tf.TensorSpec(dims, keras.config.floatx()))
+def _from_function(
+    function: Any, steps_per_epoch: int | None, strategy: tf.distribute.Strategy, weights: Any, given: Any
+) -> Source:
+    context = input_context(strategy)
+    try:
+        dataset = function(context)
+    except TypeError as error:
+        error.add_note(
+            "x is a function, so it was called with a tf.distribute.InputContext. Call a generator function."
+        )
+        raise
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"x is a function that returned a {type(dataset).__name__}; a function of tf.distribute.InputContext must "
+            "return a tf.data.Dataset, and a generator function must be called."
+        )
+    dataset = _weigh_dataset(dataset, weights, given)
+    if not isinstance(dataset.element_spec, tuple):
+        dataset = dataset.map(lambda element: (element,))
+    as_tuple(dataset.element_spec)
+    checks.batched(dataset.element_spec)
+    _check_finite(dataset, steps_per_epoch)
+    parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
+    return DatasetSource(dataset, steps_per_epoch, parts, per_worker=context.num_input_pipelines > 1)
 
-    def take(self, max_steps: int) -> Chunk | None:
-        chunk = self._source.take(max_steps)
-        if chunk is None:
-            return None
-        return dataclasses.replace(chunk, reader=weighted_reader(chunk.reader, *self._weights))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContext:
+    """What a function of `tf.distribute.InputContext` is called with on this worker."""
+    seen: list[tf.distribute.InputContext] = []
+
+    def look(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        seen.append(context)
+        return tf.data.Dataset.range(1)
+
+    # Strategies without input of their own (parameter servers outside of a coordinator) have one pipeline.
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        strategy.distribute_datasets_from_function(look)
+    return seen[0] if seen else tf.distribute.InputContext(1, 0, strategy.num_replicas_in_sync)
+
+
+def _from_distributed(
+    dataset: Any, steps_per_epoch: int | None, strategy: tf.distribute.Strategy, weights: Any, given: Any
+) -> Source:
+    _check_finite(dataset, steps_per_epoch)
+    source = DistributedSource(dataset, steps_per_epoch, strategy, many_workers(strategy), weights)
+    if weights is not None:
+        checks.class_weight_applies(source.spec[:2], given)
+    return source
+
+
+def many_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy has replicas in other processes."""
+    return strategy.num_replicas_in_sync > max(1, len(_local_devices(strategy)))
+
+
+def _local_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    """The devices of this worker's replicas; none where there is no strategy."""
+    try:
+        return tuple(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy
+        return ()
+
+
+def _from_python(
+    x: Any, kind: str, steps_per_epoch: int | None, shuffle: Any, seed: int, strategy: tf.distribute.Strategy
+) -> Source:
+    steady = many_workers(strategy)
+    if kind == "PyDataset":
+        return PyDatasetSource(x, shuffle, seed, steps_per_epoch, steady)
+    if kind == "Keras data adapter":
+        return _from_dataset(x.get_tf_dataset(), steps_per_epoch)
+    return StreamSource(x, kind, steps_per_epoch, steady)

@@ -1,6 +1,7 @@
 """Rows of a batch, whatever it is made of: counting, slicing, gathering and joining them.
 
-A structure is any nest of dense, string, ragged and sparse tensors, of extension types made of these, and of None.
+A structure is any nest of dense, string, ragged and sparse tensors, of extension types made of these, and of
+None.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def slice_rows(structure: Any, start: Any, stop: Any) -> Any:
     Args:
         structure: nest of tensors.
         start: int or integer scalar tensor.
-        stop: int or integer scalar tensor, not beyond the rows there are. Where both are ints the result's rows are
-            known while tracing.
+        stop: int or integer scalar tensor, not beyond the rows there are. Where both are ints the result's
+            rows are known while tracing.
 
     Returns:
         A nest of the same structure and kinds. Gradients flow through it.

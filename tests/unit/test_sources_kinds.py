@@ -1,0 +1,166 @@
+"""Every kind of input gives the batches that arrays give, in order, to the last row."""
+
+import functools
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from unisono.trainer.sources import make_source
+
+ROWS, BATCH = 22, 4
+X = np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3)
+Y = np.arange(ROWS) % 3
+
+
+def read_epoch(source, epoch=0, most=3):
+    """All batches of one epoch as NumPy arrays, read as the loop does it: by one compiled function for each reader."""
+    source.begin_epoch(epoch)
+    return read_on(source, most)
+
+
+@functools.cache
+def _compiled(reader):
+    return tf.function(reader, input_signature=signatures[reader])
+
+
+def compiled(reader, signature):
+    """One function for each reader, as the loop keeps them: the signature of a reader must never change."""
+    known = signatures.setdefault(reader, signature and (signature, tf.TensorSpec([], tf.int32)))
+    assert signature is None or str(known[0]) == str(signature)
+    return _compiled(reader)
+
+
+signatures = {}
+
+
+def read_on(source, most=3, stop_after=None):
+    batches = []
+    while stop_after is None or len(batches) < stop_after:
+        chunk = source.take(most if stop_after is None else min(most, stop_after - len(batches)))
+        if chunk is None:
+            break
+        assert chunk.steps <= most
+        function = compiled(chunk.reader, chunk.signature)
+        drawn = 0
+        for i in range(chunk.steps):
+            batch = function(chunk.inputs, tf.constant(i))
+            if chunk.open_ended:
+                if not batch.has_value():
+                    break
+                batch = batch.get_value()
+            drawn += 1
+            if chunk.rows is not None:
+                assert tf.nest.flatten(batch)[0].shape[0] == chunk.rows
+            batches.append(tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, batch))
+        if drawn < chunk.steps:
+            source.drawn(drawn)
+    return batches
+
+
+def parts(*arrays):
+    return [tuple(a[i : i + BATCH] for a in arrays) for i in range(0, len(arrays[0]), BATCH)]
+
+
+class Items(keras.utils.PyDataset):
+    def __init__(self, batches, **kwargs):
+        super().__init__(**kwargs)
+        self.batches, self.begun, self.ended = batches, 0, 0
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+class Iterable:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def unknown_length(dataset):
+    return dataset.filter(lambda *batch: True)
+
+
+def distributed(replicas):
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(replicas)], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    return strategy, strategy.experimental_distribute_dataset
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+
+
+KINDS = {
+    "numpy": lambda: make_source(X, Y, batch_size=BATCH),
+    "not contiguous": lambda: make_source(np.asfortranarray(X), np.repeat(Y, 2)[::2], batch_size=BATCH),
+    "lists of numbers": lambda: make_source(X.tolist(), Y.tolist(), batch_size=BATCH),
+    "tensors": lambda: make_source(tf.constant(X), tf.constant(Y), batch_size=BATCH),
+    "numpy api": lambda: make_source(tf.experimental.numpy.array(X), Y, batch_size=BATCH),
+    "streamed": lambda: make_source(X, Y, batch_size=BATCH, resident_bytes=0),
+    "pandas": lambda: make_source(pd.DataFrame(X), Y, batch_size=BATCH),
+    "dataset": lambda: make_source(dataset()),
+    "dataset of unknown length": lambda: make_source(unknown_length(dataset())),
+    "dataset of lists": lambda: make_source(dataset().prefetch(2)),
+    "generator": lambda: make_source(iter(parts(X, Y)), steps_per_epoch=None),
+    "generator function's generator": lambda: make_source(b for b in parts(X, Y)),
+    "iterable": lambda: make_source(Iterable(parts(X, Y))),
+    "PyDataset": lambda: make_source(Items(parts(X, Y))),
+    "PyDataset with threads": lambda: make_source(Items(parts(X, Y), workers=3)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kind_gives_the_rows_of_the_arrays_in_order(kind):
+    source = KINDS[kind]()
+    batches = read_epoch(source)
+    assert [len(b[1]) for b in batches] == [4, 4, 4, 4, 4, 2]
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), X)
+    np.testing.assert_array_equal(np.concatenate([b[1] for b in batches]), Y)
+    assert all(spec.shape[0] is None for spec in source.spec)
+    source.close()
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "generator" not in k])
+def test_kind_that_can_be_read_again_gives_the_same_in_every_epoch(kind):
+    source = KINDS[kind]()
+    for epoch in range(3):
+        assert len(read_epoch(source, epoch)) == 6
+        assert source.steps_per_epoch == 6
+    assert len(read_epoch(source, 0)) == 6  # as evaluate does after every epoch
+    source.close()
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "generator" not in k])
+def test_steps_per_epoch_lets_a_pass_last_over_epochs_and_warns_at_its_end(kind):
+    make = {
+        "numpy": lambda: make_source(X, Y, batch_size=BATCH, steps_per_epoch=4),
+        "streamed": lambda: make_source(X, Y, batch_size=BATCH, steps_per_epoch=4, resident_bytes=0),
+        "dataset": lambda: make_source(dataset(), steps_per_epoch=4),
+        "dataset of unknown length": lambda: make_source(unknown_length(dataset()), steps_per_epoch=4),
+        "iterable": lambda: make_source(Iterable(parts(X, Y)), steps_per_epoch=4),
+        "PyDataset": lambda: make_source(Items(parts(X, Y)), steps_per_epoch=4),
+    }.get(kind)
+    if make is None:
+        return
+    source = make()
+    assert source.steps_per_epoch == 4
+    first = read_epoch(source, 0)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        second = read_epoch(source, 1)
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in first + second]), X)
+    np.testing.assert_array_equal(read_epoch(source, 2)[0][0], X[:4])
+    source.close()
