@@ -28,7 +28,7 @@ def mirrored(num_replicas: int) -> tf.distribute.Strategy:
 @pytest.fixture(autouse=True)
 def clean_keras_state():
     """Every test starts with Keras' own defaults and seeds, and leaves none of its own behind."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     yield
     keras.config.set_floatx("float32")
