@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras.src import api_export
 from keras.src.optimizers import optimizer as keras_optimizer
 
 
@@ -56,3 +58,34 @@ def build_base_optimizer(optimizer: keras.optimizers.LossScaleOptimizer, variabl
 def optimizer_strategy(optimizer: keras.optimizers.Optimizer) -> Any:
     """The `tf.distribute.Strategy` under which `optimizer` made its variables."""
     return optimizer._distribution_strategy
+
+
+def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:
+    """Notes that the variables of `optimizer` belong to `strategy`."""
+    optimizer._distribution_strategy = strategy
+
+
+def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The scope of the strategy that the variables of `optimizer` belong to; nothing to enter where it is current."""
+    strategy = optimizer_strategy(optimizer)
+    if strategy is tf.distribute.get_strategy():
+        return contextlib.nullcontext()
+    return strategy.scope()
+
+
+def make_again(variable: keras.Variable) -> None:
+    """Makes the `tf.Variable` inside of `variable` again, under the current strategy, with its value."""
+    value = variable.numpy()
+    variable._value = None
+    variable._initialize(tf.constant(value, variable.dtype))
+
+
+def save_under_keras_name(cls: type) -> None:
+    """Saves `cls`, a subclass of a class of the same name in `keras.optimizers`, so that plain Keras opens the file.
+
+    Keras looks for a registered object of that name first, and where there is none for the class in its own module: so
+    the file opens as `cls` where this package is imported, and as Keras' class where it is not.
+    """
+    api_export.REGISTERED_OBJS_TO_NAMES.pop(cls, None)
+    cls.__module__ = "keras.optimizers"
+    keras.saving.get_custom_objects()[cls.__name__] = cls

@@ -55,7 +55,7 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
     outgoing = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     _replaced[:] = [ref for ref in _replaced if ref() is not None] + [weakref.ref(outgoing)]
-    _explain(policy)
+    _explain(policy, stacklevel=3)
 
 
 def global_policy() -> Policy:
@@ -84,7 +84,7 @@ def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Itera
     outer = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
-        _explain(policy)
+        _explain(policy, stacklevel=5)  # contextlib stands between
         yield policy
     finally:
         keras.config.set_dtype_policy(outer)
@@ -195,12 +195,12 @@ def _policy_by_name(name: str) -> Policy:
     return copy.copy(policy)
 
 
-def _explain(policy: Policy) -> None:
+def _explain(policy: Policy, stacklevel: int) -> None:
     """Warns about what the policy will not do; once it is in force, so that a filter changes no state."""
     if policy.name == "bfloat16":
         warnings.warn(
             "Policy 'bfloat16' keeps the variables in bfloat16 too, with three significant digits, so small "
             "updates are lost: use 'mixed_bfloat16' for training.",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
-    warn_if_slow(policy.compute_dtype, stacklevel=4)
+    warn_if_slow(policy.compute_dtype, stacklevel + 1)

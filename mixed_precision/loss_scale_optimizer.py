@@ -1,0 +1,267 @@
+"""`LossScaleOptimizer`: any optimizer, behind a scaled loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from .. import optimizers
+from ..distribute.replicas import in_replica_context, local_copy, update_copies
+from ..optimizers import ensure_built, run_stages
+from . import keras_internals, scale_variables
+from .loss_scale import ScaleRule, ScaleState, make_rule, next_state
+
+LIMITS = "dynamic"
+"""Where a configuration keeps the limits of the scale: plain Keras reads this key as true or false and goes on."""
+
+
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimizer):
+    """Multiplies the loss by a scale, divides the gradients by it, and moves the scale.
+
+        scaled gradient = gradient of (S * loss)             no longer underflows in float16
+        gradient        = sum over replicas / S              in float32
+        verdict         = is all of it finite?               one answer for every replica, after the sum
+
+    If the verdict is no, the step is skipped: no weight, slot or count of the inner optimizer changes a bit. How S moves
+    is `loss_scale.next_state`. With `gradient_accumulation_steps` of the inner optimizer the k calls of one update are
+    one step: if any of them overflows, the whole update is skipped and the scale halved once.
+
+    It owns the scale and its counters. Aggregation, transformers, clipping and the update are the inner optimizer's.
+    `compile` wraps the optimizer of a model with the policy "mixed_float16" by itself; wrap yours in a custom loop:
+
+        optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(1e-3))
+        with tf.GradientTape() as tape:
+            loss = ...
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    Args:
+        inner_optimizer: any Keras optimizer; it is given our pipeline in place.
+        initial_scale: the first scale, of more than 0.
+        dynamic_growth_steps: finite steps in a row after which the scale doubles.
+        name: name of the optimizer.
+        min_scale: the scale never goes below. None: 2**-14, or `initial_scale` where that is lower.
+        max_scale: the scale never goes above. None: 2**127. A fixed scale: `min_scale = max_scale = initial_scale`.
+        **kwargs: what plain Keras' class takes for old files.
+
+    Raises:
+        ValueError: a scale is not positive, or the limits do not hold `initial_scale`; see `loss_scale.make_rule`.
+        TypeError: `inner_optimizer` is no optimizer, or scales the loss itself.
+
+    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        name: str | None = None,
+        *,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+            raise TypeError(f"inner_optimizer must be a Keras optimizer; received {inner_optimizer!r}.")
+        if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            raise TypeError("inner_optimizer scales the loss itself: give the optimizer inside of it.")
+        initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
+        super().__init__(
+            optimizers.adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs
+        )
+        self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
+        scale_variables.create(self)
+
+    def on_adopted(self) -> None:
+        """Completes an instance of plain Keras' class (`optimizers.adopt` calls this)."""
+        _, rule = make_rule(self.initial_scale, self.dynamic_growth_steps)
+        self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
+        optimizers.adopt(self.inner_optimizer)
+        scale_variables.create(self)
+
+    @property
+    def rule(self) -> ScaleRule:
+        """How the scale moves."""
+        return ScaleRule(self.dynamic_growth_steps, self.min_scale, self.max_scale)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Builds the inner optimizer for `variables`."""
+        scale_variables.create(self)
+        ensure_built(self.inner_optimizer, list(variables))
+        keras_internals.build_base_optimizer(self, list(variables))
+
+    @property
+    def variables(self) -> list[Any]:
+        """The scale with its counters, then the inner optimizer's variables."""
+        return [*self._variables, *self.inner_optimizer.variables]
+
+    def scale_loss(self, loss: Any) -> tf.Tensor:
+        """`loss * scale`; in float32 if the loss is narrower, since the scaled loss would not fit.
+
+        Args:
+            loss: tensor of any shape.
+
+        Returns:
+            Tensor of the loss's shape; float32, or the loss's dtype where that is wider.
+
+        Context: replica; inside the tape.
+        """
+        scale_variables.move_to_current_strategy(self)
+        loss = tf.convert_to_tensor(loss)
+        loss = _widen(loss)
+        scale = local_copy(self.dynamic_scale) if in_replica_context() else self.dynamic_scale
+        return loss * tf.cast(tf.convert_to_tensor(scale), loss.dtype)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        """As `optimizers.Optimizer.apply_gradients`, with gradients of the scaled loss: they are unscaled here.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs of this replica.
+            *args: as there.
+            **kwargs: as there.
+
+        Returns:
+            The calls that the inner optimizer has counted; a skipped one is not counted.
+        """
+        super().apply_gradients(grads_and_vars, *args, **kwargs)
+        return self.inner_optimizer._iterations
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Aggregates and unscales the gradients, applies them if all are finite, and moves the scale.
+
+        Args:
+            grads: gradients of the scaled loss, one for each variable; dense, `tf.IndexedSlices` or None.
+            trainable_variables: None: those that the optimizer was built with.
+
+        Context: replica, or cross-replica as in `optimizers.pipeline.run_stages`. The verdict is appended to
+        `current_step().verdicts`.
+        """
+        if len(grads) == 0:
+            return
+        inner = self.inner_optimizer
+        given = trainable_variables is not None
+        variables: list[Any] = list(trainable_variables) if given else inner._built_variables(len(grads))
+        ensure_built(self, variables)
+        pairs = [(_widen_gradient(g), v) for g, v in zip(grads, variables)]
+        scale = local_copy(self.dynamic_scale) if in_replica_context() else self.dynamic_scale
+        scale = tf.identity(tf.convert_to_tensor(scale))
+        if not inner.gradient_accumulation_steps:
+            verdict = run_stages(inner, pairs, scale=scale, check_finite=True)
+            self._write(lambda finite: scale_variables.write(self, self._next(finite)), verdict)
+            return
+        overflowed = _read_copy(self.overflowed)
+        calls = tf.identity(_read_copy(inner._iterations))
+        verdict = run_stages(inner, pairs, scale=scale, check_finite=True, veto=overflowed > 0)
+        self._write(lambda finite, before: self._close_call(finite, before), verdict, calls)
+
+    def _write(self, fn: Any, *args: Any) -> None:
+        """Runs `fn(*args)` so that each copy of the scale's variables is written once."""
+        if in_replica_context():
+            update_copies(fn, *args)
+        else:
+            tf.distribute.get_strategy().run(lambda *each: update_copies(fn, *each), args=args)
+
+    def _next(self, finite: Any) -> ScaleState:
+        return next_state(scale_variables.read(self), finite, self.rule)
+
+    def _close_call(self, finite: Any, before: Any) -> None:
+        """After one of the k calls of an accumulated update; at the last one the scale moves.
+
+        A call that was not applied has counted nothing: the count is moved on here, so that the update stays due at its
+        k-th call, and back to where the update began if it was skipped.
+
+        Args:
+            finite: verdict of this call; false also if an earlier call of this update overflowed.
+            before: the inner optimizer's count of calls before this one.
+
+        Context: replica.
+        """
+        inner, steps = self.inner_optimizer, self.inner_optimizer.gradient_accumulation_steps
+        due = tf.equal((before + 1) % steps, 0)
+        skip = tf.logical_and(due, tf.logical_not(finite))
+        scale_variables.write(self, self._next(finite), where=due)
+        overflowed = local_copy(self.overflowed)
+        overflowed.assign(tf.cast(tf.logical_not(tf.logical_or(due, finite)), overflowed.dtype))
+        local_copy(inner._iterations).assign(tf.where(skip, before + 1 - steps, before + 1))
+
+        def drop() -> tf.Tensor:
+            for variable in [*inner._accumulated_gradients, inner.accumulated_weight]:
+                if variable is not None:
+                    copy = local_copy(variable)
+                    copy.assign(tf.zeros_like(copy))
+            return tf.constant(True)
+
+        tf.cond(skip, drop, lambda: tf.constant(True))
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """The inner optimizer's last write, as in Keras."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    # State and configuration.
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """The reverse of `get_weights`."""
+        own = len(self._variables)
+        for variable, weight in zip(self._variables, weights):
+            variable.assign(weight)
+        self.inner_optimizer.set_weights(list(weights)[own:])
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the state in Keras' layout; the counters stand where Keras keeps two numbers that it never uses."""
+        inner: dict[str, Any] = {}
+        self.inner_optimizer.save_own_variables(inner)
+        own = scale_variables.to_keras_layout(self)
+        for index, value in enumerate(own):
+            store[str(index)] = value
+        for key, value in inner.items():
+            store[str(len(own) + int(key))] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` or plain Keras saved."""
+        values = {int(key): store[key] for key in store.keys()}  # noqa: SIM118
+        own = len(scale_variables.to_keras_layout(self))
+        inner = {str(key - own): value for key, value in values.items() if key >= own}
+        self.inner_optimizer.load_own_variables(inner)
+        scale_variables.from_keras_layout(self, [values[index] for index in range(own)])
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras' configuration; the limits of the scale where they are not the defaults."""
+        config = keras.optimizers.LossScaleOptimizer.get_config(self)
+        _, default = make_rule(self.initial_scale, self.dynamic_growth_steps)
+        if self.rule != default:
+            config[LIMITS] = {"min_scale": self.min_scale, "max_scale": self.max_scale}
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """The reverse of `get_config`; takes plain Keras' too."""
+        config = dict(config)
+        if isinstance(config.get(LIMITS), dict):
+            config |= config.pop(LIMITS)
+        inner = keras.saving.deserialize_keras_object(
+            config.pop("inner_optimizer"), custom_objects=custom_objects
+        )
+        return cls(inner, **config)
+
+
+def _read_copy(variable: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(local_copy(variable) if in_replica_context() else variable)
+
+
+def _widen(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
+
+
+def _widen_gradient(gradient: Any) -> Any:
+    """Sums over replicas and division by the scale happen in float32, also for float16 variables."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_widen(gradient.values), gradient.indices, gradient.dense_shape)
+    return _widen(gradient) if isinstance(gradient, tf.Tensor) else gradient
+
+
+optimizers.register_class(keras.optimizers.LossScaleOptimizer, LossScaleOptimizer)
+optimizers.LossScaleOptimizer = LossScaleOptimizer
+keras_internals.save_under_keras_name(LossScaleOptimizer)

@@ -1,0 +1,86 @@
+"""What the loss scale adds to the logs, and when training has to stop because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+
+from .loss_scale_optimizer import LossScaleOptimizer
+
+MAX_SKIPPED_IN_A_ROW = 50
+"""Halving 2**15 fifty times leaves 2**-35: no loss needs that, so something else is wrong."""
+
+
+class LossScaleError(RuntimeError):
+    """Steps are skipped one after the other: no loss scale makes the gradients finite."""
+
+
+def step_logs(optimizer: Any) -> dict[str, float | int]:
+    """The loss scale and the skipped steps, for the logs.
+
+    Args:
+        optimizer: any optimizer, several, or None.
+
+    Returns:
+        `loss_scale` (the scale of the next step) and `skipped_steps` (since the start of training; those of an
+        interrupted run that was resumed included); empty without a loss scale. Of several optimizers with one, each
+        name starts with the optimizer's: `generator_loss_scale`.
+
+    Context: host.
+    """
+    found = _scaled(optimizer)
+    logs: dict[str, float | int] = {}
+    for each in found:
+        prefix = f"{each.name}_" if len(found) > 1 else ""
+        logs[f"{prefix}loss_scale"] = float(each.dynamic_scale.numpy())
+        logs[f"{prefix}skipped_steps"] = int(each.skipped_steps.numpy())
+    return logs
+
+
+def check_progress(
+    optimizer: Any,
+    diagnose: Callable[[float], Any] | None = None,
+    max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
+) -> None:
+    """Stops training that only skips steps.
+
+    Args:
+        optimizer: any optimizer, several, or None.
+        diagnose: `diagnose(loss_scale)` says, on the last batch, what is not finite; called only for the error.
+        max_skipped_in_a_row: the number of skipped steps in a row at which training stops.
+
+    Raises:
+        LossScaleError: that many steps in a row were skipped, or the scale has fallen to its floor.
+
+    Context: host, after an execution.
+    """
+    for each in _scaled(optimizer):
+        in_a_row, scale = int(each.skipped_in_a_row.numpy()), float(each.dynamic_scale.numpy())
+        at_floor = in_a_row > 0 and scale <= each.min_scale and not each.rule.fixed
+        if in_a_row < max_skipped_in_a_row and not at_floor:
+            continue
+        reason = (
+            f"its floor is min_scale={each.min_scale:g}"
+            if at_floor
+            else f"the limit is {max_skipped_in_a_row}"
+        )
+        raise LossScaleError(
+            f"The last {in_a_row} steps were skipped because their gradients are not finite, and the loss scale of "
+            f"optimizer {each.name!r} is {scale:g} ({reason}). {_explained(diagnose, scale)}. Look for a learning rate "
+            "that is too high, data out of range or a division by zero there, or give that layer dtype='float32'."
+        )
+
+
+def _explained(diagnose: Callable[[float], Any] | None, scale: float) -> str:
+    if diagnose is None:
+        return "Call unisono.mixed_precision.diagnose(model, batch) to see where they stop being finite"
+    return str(diagnose(scale)).rstrip(".")
+
+
+def _scaled(optimizer: Any) -> list[LossScaleOptimizer]:
+    given: Iterable[Any] = (
+        [optimizer] if isinstance(optimizer, keras.optimizers.Optimizer) else optimizer or ()
+    )
+    return [each for each in given if isinstance(each, LossScaleOptimizer)]

@@ -1,0 +1,116 @@
+"""The variables of a `LossScaleOptimizer`: made, moved, read, written, and laid out as Keras saves them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..distribute.replicas import local_copy
+from ..optimizers.building import run_in_thread
+from . import keras_internals
+from .loss_scale import ScaleState
+
+_lock = threading.RLock()
+
+
+def create(optimizer: Any) -> None:
+    """Makes the variables that are not there yet, in the order of `variables`; all are scalars.
+
+    | variable | dtype | |
+    |---|---|---|
+    | `step_counter` | int64 | finite steps since the scale last moved (Keras' name) |
+    | `dynamic_scale` | float32 | the scale (Keras' name) |
+    | `skipped_steps` | int64 | steps skipped since the start |
+    | `skipped_in_a_row` | int64 | steps skipped since the last finite one |
+    | `overflowed` | int64 | 1 if a call of the accumulated update under way has overflowed |
+
+    Context: where variables can be created.
+    """
+    counts = ("step_counter", "dynamic_scale", "skipped_steps", "skipped_in_a_row", "overflowed")
+    with keras_internals.scope_of(optimizer):
+        for name in counts:
+            if name in vars(optimizer):
+                continue
+            is_scale = name == "dynamic_scale"
+            initializer = keras.initializers.Constant(optimizer.initial_scale) if is_scale else "zeros"
+            dtype = "float32" if is_scale else "int"
+            variable = optimizer.add_variable((), initializer, dtype, aggregation="none", name=name)
+            setattr(optimizer, name, variable)
+
+
+def move_to_current_strategy(optimizer: Any) -> None:
+    """Gives an optimizer that was made outside of the strategy's scope, and has not been used, variables in it.
+
+    `scale_loss` is the first that a step asks of its optimizer, often while a function is traced in replica context;
+    variables are made in another thread then.
+    """
+    strategy = tf.distribute.get_strategy()
+    if optimizer.built or not tf.distribute.has_strategy():
+        return
+    if strategy.extended.variable_created_in_scope(optimizer.dynamic_scale.value):
+        return
+
+    def move() -> None:
+        with _lock, strategy.scope():
+            for variable in optimizer._variables:
+                if not strategy.extended.variable_created_in_scope(variable.value):
+                    keras_internals.make_again(variable)
+            keras_internals.set_strategy(optimizer, strategy)
+
+    run_in_thread(move)
+
+
+def read(optimizer: Any) -> ScaleState:
+    """This replica's copy of the state. Context: replica."""
+    return ScaleState(*(tf.convert_to_tensor(local_copy(v)) for v in _state(optimizer)))
+
+
+def write(optimizer: Any, state: ScaleState, where: Any = None) -> None:
+    """Writes this replica's copies. Context: replica.
+
+    Args:
+        optimizer: the optimizer.
+        state: the new values.
+        where: bool scalar; whether to write at all. None: yes.
+    """
+    for variable, value in zip(_state(optimizer), state):
+        copy = local_copy(variable)
+        copy.assign(value if where is None else tf.where(where, value, copy))
+
+
+def _state(optimizer: Any) -> tuple[Any, Any, Any, Any]:
+    return (
+        optimizer.dynamic_scale,
+        optimizer.step_counter,
+        optimizer.skipped_steps,
+        optimizer.skipped_in_a_row,
+    )
+
+
+def to_keras_layout(optimizer: Any) -> list[np.ndarray]:
+    """The values for Keras' four variables of a `LossScaleOptimizer`, in its order.
+
+    Keras keeps an iteration count and a learning rate there that nothing reads (both are the inner optimizer's). They
+    carry the skipped steps, and the skipped steps in a row with a half for an overflow in the update under way.
+    """
+    in_a_row = float(optimizer.skipped_in_a_row.numpy()) + float(optimizer.overflowed.numpy()) / 2
+    return [
+        np.asarray(optimizer.skipped_steps.numpy(), np.int64),
+        np.asarray(in_a_row, np.float32),
+        np.asarray(optimizer.step_counter.numpy()),
+        np.asarray(optimizer.dynamic_scale.numpy()),
+    ]
+
+
+def from_keras_layout(optimizer: Any, values: list[Any]) -> None:
+    """The reverse of `to_keras_layout`. Context: host."""
+    skipped, in_a_row, step_counter, scale = (np.asarray(value) for value in values)
+    optimizer.skipped_steps.assign(int(skipped))
+    optimizer.skipped_in_a_row.assign(int(in_a_row))
+    optimizer.overflowed.assign(int(float(in_a_row) % 1 > 0))
+    optimizer.step_counter.assign(int(step_counter))
+    optimizer.dynamic_scale.assign(float(scale))
