@@ -44,7 +44,27 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     if not tensors or num_replicas() == 1:
         return tensors
     context = tf.distribute.get_replica_context()
-    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+    result: list[Any] = [None] * len(tensors)
+    for group in _by_dtype(tensors):  # over several workers TensorFlow packs what it is given into one tensor
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [_on_this_device(tensors[i]) for i in group])
+        for i, total in zip(group, sums):
+            result[i] = total
+    return result
+
+
+def _by_dtype(tensors: Sequence[Any]) -> list[list[int]]:
+    """The indices of the tensors of each dtype."""
+    groups: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype, []).append(index)
+    return list(groups.values())
+
+
+def _on_this_device(tensor: Any) -> Any:
+    """`tensor` as the result of an operation of this replica: a function's own argument has no device to reduce on."""
+    if isinstance(tensor, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(tensor.values), tf.identity(tensor.indices), tensor.dense_shape)
+    return tf.identity(tensor)
 
 
 def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -55,12 +75,10 @@ def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     tensors = list(tensors)
     if len(tensors) < 2 or num_replicas() == 1:
         return all_reduce_sum(tensors)
-    by_dtype: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_dtype.setdefault(tensor.dtype, []).append(index)
-    flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in by_dtype.values()]
+    groups = _by_dtype(tensors)
+    flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in groups]
     result: list[Any] = [None] * len(tensors)
-    for group, total in zip(by_dtype.values(), all_reduce_sum(flat)):
+    for group, total in zip(groups, all_reduce_sum(flat)):
         sizes = [tf.size(tensors[i]) for i in group]
         for i, part in zip(group, tf.split(total, sizes, num=len(group))):
             result[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensors[i])), tensors[i].shape)

@@ -1,0 +1,148 @@
+"""Real worker processes for tests: started with TF_CONFIG on free ports, waited for with a bound, ended by process id."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unisono.distribute.launcher_tasks import Layout, plan
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROOT = Path(__file__).parents[2]
+
+
+@dataclasses.dataclass
+class Ended:
+    """How one worker ended: exit status (negative: a signal), what it printed, seconds it lived."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Workers:
+    """The processes of one cluster. Each runs `programs/<name>.py` with the directory for its results first."""
+
+    def __init__(self, program, out, count, replicas, arguments, start, timeout, env):
+        layout = Layout(workers=count, replicas_per_worker=replicas, timeout=timeout)
+        tasks = plan(layout, [str(PROGRAMS / f"{program}.py"), str(out), *arguments])
+        base = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+        base["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.out, self._began = out, time.monotonic()
+        self.processes, self._files = [], []
+        for index in range(count if start is None else start):
+            files = [open(out / f"{index}.{kind}", "w+") for kind in ("out", "err")]  # noqa: SIM115
+            self._files.append(files)
+            self.processes.append(
+                subprocess.Popen(
+                    tasks[index].command,
+                    env={**base, **tasks[index].env, **(env or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=files[0],
+                    stderr=files[1],
+                    start_new_session=True,
+                )
+            )
+
+    def wait_for_text(self, index, text, seconds=90):
+        """Waits until a worker has printed `text`."""
+        until = time.monotonic() + seconds
+        while text not in self.printed(index):
+            assert time.monotonic() < until, (
+                f"worker {index} did not print {text!r}: {self.printed(index, 'err')}"
+            )
+            assert self.processes[index].poll() is None, self.printed(index, "err")
+            time.sleep(0.05)
+
+    def printed(self, index, kind="out"):
+        return (self.out / f"{index}.{kind}").read_text()
+
+    def kill(self, index, number=signal.SIGKILL):
+        self.processes[index].send_signal(number)
+
+    def wait(self, seconds):
+        """Waits for all; a worker that is still there after `seconds` is killed and fails the test."""
+        ended, late = [], []
+        until = time.monotonic() + seconds
+        times = [None] * len(self.processes)
+        while time.monotonic() < until and None in times:
+            for index, process in enumerate(self.processes):
+                if times[index] is None and process.poll() is not None:
+                    times[index] = time.monotonic() - self._began
+            time.sleep(0.05)
+        for index, process in enumerate(self.processes):
+            if process.poll() is None:
+                late.append(index)
+                self.end()
+            ended.append(
+                Ended(
+                    process.wait(10), self.printed(index), self.printed(index, "err"), times[index] or seconds
+                )
+            )
+        assert not late, f"workers {late} did not end within {seconds} s:\n" + "\n".join(e.err for e in ended)
+        return ended
+
+    def succeed(self, seconds=150):
+        """Waits for all; each must end with 0."""
+        ended = self.wait(seconds)
+        for index, one in enumerate(ended):
+            assert one.code == 0, (
+                f"worker {index} ended with {one.code}:\n{one.out[-2000:]}\n{one.err[-4000:]}"
+            )
+        return ended
+
+    def end(self):
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+        for files in self._files:
+            for file in files:
+                file.close()
+
+
+@pytest.fixture
+def start_workers(tmp_path):
+    """`start_workers(program, count=2, replicas=1, arguments=(), start=None, timeout=60)`: see `Workers`."""
+    started = []
+
+    def start(program, count=2, replicas=1, arguments=(), start=None, timeout=60, env=None):
+        out = tmp_path / f"run-{len(started)}"
+        out.mkdir()
+        started.append(Workers(program, out, count, replicas, arguments, start, timeout, env))
+        return started[-1]
+
+    yield start
+    for workers in started:
+        workers.end()
+
+
+@pytest.fixture
+def launch():
+    """`launch(*arguments)`: starts `python -m unisono launch ...` and returns the process, which is ended for sure."""
+    started = []
+
+    def run(*arguments, **env):
+        base = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **env}
+        base["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "unisono", "launch", *map(str, arguments)],
+            env=base,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()  # its guard ends the workers
+        process.communicate(timeout=30)

@@ -1,0 +1,89 @@
+"""What every worker computes with the collectives of `distribute`; results go to worker-<index>.npz."""
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from unisono.distribute import auto_strategy, global_mean, is_chief, num_workers, worker_index
+from unisono.distribute.agreement import agree, check_same_everywhere, from_chief
+from unisono.distribute.replicas import (
+    all_reduce_sum,
+    all_reduce_sum_packed,
+    local_copy,
+    local_replica_index,
+    replica_id,
+    update_copies,
+)
+
+out = sys.argv[1]
+strategy = auto_strategy()
+found = {}
+
+
+def local(value):
+    return [np.asarray(v) for v in strategy.experimental_local_results(value)]
+
+
+with strategy.scope():
+    variable = tf.Variable(tf.zeros([3]), aggregation=tf.VariableAggregation.NONE)
+    count = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.NONE)
+    weight = tf.Variable([[1.0], [2.0]])
+
+
+@tf.function
+def collectives(x):
+    def on_replica(x):
+        me = tf.cast(replica_id(), tf.float32)
+        plain, argument = all_reduce_sum([tf.fill([2], me), x])
+        slices = tf.IndexedSlices(tf.fill([1, 2], me), tf.cast([replica_id()], tf.int32), tf.constant([8, 2]))
+        (sparse,) = all_reduce_sum([slices])
+        packed = all_reduce_sum_packed([tf.fill([2, 2], me), tf.cast([replica_id()], tf.float64), me])
+        local_copy(variable).assign(tf.fill([3], plain[0]))
+        update_copies(lambda: local_copy(count).assign_add(1))
+        return plain, argument, tf.convert_to_tensor(sparse), packed, replica_id(), local_replica_index()
+
+    return strategy.run(on_replica, args=(x,))
+
+
+for _ in range(2):
+    plain, argument, sparse, packed, ids, local_ids = collectives(tf.constant(3.0))
+found["plain"], found["argument"], found["sparse"] = local(plain), local(argument), local(sparse)
+found["packed"] = [np.concatenate([np.ravel(v) for v in row]) for row in zip(*[local(p) for p in packed])]
+found["ids"], found["local_ids"] = local(ids), local(local_ids)
+found["variable"], found["count"] = local(variable), local(count)
+
+# A custom loop: the rows of the global batch are shared unevenly, and the result is that of one device.
+data = np.random.default_rng(0)
+x, y = data.normal(size=(13, 2)).astype("float32"), data.normal(size=(13, 1)).astype("float32")
+
+
+@tf.function
+def step(x, y):
+    def on_replica(x, y):
+        me, all_ = replica_id(), strategy.num_replicas_in_sync
+        low, high = me * 13 // all_, (me + 1) * 13 // all_
+        with tf.GradientTape() as tape:
+            loss = global_mean(tf.square(x[low:high] @ weight - y[low:high])[:, 0])
+        gradient, total = all_reduce_sum([tape.gradient(loss, weight), loss])
+        local_copy(weight).assign_sub(0.1 * gradient)
+        return total
+
+    return strategy.run(on_replica, args=(x, y))
+
+
+for _ in range(3):
+    loss = step(tf.constant(x), tf.constant(y))
+found["loss"], found["weight"] = local(loss), local(weight)
+
+with strategy.scope():
+    found["agree"] = [agree(worker_index() == 1), agree(False), agree(True)]
+    found["chief"] = from_chief([10.0 + worker_index(), 0.1])
+    check_same_everywhere({"rows": 13}, "the test")
+    try:
+        check_same_everywhere({"rows": 13 + worker_index(), "same": "yes"}, "the arguments of fit")
+        found["refused"] = ""
+    except ValueError as error:
+        found["refused"] = str(error)
+    found["cluster"] = [is_chief(), num_workers(), worker_index(), strategy.num_replicas_in_sync]
+np.savez(f"{out}/worker-{worker_index()}.npz", **found)

@@ -1,0 +1,52 @@
+"""The operations that everything is made of, on real workers."""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), (3, 1)])
+def test_collectives_on_workers_equal_one_device(start_workers, workers, replicas):
+    run = start_workers("collectives", count=workers, replicas=replicas)
+    run.succeed()
+    found = [np.load(run.out / f"worker-{i}.npz") for i in range(workers)]
+    total = workers * replicas
+    ids = np.arange(total)
+    for index, one in enumerate(found):
+        assert one["ids"].tolist() == list(range(index * replicas, (index + 1) * replicas))
+        assert one["local_ids"].tolist() == list(range(replicas))
+        np.testing.assert_array_equal(one["plain"], np.full((replicas, 2), ids.sum()))
+        np.testing.assert_array_equal(one["argument"], np.full(replicas, 3.0 * total))
+        sparse = np.zeros((8, 2))
+        sparse[:total] = ids[:, None]
+        np.testing.assert_array_equal(one["sparse"], np.broadcast_to(sparse, (replicas, 8, 2)))
+        np.testing.assert_array_equal(one["packed"], np.full((replicas, 6), ids.sum()))
+        np.testing.assert_array_equal(one["variable"], np.full((replicas, 3), ids.sum()))
+        np.testing.assert_array_equal(one["count"], np.full(replicas, 2))
+        assert one["agree"].tolist() == [True, False, True]
+        assert one["chief"].tolist() == [10.0, 0.1]
+        assert one["cluster"].tolist() == [index == 0, workers, index, total]
+        assert str(one["refused"]) == (
+            "rows must be the same on all workers for the arguments of fit. Received: 13 on worker 0, 14 on worker 1. "
+            "Run the same program with the same data everywhere."
+        ) or (index == 2 and "15 on worker 2" in str(one["refused"]))
+    weight, loss = train_on_one_device()
+    for one in found:
+        np.testing.assert_allclose(one["weight"], np.broadcast_to(weight, one["weight"].shape), rtol=1e-5)
+        np.testing.assert_allclose(one["loss"], np.full(replicas, loss), rtol=1e-5)
+        np.testing.assert_array_equal(one["weight"][0], found[0]["weight"][0])  # the copies: to the bit
+        np.testing.assert_array_equal(one["weight"][-1], found[0]["weight"][0])
+
+
+def train_on_one_device():
+    """Three steps of the same regression, in float64."""
+    data = np.random.default_rng(0)
+    x, y = data.normal(size=(13, 2)).astype("float32"), data.normal(size=(13, 1)).astype("float32")
+    weight = np.array([[1.0], [2.0]])
+    loss = 0.0
+    for _ in range(3):
+        error = x @ weight - y
+        loss = float(np.mean(error**2))
+        weight = weight - 0.1 * 2 * x.T @ error / 13
+    return weight, loss
