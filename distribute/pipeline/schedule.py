@@ -47,9 +47,9 @@ def gpipe(stages: int, micro_batches: int) -> list[Job]:
     Returns:
         The 2 K M jobs, sorted by slot, then by stage.
     """
-    rows = range(micro_batches)
-    order: Order = [("forward", m) for m in rows]
-    order += [("backward", m) for m in rows]
+    order: Order = []
+    order += [("forward", m) for m in range(micro_batches)]
+    order += [("backward", m) for m in range(micro_batches)]
     return assign_slots([order] * stages)
 
 
@@ -88,7 +88,8 @@ def forward_only(stages: int, micro_batches: int) -> list[Job]:
     Returns:
         The K M forward jobs, sorted by slot, then by stage.
     """
-    return assign_slots([[("forward", m) for m in range(micro_batches)]] * stages)
+    order: Order = [("forward", m) for m in range(micro_batches)]
+    return assign_slots([order] * stages)
 
 
 def assign_slots(orders: Sequence[Order]) -> list[Job]:

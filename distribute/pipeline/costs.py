@@ -1,0 +1,242 @@
+"""What each block of a model costs: counted in its graph, or measured on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from . import keras_internals
+from .graph import Block, Chain
+from .state import NotedWrites
+
+UNKNOWN_LENGTH = 64
+_NOT_KEPT = {"ReadVariableOp", "Const", "Placeholder", "Shape", "ShapeN", "VarHandleOp"}
+_PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
+_LOOPS = {"While", "StatelessWhile"}
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockCost:
+    """The cost of one block for one micro-batch.
+
+    Attributes:
+        forward: float; of the forward pass, in `unit`.
+        backward: float; of the backward pass, in `unit`.
+        activations: float; bytes that the forward pass keeps for the backward pass.
+        weights: float; bytes of the trainable variables.
+        fixed: float; bytes of the other variables.
+        sends: float; bytes that a cut after the block sends.
+        unit: "operations" (floating-point) or "seconds".
+    """
+
+    forward: float
+    backward: float
+    activations: float
+    weights: float
+    fixed: float
+    sends: float
+    unit: str
+
+    @property
+    def total(self) -> float:
+        """Forward and backward together."""
+        return self.forward + self.backward
+
+
+def estimate(chain: Chain, rows: int) -> list[BlockCost]:
+    """Counts the floating-point operations in the graph of each block and of its gradient.
+
+    Products count two for each multiplication and addition, every other operation one for each element of its
+    result. Dimensions that the model leaves open count as 64. Nothing is computed.
+
+    Args:
+        chain: the model.
+        rows: int; rows of one micro-batch.
+
+    Returns:
+        One `BlockCost` for each block.
+    """
+    return [_estimate_block(chain, index, rows) for index in range(len(chain.blocks))]
+
+
+def measure(chain: Chain, rows: int, device: str, repeats: int = 5) -> list[BlockCost]:
+    """Runs each block by itself on `device`, forward and with its gradient, on random data.
+
+    Args:
+        chain: the model.
+        rows: int; rows of one micro-batch.
+        device: name of the device.
+        repeats: int; the smallest of so many times counts.
+
+    Returns:
+        One `BlockCost` for each block, in seconds. Its bytes are those of `estimate`.
+    """
+    result = []
+    for index, counted in enumerate(estimate(chain, rows)):
+        forward, both = _time_block(chain.blocks[index], rows, device, repeats)
+        backward = max(both - forward, 0.0)
+        result.append(dataclasses.replace(counted, forward=forward, backward=backward, unit="seconds"))
+    return result
+
+
+def _inputs_of(block: Block) -> list[Any]:
+    """The symbolic tensors that a block takes from outside of it."""
+    made = {id(out) for node in block.nodes for out in node.outputs}
+    needs = {id(t): t for node in block.nodes for t in node.input_tensors}
+    return [tensor for key, tensor in needs.items() if key not in made]
+
+
+def _spec(symbolic: Any, rows: int) -> tf.TensorSpec:
+    shape = list(symbolic.shape)
+    if shape:
+        shape = [rows] + [UNKNOWN_LENGTH if size is None else size for size in shape[1:]]
+    return tf.TensorSpec(shape, symbolic.dtype)
+
+
+def _bytes(symbolic: Any, rows: int) -> float:
+    spec = _spec(symbolic, rows)
+    return float((spec.shape.num_elements() or 1) * max(spec.dtype.size, 1))
+
+
+def _run(
+    block: Block, inputs: list[Any], values: list[Any], with_gradient: bool
+) -> tuple[Any, Callable[[], Any]]:
+    """Runs a block's nodes; returns its outputs and a function that takes its gradient."""
+    weights = [v for node in block.nodes for v in getattr(node.operation, "weights", [])]
+    mapping = {id(v): (v, tf.convert_to_tensor(v.value)) for v in weights}
+    made = {id(symbolic): value for symbolic, value in zip(inputs, values)}
+    with tf.GradientTape(watch_accessed_variables=False) as tape, NotedWrites(mapping.values()):
+        sources = [v for v in values if v.dtype.is_floating]
+        sources += [value for variable, value in mapping.values() if variable.trainable]
+        tape.watch(sources)
+        for node in block.nodes:
+            outputs = keras_internals.run_node(node, made, with_gradient)
+            made.update({id(symbolic): output for symbolic, output in zip(node.outputs, outputs)})
+    flat = tf.nest.flatten([made[id(out)] for out in block.nodes[-1].outputs], expand_composites=True)
+    targets = [value for value in flat if value.dtype.is_floating]
+    return flat, lambda: [g for g in tape.gradient(targets, sources) if g is not None] if targets else []
+
+
+def _estimate_block(chain: Chain, index: int, rows: int) -> BlockCost:
+    block = chain.blocks[index]
+    inputs = _inputs_of(block)
+    specs = [_spec(tensor, rows) for tensor in inputs]
+    variables = {id(v): v for node in block.nodes for v in getattr(node.operation, "weights", [])}.values()
+    weights = sum(_size(v) for v in variables if v.trainable)
+    fixed = sum(_size(v) for v in variables if not v.trainable)
+    counts: list[float] = []
+
+    @tf.function(autograph=False)
+    def traced(*values: tf.Tensor) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        _, gradient = _run(block, inputs, list(values), True)
+        forward = list(graph.get_operations())
+        gradient()
+        backward = graph.get_operations()[len(forward) :]
+        counts.extend([_operations(forward), _operations(backward), _kept(forward, backward)])
+
+    try:
+        traced.get_concrete_function(*specs)
+    except Exception:
+        # A layer that cannot run on such made-up inputs must not keep the model from being trained: it is taken for
+        # a matrix product with all of its weights.
+        counts = [2.0 * rows * weights / 4.0, 4.0 * rows * weights / 4.0, 0.0]
+    forward, backward, kept = counts
+    loops = _loop_operations(block, specs, rows)
+    sends = sum(_bytes(tensor, rows) for tensor in chain.crossing(index + 1))
+    return BlockCost(
+        forward + loops, backward + 2.0 * loops, kept, float(weights), float(fixed), sends, "operations"
+    )
+
+
+def _loop_operations(block: Block, specs: list[tf.TensorSpec], rows: int) -> float:
+    """Recurrent layers, whose loop's body is a graph of its own: a product with all weights per position."""
+    total = 0.0
+    for node in block.nodes:
+        if isinstance(node.operation, keras.layers.RNN | keras.layers.Bidirectional):
+            length = specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1
+            total += 2.0 * rows * length * sum(v.shape.num_elements() or 0 for v in node.operation.weights)
+    return total
+
+
+def _size(variable: Any) -> int:
+    return int(variable.shape.num_elements() or 0) * tf.as_dtype(variable.dtype).size
+
+
+def _operations(ops: list[Any]) -> float:
+    return sum(_operations_of(op) for op in ops if op.type not in _NOT_KEPT and op.outputs)
+
+
+def _operations_of(op: Any) -> float:
+    elements = float(op.outputs[0].shape.num_elements() or 0) if op.outputs[0].shape.rank is not None else 0.0
+    shapes = [tensor.shape for tensor in op.inputs]
+    if op.type in _PRODUCTS:
+        transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+        return 2.0 * elements * (shapes[0][-2 if transposed else -1] or 1)
+    if op.type == "Einsum":
+        equation = op.get_attr("equation").decode()
+        sizes: dict[str, int] = {}
+        for labels, shape in zip(equation.split("->")[0].split(","), shapes):
+            sizes.update({label: size or 1 for label, size in zip(labels.replace("...", ""), shape)})
+        return 2.0 * float(tf.TensorShape(sizes.values()).num_elements() or 0)
+    if "Conv" in op.type and len(shapes) >= 2:
+        return _convolution(op, shapes, elements)
+    return elements
+
+
+def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
+    """Two for each entry of the result and of the kernel that it meets; a gradient costs as much."""
+    results, kernel = elements, shapes[1]
+    if "Backprop" in op.type:
+        results = float(shapes[2].num_elements() or 0)
+        kernel = op.outputs[0].shape if "Filter" in op.type else shapes[1]
+    if kernel.rank is None or kernel.rank < 3:
+        return elements
+    channels = kernel[-1] * kernel[-2] if "Depthwise" in op.type else kernel[-1]
+    return 2.0 * results * (kernel.num_elements() or 0) / (channels or 1)
+
+
+def _kept(forward: list[Any], backward: list[Any]) -> float:
+    """Bytes of the results of forward operations that backward ones take."""
+    made = {id(tensor): tensor for op in forward if op.type not in _NOT_KEPT for tensor in op.outputs}
+    used = {id(tensor): tensor for op in backward for tensor in op.inputs if id(tensor) in made}
+    return float(
+        sum((t.shape.num_elements() or 0) * t.dtype.size for t in used.values() if t.shape.rank is not None)
+    )
+
+
+def _time_block(block: Block, rows: int, device: str, repeats: int) -> tuple[float, float]:
+    inputs = _inputs_of(block)
+    with tf.device(device):
+        values = [_random(_spec(tensor, rows)) for tensor in inputs]
+        forward = tf.function(lambda *v: _run(block, inputs, list(v), True)[0], autograph=False)
+
+        def both(*v: Any) -> Any:
+            outputs, gradient = _run(block, inputs, list(v), True)
+            return outputs, gradient()
+
+        return _shortest(forward, values, repeats), _shortest(
+            tf.function(both, autograph=False), values, repeats
+        )
+
+
+def _shortest(function: Any, values: list[Any], repeats: int) -> float:
+    best = float("inf")
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        result = function(*values)
+        for tensor in tf.nest.flatten(result, expand_composites=True)[:1]:
+            tensor.numpy()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _random(spec: tf.TensorSpec) -> tf.Tensor:
+    if spec.dtype.is_floating:
+        return tf.cast(tf.random.stateless_normal(spec.shape.as_list(), (1, 2)), spec.dtype)
+    return tf.zeros(spec.shape, spec.dtype)

@@ -1,0 +1,405 @@
+"""One pipelined step: the schedule's jobs as one graph over several devices.
+
+    for job in schedule:               on the stage's device, in this order by control dependencies
+        forward:   boundary in -> layers -> boundary out
+        backward:  (forward again ->) cotangents in -> gradient of the stage -> cotangents out, sums +=
+            gradient
+    loss: on the last stage, once for the whole batch, or for each micro-batch as soon as it is there
+
+Each stage's gradient is taken by a tape of its own under the stage's device: backward operations do not
+inherit the device of the forward ones. Nothing here knows of optimizers; the loss is a function that is
+passed in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..step_context import StepContext, step_scope
+from . import keras_internals
+from .graph import Chain, Stage
+from .schedule import Job
+from .simulator import recomputed
+from .state import NotedWrites, merge, normalizations, read
+from .tensors import (
+    add_gradients,
+    cotangents_of,
+    flatten,
+    identity,
+    join_micro_batches,
+    sum_gradients,
+    watch,
+    zero_unless,
+)
+
+Head = Callable[[int | None, Any], tuple[tf.Tensor, tf.Tensor]]
+
+
+def micro_steps(global_rows: Any, count: int, training: bool) -> list[StepContext]:
+    """The parts of the global batch: micro-batch q has the rows floor(q n / Q) to floor((q + 1) n / Q) - 1.
+
+    Args:
+        global_rows: int or int32 scalar tensor, n.
+        count: int, Q: replicas times micro-batches.
+        training: for the `StepContext`.
+
+    Returns:
+        Q contexts. Random layers draw a mask of its own for each, as they do for each replica.
+    """
+    edges = [(q * global_rows) // count for q in range(count + 1)]
+    return [
+        StepContext(q, count, edges[q + 1] - edges[q], global_rows, training=training) for q in range(count)
+    ]
+
+
+@dataclasses.dataclass
+class Result:
+    """What a step computed.
+
+    Attributes:
+        outputs: the model's outputs for the whole batch, as the model returns them.
+        loss: scalar tensor; loss, added losses and penalties of the global batch; None without a head.
+        gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the
+            scaled loss, summed over micro-batches and replicas, on the variable's device.
+        writes: (variable, value) pairs: what layers assigned (running averages, random state).
+    """
+
+    outputs: Any
+    loss: Any
+    gradients: dict[int, Any]
+    writes: list[tuple[Any, tf.Tensor]]
+
+
+class PipelinedStep:
+    """One step under construction. It lives while the step is traced (or run eagerly), no longer."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        stages: Sequence[Stage],
+        inputs: Sequence[Any],
+        steps: Sequence[StepContext],
+        replicas: int = 1,
+        training: bool = True,
+    ) -> None:
+        """Reads the weights on every device that needs them.
+
+        Args:
+            chain: the model's blocks.
+            stages: its stages, with their devices.
+            inputs: for each micro-batch of each replica the model's inputs for its rows, in the order of the
+                rows.
+            steps: for each of them its part of the batch (`micro_steps`).
+            replicas: int; R: the first len(inputs) / R micro-batches run on the first devices of the stages,
+                and so on.
+            training: bool; the mode in which layers are called.
+        """
+        self.chain, self.stages = chain, list(stages)
+        self.steps, self.replicas, self.training = list(steps), replicas, training
+        self.micro_batches = len(self.steps) // replicas
+        self.values = [dict(zip(chain.input_ids, self._flat(value))) for value in inputs]
+        self.weights = [
+            [[(v, read(v, device)) for v in stage.weights] for device in stage.devices[:replicas]]
+            for stage in self.stages
+        ]
+        self.start = self._random_states()
+        self.random: list[dict[int, tuple[Any, Any]]] = [dict(self.start) for _ in self.steps]
+        self.other: dict[int, tuple[Any, Any]] = {}
+        self.writes: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.steps]
+        self.cotangents: list[dict[int, list[Any]]] = [{} for _ in self.steps]
+        self.passes: dict[tuple[int, int], _Pass] = {}
+        self.last: dict[tuple[int, int], list[Any]] = {}
+        self.gradients: dict[tuple[int, int], Any] = {}
+        self.losses: list[tf.Tensor] = []
+
+    def _flat(self, value: Any) -> list[Any]:
+        return keras_internals.flat_inputs(self.chain.graph, value)
+
+    def _random_states(self) -> dict[int, tuple[Any, Any]]:
+        states = [v for stage in self.stages for v in stage.random_states]
+        unseeded = keras_internals.global_random_state()
+        states += [] if unseeded is None else [unseeded]
+        return {id(v): (v, tf.convert_to_tensor(v.value)) for v in states}
+
+    # The three ways to run it.
+
+    def forward(self, jobs: Sequence[Job]) -> Result:
+        """Runs the forward passes alone.
+
+        Args:
+            jobs: the schedule (`forward_only`), for one replica.
+        """
+        for job in jobs:
+            for replica in range(self.replicas):
+                self._forward(self.stages[job.stage], self._number(replica, job), keep=False)
+        return Result(self.outputs(), None, {}, self._merged_writes())
+
+    def train(
+        self,
+        jobs: Sequence[Job],
+        head: Head,
+        loss_by_micro_batch: bool,
+        scale: Callable[[tf.Tensor], tf.Tensor],
+        rematerialize: bool = False,
+    ) -> Result:
+        """Runs the schedule, forward and backward.
+
+        Args:
+            jobs: the schedule for one replica; all replicas follow it.
+            head: `head(q, outputs)` is the loss of the rows of micro-batch q, weighted so that the sum over
+                all micro-batches is that of the batch, and the same scaled; with q None that of the whole
+                batch.
+            loss_by_micro_batch: bool; whether `head` is called for each micro-batch or once.
+            scale: the loss scale, a linear function of a scalar; applied to added losses and penalties.
+            rematerialize: bool; whether a stage keeps its boundary alone and runs forward again before
+                backward.
+        """
+        again = recomputed(jobs) if rematerialize else set()
+        done = False
+        for job in jobs:
+            stage = self.stages[job.stage]
+            for replica in range(self.replicas):
+                q = self._number(replica, job)
+                if job.kind == "forward":
+                    self._forward(stage, q, keep=(job.stage, job.micro_batch) not in again)
+                    continue
+                if loss_by_micro_batch and job.stage == len(self.stages) - 1:
+                    self._head(head, q)
+                elif not loss_by_micro_batch and not done:
+                    self._head(head, None)
+                    done = True
+                self._backward(stage, q, scale)
+        self._penalties(scale)
+        return Result(self.outputs(), self._total_loss(), self._summed_gradients(), self._merged_writes())
+
+    def peek(self, q: int) -> Any:
+        """The outputs of micro-batch q outside of the schedule, nothing written.
+
+        For values that do not depend on the arithmetic (masks): what is not used of it is pruned from the
+        graph.
+        """
+        values, random, other = dict(self.values[q]), dict(self.random[q]), dict(self.other)
+        for stage in self.stages:
+            with tf.device(self._device(stage, q)), step_scope(self.steps[q]):
+                inputs = {key: identity(values[key]) for key in stage.inputs}
+                scope = NotedWrites(self._mapping(stage, q, random, other))
+                with scope:
+                    made = self._run_layers(stage, inputs)
+                values.update({key: made[key] for key in stage.outputs})
+                random.update({id(v): (v, t) for v, t in scope.writes() if id(v) in random})
+        return keras_internals.pack_outputs(self.chain.graph, [values[key] for key in self.chain.output_ids])
+
+    # Jobs.
+
+    def _forward(self, stage: Stage, q: int, keep: bool) -> None:
+        """Boundary in, layers, boundary out. With `keep` a tape keeps the activations."""
+        with self._job(stage, q):
+            inputs = {key: identity(self.values[q][key]) for key in stage.inputs}
+            mapping = self._mapping(stage, q, self.random[q], self.other)
+            run = self._pass(stage, q, inputs, mapping, keep)
+            self._note_writes(q, run.scope)
+            self.values[q].update({key: run.made[key] for key in stage.outputs})
+            run.drop_activations(stage, keep)
+            self.passes[(stage.index, q)] = run
+            self._finish(stage, q, [run.made[key] for key in stage.outputs] + run.added)
+
+    def _backward(self, stage: Stage, q: int, scale: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        """Cotangents in, gradient of this stage alone, cotangents out."""
+        run = self.passes.pop((stage.index, q))
+        arriving = self.cotangents[q]
+        incoming = flatten([arriving.get(key, []) for key in stage.outputs])
+        with self._job(stage, q, incoming):
+            if run.tape is None:
+                run = self._pass(stage, q, run.inputs, run.mapping, keep=True)
+            targets, cotangents = cotangents_of(
+                [(run.made[key], arriving.pop(key, [])) for key in stage.outputs]
+            )
+            for loss in run.added:
+                factor = scale(self.steps[q].share(loss.dtype))
+                targets.append(loss)
+                cotangents.append(tf.cast(factor, loss.dtype))
+            sources = run.sources
+            flat = [tensor for _, tensors in sources for tensor in tensors]
+            assert run.tape is not None
+            gradients = run.tape.gradient(targets, flat, output_gradients=cotangents) if targets else []
+            leaving = iter(gradients or [None] * len(flat))
+            self._pass_on(stage, q, [(key, [next(leaving) for _ in tensors]) for key, tensors in sources])
+            self.losses += [loss * self.steps[q].share(loss.dtype) for loss in run.added]
+            self._finish(stage, q, flatten(gradients))
+
+    def _pass(self, stage: Stage, q: int, inputs: dict[int, Any], mapping: Any, keep: bool) -> _Pass:
+        tape = tf.GradientTape(watch_accessed_variables=False) if keep and self.training else None
+        scope = NotedWrites(mapping)
+        trainable = {id(v) for v in stage.trainable}
+        with tape if tape is not None else contextlib.nullcontext(), scope:
+            watched = [(key, watch(tape, value)) for key, value in inputs.items()]
+            watched += [(id(v), watch(tape, value)) for v, value in mapping if id(v) in trainable]
+            made = self._run_layers(stage, inputs)
+            added = [loss for loss in scope.losses if loss.dtype.is_floating]
+        return _Pass(inputs, mapping, made, added, watched, tape, scope)
+
+    def _run_layers(self, stage: Stage, inputs: dict[int, Any]) -> dict[int, Any]:
+        values = dict(inputs)
+        for node in stage.nodes:
+            outputs = keras_internals.run_node(node, values, self.training)
+            values.update({id(symbolic): output for symbolic, output in zip(node.outputs, outputs)})
+        return values
+
+    def _head(self, head: Head, q: int | None) -> None:
+        """The loss on the last stage, and its cotangents for the outputs."""
+        numbers = range(len(self.steps)) if q is None else [q]
+        first = numbers[0]
+        with self._job(self.stages[-1], first), tf.GradientTape(watch_accessed_variables=False) as tape:
+            pieces = [[identity(self.values[n][key]) for key in self.chain.output_ids] for n in numbers]
+            watched = [[watch(tape, value) for value in piece] for piece in pieces]
+            steps = [self.steps[n] for n in numbers]
+            contribution, scaled = head(q, self._pack(pieces, steps, trim=q is None))
+        with tf.device(self._device(self.stages[-1], first)):
+            self.losses.append(contribution)
+            flat = [tensor for piece in watched for tensors in piece for tensor in tensors]
+            gradients = iter(tape.gradient(scaled, flat))
+            for n, piece in zip(numbers, watched):
+                for key, tensors in zip(self.chain.output_ids, piece):
+                    parts = [next(gradients) for _ in tensors]
+                    self.cotangents[n].setdefault(key, []).append(parts)
+
+    def _penalties(self, scale: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        """Adds the weight regularizers, once for the batch, each stage's on its device."""
+        for stage in self.stages:
+            for variable, value in self.weights[stage.index][0]:
+                if not variable.trainable or variable.regularizer is None:
+                    continue
+                with tf.device(stage.devices[0]):
+                    with tf.GradientTape(watch_accessed_variables=False) as tape:
+                        tape.watch(value)
+                        penalty = tf.convert_to_tensor(variable.regularizer(value))
+                        scaled = scale(penalty)
+                    self.losses.append(penalty)
+                    self._add_gradient(0, id(variable), tape.gradient(scaled, value))
+
+    # What goes between jobs.
+
+    @contextlib.contextmanager
+    def _job(self, stage: Stage, q: int, after: Sequence[Any] = ()) -> Any:
+        """The device, the stage's order, and the micro-batch's part of the batch."""
+        key = (stage.index, q // self.micro_batches)
+        wait = [] if tf.executing_eagerly() else self.last.get(key, []) + list(after)
+        with (
+            tf.device(self._device(stage, q)),
+            tf.control_dependencies(wait),
+            step_scope(self._live(self.steps[q])),
+        ):
+            yield
+
+    def _live(self, step: StepContext) -> StepContext:
+        """A micro-batch without rows computes on a borrowed one; its losses have the weight 0."""
+        if isinstance(step.rows, int) and step.rows > 0:
+            return step
+        rows = max(step.rows, 1) if isinstance(step.rows, int) else tf.maximum(step.rows, 1)
+        return dataclasses.replace(step, rows=rows, verdicts=[], weight_totals=[])
+
+    def _finish(self, stage: Stage, q: int, results: Sequence[Any]) -> None:
+        """Notes when the job is done: the stage's next job waits for it."""
+        if not tf.executing_eagerly():
+            results = [t for value in results if value is not None for t in flatten(value)]
+            self.last[(stage.index, q // self.micro_batches)] = [tf.group(*results)]
+
+    def _mapping(self, stage: Stage, q: int, random: dict[int, Any], other: dict[int, Any]) -> list[Any]:
+        weights = self.weights[stage.index][q // self.micro_batches]
+        known = {id(v) for v, _ in weights}
+        return weights + [pair for key, pair in {**other, **random}.items() if key not in known]
+
+    def _note_writes(self, q: int, scope: NotedWrites) -> None:
+        own = {id(v) for stage in self.stages for v in stage.weights}
+        for variable, value in scope.writes():
+            if id(variable) in self.start:
+                self.random[q][id(variable)] = (variable, value)
+            elif id(variable) in own:
+                self.writes[q][id(variable)] = (variable, value)
+            else:
+                self.other[id(variable)] = (variable, value)
+
+    def _pass_on(self, stage: Stage, q: int, gradients: list[tuple[int, list[Any]]]) -> None:
+        for key, parts in gradients:
+            if key in stage.inputs:
+                self.cotangents[q].setdefault(key, []).append(parts)
+            else:
+                gradient = zero_unless(self.steps[q], parts[0]) if parts else None
+                self._add_gradient(q // self.micro_batches, key, gradient)
+
+    def _add_gradient(self, replica: int, key: int, gradient: Any) -> None:
+        if gradient is not None:
+            self.gradients[(replica, key)] = add_gradients(self.gradients.get((replica, key)), gradient)
+
+    def _summed_gradients(self) -> dict[int, Any]:
+        result = {}
+        for stage in self.stages:
+            with tf.device(stage.devices[0]):
+                for variable in stage.trainable:
+                    parts = [self.gradients.get((r, id(variable))) for r in range(self.replicas)]
+                    result[id(variable)] = sum_gradients([p for p in parts if p is not None])
+        return result
+
+    def _total_loss(self) -> tf.Tensor:
+        dtype = self.losses[0].dtype
+        with tf.device(self.stages[-1].devices[0]):
+            return tf.add_n([tf.cast(loss, dtype) for loss in self.losses])
+
+    def _merged_writes(self) -> list[tuple[Any, tf.Tensor]]:
+        """Averages over the micro-batches, random state of the first, other state as the last left it."""
+        result: list[tuple[Any, Any]] = []
+        for stage in self.stages:
+            own = {id(v) for v in stage.weights}
+            writes = [{k: pair for k, pair in of_one.items() if k in own} for of_one in self.writes]
+            with tf.device(stage.devices[0]):
+                result += merge(writes, self.steps, normalizations(block.layer for block in stage.blocks))
+        drawn = [pair for key, pair in self.random[0].items() if pair[1] is not self.start[key][1]]
+        return result + drawn + list(self.other.values())
+
+    def outputs(self) -> Any:
+        """The outputs for the whole batch, on the last stage's first device."""
+        with tf.device(self.stages[-1].devices[0]):
+            pieces = [[values[key] for key in self.chain.output_ids] for values in self.values]
+            return self._pack(pieces, self.steps, trim=True)
+
+    def _pack(self, pieces: list[list[Any]], steps: Sequence[StepContext], trim: bool) -> Any:
+        joined = [join_micro_batches(list(parts), steps, trim) for parts in zip(*pieces)]
+        return keras_internals.pack_outputs(self.chain.graph, joined)
+
+    def _number(self, replica: int, job: Job) -> int:
+        return replica * self.micro_batches + job.micro_batch
+
+    def _device(self, stage: Stage, q: int) -> str:
+        return stage.devices[q // self.micro_batches]
+
+
+@dataclasses.dataclass
+class _Pass:
+    """One forward pass of one stage: what its backward pass needs of it."""
+
+    inputs: dict[int, Any]
+    mapping: list[Any]
+    made: dict[int, Any]
+    added: list[tf.Tensor]
+    sources: list[tuple[int, list[tf.Tensor]]]
+    tape: tf.GradientTape | None
+    scope: NotedWrites
+
+    def drop_activations(self, stage: Stage, keep: bool) -> None:
+        """Lets go of all but the boundary (in eager mode that frees the memory)."""
+        if not keep:
+            self.made = {key: self.made[key] for key in stage.outputs}
+            self.sources = []
+
+
+def apply_writes(writes: Sequence[tuple[Any, tf.Tensor]]) -> None:
+    """Assigns the values; inside of a scope that notes writes they are noted there."""
+    for variable, value in writes:
+        if isinstance(variable, keras.Variable):
+            variable.assign(value)

@@ -1,0 +1,268 @@
+"""A Keras model as a chain of blocks, and the chain cut into consecutive stages.
+
+A block is a layer (a nested model counts as one) with the plain operations that follow it. Any tensor may
+cross a cut, also several of them and over more than one cut: a skip connection just makes the boundary wider.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from . import keras_internals
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What a cut never parts.
+
+    Attributes:
+        layer: the layer.
+        nodes: the nodes of the functional graph: calls of the layer and of the operations after it, in order.
+    """
+
+    layer: Any
+    nodes: list[Any]
+
+    @property
+    def name(self) -> str:
+        """The layer's name."""
+        return self.layer.name
+
+
+@dataclasses.dataclass
+class Stage:
+    """Consecutive blocks on one device.
+
+    Attributes:
+        index: int; 0 to K - 1.
+        blocks: list of `Block`.
+        inputs: ids of the symbolic tensors that come from the model's inputs or from earlier stages.
+        outputs: ids of those that later stages or the model's outputs need.
+        weights: the Keras variables of its layers, each once, without random state.
+        devices: list of device names; one for each replica of the pipeline.
+    """
+
+    index: int
+    blocks: list[Block]
+    inputs: list[int]
+    outputs: list[int]
+    weights: list[Any]
+    devices: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[Any]:
+        """The nodes of all blocks, in order."""
+        return [node for block in self.blocks for node in block.nodes]
+
+    @property
+    def trainable(self) -> list[Any]:
+        """The variables that training updates now."""
+        return [variable for variable in self.weights if variable.trainable]
+
+    @functools.cached_property
+    def random_states(self) -> list[Any]:
+        """The states of the seed generators of its layers, each once."""
+        states = {id(v): v for node in self.nodes for v in keras_internals.random_states(node.operation)}
+        return list(states.values())
+
+
+class Chain:
+    """The blocks of a model in the order of its layers. Owns no variables and no devices."""
+
+    def __init__(self, model: Any) -> None:
+        """Reads the model's graph.
+
+        Args:
+            model: a built `keras.Sequential` or functional `keras.Model`.
+
+        Raises:
+            ValueError: if the model has no graph that can be cut.
+        """
+        self.model = model
+        graph = keras_internals.graph_of(model)
+        if graph is None:
+            raise ValueError(_no_graph(model))
+        self.graph = graph
+        self.input_ids = [id(tensor) for tensor in graph.inputs]
+        self.output_ids = [id(tensor) for tensor in graph.outputs]
+        self.blocks = _blocks(keras_internals.nodes_in_order(graph))
+        if not self.blocks:
+            raise ValueError(f"model {model.name!r} has no layers to cut into stages; add layers")
+        self.shared = _shared(self.blocks)
+
+    def sizes_from_partition(self, partition: Sequence[Any], stages: int) -> list[int]:
+        """Checks a partition that the user wrote.
+
+        Args:
+            partition: K layer counts, or K - 1 names: those of the first layer of each stage but the first.
+            stages: int; K.
+
+        Returns:
+            The number of blocks in each stage.
+
+        Raises:
+            ValueError: if it does not fit the model.
+        """
+        partition = list(partition)
+        if (partition and all(isinstance(part, str) for part in partition)) or (
+            not partition and stages == 1
+        ):
+            sizes = self._sizes_from_names(partition, stages)
+        else:
+            sizes = self._sizes_from_counts(partition, stages)
+        self.check(sizes)
+        return sizes
+
+    def _sizes_from_names(self, names: list[str], stages: int) -> list[int]:
+        known = [block.name for block in self.blocks]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"partition names the layer {unknown[0]!r}, which is not one of {known}")
+        starts = [known.index(name) for name in names]
+        if len(names) != stages - 1 or starts != sorted(set(starts)) or 0 in starts:
+            raise ValueError(
+                f"partition must name the first layer of each of the stages 1 to {stages - 1}, in the model's order; "
+                f"received partition={names} for the layers {known}"
+            )
+        edges = [0, *starts, len(known)]
+        return [stop - start for start, stop in itertools.pairwise(edges)]
+
+    def _sizes_from_counts(self, counts: list[Any], stages: int) -> list[int]:
+        numbers = all(isinstance(count, int) and count >= 1 for count in counts)
+        if not numbers or len(counts) != stages or sum(counts) != len(self.blocks):
+            raise ValueError(
+                f"partition must be 'auto', {stages} layer counts of at least 1 that sum to the model's "
+                f"{len(self.blocks)} layers, or {stages - 1} layer names; received partition={counts}"
+            )
+        return counts
+
+    def check(self, sizes: Sequence[int]) -> None:
+        """Refuses a cut through shared layers, naming them."""
+        edge = 0
+        for size in sizes[:-1]:
+            edge += size
+            if edge in self.shared:
+                raise ValueError(
+                    f"the cut before layer {self.blocks[edge].name!r} parts {self.shared[edge]}: "
+                    f"put all uses in one stage (partition={list(sizes)})"
+                )
+
+    def groups(self) -> list[int]:
+        """Block counts of the smallest parts that a cut may separate (above 1 where layers are shared)."""
+        edges = [0, *[i for i in range(1, len(self.blocks)) if i not in self.shared], len(self.blocks)]
+        return [stop - start for start, stop in itertools.pairwise(edges)]
+
+    def check_enough(self, stages: int) -> None:
+        """Refuses more stages than there are parts to separate."""
+        if stages > len(self.blocks):
+            raise ValueError(
+                f"devices ({stages} stages) must not be more than the layers of model {self.model.name!r} "
+                f"({len(self.blocks)}): use fewer devices"
+            )
+        if stages > len(self.groups()):
+            reasons = "; ".join(sorted(set(self.shared.values())))
+            raise ValueError(
+                f"model {self.model.name!r} can be cut into {len(self.groups())} stages at most, not {stages}: "
+                f"{reasons} must stay in one stage. Use fewer devices"
+            )
+
+    def cut(self, sizes: Sequence[int]) -> list[Stage]:
+        """The stages with these numbers of blocks."""
+        stages, start = [], 0
+        made_in = dict.fromkeys(self.input_ids, -1)
+        for index, size in enumerate(sizes):
+            blocks = self.blocks[start : start + size]
+            made = {id(out) for block in blocks for node in block.nodes for out in node.outputs}
+            needs = [id(t) for block in blocks for node in block.nodes for t in node.input_tensors]
+            inputs = list(dict.fromkeys(key for key in needs if key not in made))
+            for key in made:
+                made_in[key] = index
+            stages.append(Stage(index, blocks, inputs, [], _weights(blocks)))
+            start += size
+        for stage in stages:
+            for key in stage.inputs:
+                self._send(stages, made_in[key], key)
+        for key in self.output_ids:
+            self._send(stages, made_in[key], key)
+        return stages
+
+    @staticmethod
+    def _send(stages: list[Stage], maker: int, key: int) -> None:
+        if maker >= 0 and key not in stages[maker].outputs:
+            stages[maker].outputs.append(key)
+
+    def crossing(self, edge: int) -> list[Any]:
+        """The symbolic tensors that a cut before block `edge` would send."""
+        before = self.blocks[:edge]
+        made = {id(out): out for block in before for node in block.nodes for out in node.outputs}
+        after = {id(t) for block in self.blocks[edge:] for node in block.nodes for t in node.input_tensors}
+        after.update(self.output_ids)
+        return [tensor for key, tensor in made.items() if key in after]
+
+
+def _blocks(nodes: list[Any]) -> list[Block]:
+    """Starts a block at the first call of each layer; operations and later calls join the block before."""
+    blocks: list[Block] = []
+    seen: set[int] = set()
+    leading: list[Any] = []
+    for node in nodes:
+        operation = node.operation
+        if isinstance(operation, keras.layers.Layer) and id(operation) not in seen:
+            seen.add(id(operation))
+            blocks.append(Block(operation, leading + [node]))
+            leading = []
+        elif blocks:
+            blocks[-1].nodes.append(node)
+        else:
+            leading.append(node)
+    return blocks
+
+
+def _shared(blocks: list[Block]) -> dict[int, str]:
+    """For each edge (before block i) that must not be cut: what is used on both sides, in words."""
+    users: dict[int, list[tuple[int, str]]] = {}
+    what: dict[int, str] = {}
+    for index, block in enumerate(blocks):
+        for node in block.nodes:
+            layer = node.operation
+            if not isinstance(layer, keras.layers.Layer):
+                continue
+            users.setdefault(id(layer), []).append((index, layer.name))
+            what[id(layer)] = f"the shared layer {layer.name!r}"
+            for variable in layer.weights:
+                users.setdefault(id(variable), []).append((index, layer.name))
+    reasons: dict[int, str] = {}
+    for key, uses in users.items():
+        places = [index for index, _ in uses]
+        names = ", ".join(sorted({repr(name) for _, name in uses}))
+        text = what.get(key, f"the variables shared by the layers {names}")
+        stateless = key in what and not blocks[places[0]].layer.weights
+        for edge in range(min(places) + 1, max(places) + 1):
+            if not stateless:
+                reasons.setdefault(edge, text)
+    return reasons
+
+
+def _weights(blocks: list[Block]) -> list[Any]:
+    found: dict[int, Any] = {}
+    for block in blocks:
+        for node in block.nodes:
+            for variable in getattr(node.operation, "weights", []):
+                found.setdefault(id(variable), variable)
+    return list(found.values())
+
+
+def _no_graph(model: Any) -> str:
+    kind = type(model).__name__
+    if not model.built:
+        return f"model {model.name!r} cannot be cut into stages before it is built: give it an Input"
+    return (
+        f"model {model.name!r} ({kind}) cannot be cut into stages: its call is Python code, not a graph of layers. "
+        f"Write it as a Sequential or functional model; subclassed blocks may stand inside as layers"
+    )

@@ -1,0 +1,209 @@
+"""`Pipeline`: what the user says about stages and micro-batches, and the scope in which models take it up."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from . import remote
+from .placement import move_weights, resolve_devices
+from .plan import Plan, Settings
+from .schedule import SCHEDULES
+from .timeline import Timeline
+
+_local = threading.local()
+
+
+class Pipeline:
+    """Trains one model over several devices: consecutive layers on each, micro-batch after micro-batch.
+
+    The result does not depend on the number of stages, on the schedule, or on rematerialization. What a
+    micro-batch changes is what it must: batch normalization normalizes with the micro-batch's statistics (the
+    averages for inference are those of the whole batch), and every micro-batch has dropout masks of its own.
+
+    Example:
+    ```python
+    pipeline = unisono.distribute.Pipeline(["GPU:0", "GPU:1"], micro_batches=8, schedule="1f1b")
+    with pipeline.scope():
+        model = unisono.Sequential([...])
+        model.compile("adam", "mse")
+    model.fit(x, y, batch_size=256)
+    print(pipeline.summary())
+    ```
+
+    Source: Huang et al. 2019, arXiv 1811.06965.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        micro_batches: int,
+        schedule: str = "gpipe",
+        partition: str | Sequence[Any] = "auto",
+        cost: str = "estimated",
+        rematerialize: bool = False,
+        memory_limit: float | None = None,
+        replicas: int = 1,
+    ) -> None:
+        """Checks what can be checked without a model.
+
+        Args:
+            devices: one name for each stage, "GPU:0" or "/job:worker/task:1/device:GPU:0" say; with replicas
+                those of the first replica's stages, then those of the second's. A device may stand for
+                several stages.
+            micro_batches: int; M, into how many parts a (replica's part of a) global batch is cut. 4 for each
+                stage keep the bubble below a fifth.
+            schedule: "gpipe": all forward passes, then all backward ones; "1f1b": one forward and one
+                backward pass in turn, which keeps the activations of at most K micro-batches instead of M.
+            partition: "auto": so that the slowest stage is as fast as possible; or K layer counts; or the K -
+                1 names of the first layers of all stages but the first.
+            cost: what "auto" goes by: "estimated", the operations in the graph; "measured", a short run of
+                each layer on the first device.
+            rematerialize: bool; keep only what crosses the cuts, and run a stage forward again before its
+                backward pass. Less memory, about a third more computation, the same numbers.
+            memory_limit: bytes that a stage may need (estimated), or None.
+            replicas: int; R, copies of the pipeline, each of which trains on its part of the rows.
+
+        Raises:
+            ValueError: for a value that cannot be used, naming it.
+        """
+        _check_count("micro_batches", micro_batches)
+        _check_count("replicas", replicas)
+        _check_choice("schedule", schedule, sorted(SCHEDULES))
+        _check_choice("cost", cost, ["estimated", "measured"])
+        if isinstance(partition, str) and partition != "auto":
+            raise ValueError(f"partition must be 'auto' or a list; received partition={partition!r}")
+        if memory_limit is not None and not memory_limit > 0:
+            raise ValueError(f"memory_limit must be None or a number of bytes; received {memory_limit!r}")
+        remote.connect_if_launched(devices)
+        names = resolve_devices(devices)
+        if len(names) % replicas:
+            raise ValueError(f"devices ({len(names)}) must be divisible by replicas ({replicas})")
+        self.settings = Settings(
+            names, micro_batches, schedule, partition, cost, bool(rematerialize), memory_limit, replicas
+        )
+        self._plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self._newest: weakref.ref[Any] | None = None
+
+    @property
+    def devices(self) -> list[str]:
+        """The full names of the devices."""
+        return list(self.settings.devices)
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, K."""
+        return self.settings.stages
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches of each replica, M."""
+        return self.settings.micro_batches
+
+    @property
+    def replicas(self) -> int:
+        """The number of copies of the pipeline, R."""
+        return self.settings.replicas
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Pipeline]:
+        """Models that are made or compiled in it train on this pipeline.
+
+        Variables are made in the host's memory, so that a model larger than any one device can be made, and
+        move to their stage once the model is cut.
+        """
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                "a Pipeline's scope must not be entered inside of a strategy's scope: "
+                "for data parallelism use Pipeline(..., replicas=R)"
+            )
+        stack = _stack()
+        stack.append(self)
+        try:
+            with tf.device("CPU:0"):
+                yield self
+        finally:
+            stack.pop()
+
+    def plan(self, model: Any, rows: int | None = None) -> Plan:
+        """Cuts the model, once, and moves its variables to their stages.
+
+        Args:
+            model: a built Sequential or functional model.
+            rows: int or None; rows of a global batch, where known.
+
+        Returns:
+            The model's plan; the same one on every call.
+
+        Raises:
+            ValueError: if the model cannot be cut as asked for.
+        """
+        plan = self._plans.get(model)
+        if plan is None:
+            plan = Plan(model, self.settings, rows)
+            move_weights(plan.stages)
+            self._plans[model] = plan
+        self._newest = weakref.ref(model)
+        return plan
+
+    def summary(self, model: Any = None) -> str:
+        """A table: stages, layers, parameters, cost, memory, expected bubble.
+
+        Args:
+            model: the model; None: the one that was last used with this pipeline.
+        """
+        return self._plan_of(model).summary()
+
+    def timeline(self, model: Any = None, transfer: float | Sequence[float] = 0.0) -> Timeline:
+        """One step as a picture, simulated from the costs of the stages.
+
+        Args:
+            model: the model; None: the one that was last used with this pipeline.
+            transfer: the time of sending one micro-batch over a cut, in the unit of the costs; one number or
+                K - 1.
+
+        Returns:
+            A `Timeline`: it shows itself in a notebook, and `save(path)` writes an SVG file.
+        """
+        return self._plan_of(model).timeline(transfer)
+
+    def _plan_of(self, model: Any) -> Plan:
+        if model is None and self._newest is not None:
+            model = self._newest()
+        if model is None:
+            raise ValueError(
+                "model must be given (received None): no model has been made in this pipeline's scope"
+            )
+        return self.plan(model)
+
+    def remember(self, model: Any) -> None:
+        """Notes a model made in the scope, for `summary()` and `timeline()` without an argument."""
+        self._newest = weakref.ref(model)
+
+
+def current_pipeline() -> Pipeline | None:
+    """The pipeline in whose scope this thread is, or None."""
+    stack = _stack()
+    return stack[-1] if stack else None
+
+
+def _stack() -> list[Pipeline]:
+    stack = getattr(_local, "stack", None)
+    if stack is None:
+        stack = _local.stack = []
+    return stack
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an int of at least 1; received {name}={value!r}")
+
+
+def _check_choice(name: str, value: Any, choices: list[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}; received {name}={value!r}")

@@ -1,0 +1,209 @@
+"""How one model runs on one pipeline: its stages, what they cost, what a step is expected to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from . import costs as block_costs
+from .costs import BlockCost
+from .graph import Chain, Stage
+from .partition import balance, stage_costs
+from .schedule import SCHEDULES, forward_only, peak_activations
+from .simulator import Simulation, simulate
+from .timeline import Timeline
+
+# Weights, gradients, and two slots of an optimizer such as Adam's, in bytes for each byte of a trainable variable.
+_BYTES_PER_WEIGHT_BYTE = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the user asked of the pipeline; see `Pipeline`."""
+
+    devices: list[str]
+    micro_batches: int
+    schedule: str
+    partition: str | Sequence[Any]
+    cost: str
+    rematerialize: bool
+    memory_limit: float | None
+    replicas: int
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, K."""
+        return len(self.devices) // self.replicas
+
+    def devices_of(self, stage: int) -> list[str]:
+        """The device of a stage in each replica."""
+        return [self.devices[replica * self.stages + stage] for replica in range(self.replicas)]
+
+
+class Plan:
+    """A model cut for a pipeline. Owns the stages; the variables stay the model's."""
+
+    def __init__(self, model: Any, settings: Settings, rows: int | None) -> None:
+        """Cuts the model.
+
+        Args:
+            model: a built Sequential or functional model.
+            settings: what the user asked for.
+            rows: int or None; rows of a global batch, for the costs; None: 32 rows for each micro-batch.
+
+        Raises:
+            ValueError: if the model cannot be cut so.
+        """
+        self.settings = settings
+        self.chain = Chain(model)
+        self.chain.check_enough(settings.stages)
+        self.rows_known = rows is not None
+        parts = settings.micro_batches * settings.replicas
+        self.micro_batch_rows = 32 if rows is None else max(1, -(-rows // parts))
+        self._costs: list[BlockCost] | None = None
+        self.sizes = self._sizes()
+        self.stages: list[Stage] = self.chain.cut(self.sizes)
+        for stage in self.stages:
+            stage.devices = settings.devices_of(stage.index)
+        self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
+        self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
+
+    @property
+    def costs(self) -> list[BlockCost]:
+        """What each block costs; estimated or measured when it is first asked for."""
+        if self._costs is None:
+            if self.settings.cost == "measured":
+                self._costs = block_costs.measure(self.chain, self.micro_batch_rows, self.settings.devices[0])
+            else:
+                self._costs = block_costs.estimate(self.chain, self.micro_batch_rows)
+        return self._costs
+
+    def _sizes(self) -> list[int]:
+        settings, chain = self.settings, self.chain
+        limited = settings.memory_limit is not None
+        if settings.partition != "auto":
+            sizes = chain.sizes_from_partition(settings.partition, settings.stages)
+            if limited:
+                self._check_memory(sizes)
+            return sizes
+        if settings.stages == 1 and not limited:
+            return [len(chain.blocks)]
+        groups = chain.groups()
+        edges = [sum(groups[:i]) for i in range(len(groups) + 1)]
+        totals = stage_costs([cost.total for cost in self.costs], groups)
+        sends = [self.costs[edge - 1].sends for edge in edges[1:-1]]
+        in_groups = balance(
+            totals,
+            settings.stages,
+            cut_costs=sends,
+            memory_of=lambda k, start, stop: self.memory(k, edges[start], edges[stop]),
+            memory_limit=settings.memory_limit,
+        )
+        return [int(size) for size in stage_costs(groups, in_groups)]
+
+    def _check_memory(self, sizes: Sequence[int]) -> None:
+        start = 0
+        for index, size in enumerate(sizes):
+            needs = self.memory(index, start, start + size)
+            if needs > (self.settings.memory_limit or 0.0):
+                raise ValueError(
+                    f"memory_limit ({self.settings.memory_limit:.4g} bytes) must be at least what stage {index} of "
+                    f"partition={list(sizes)} is estimated to need ({needs:.4g}): move layers to other stages"
+                )
+            start += size
+
+    def memory(self, stage: int, start: int, stop: int) -> float:
+        """Estimated bytes that blocks start to stop - 1 need as this stage.
+
+        Weights with their gradients and two optimizer slots, and the activations of the micro-batches that
+        the schedule keeps; with rematerialization their boundaries, and the activations of one micro-batch.
+        """
+        blocks = self.costs[start:stop]
+        weights = sum(_BYTES_PER_WEIGHT_BYTE * cost.weights + cost.fixed for cost in blocks)
+        activations = sum(cost.activations for cost in blocks)
+        boundary = self.costs[start - 1].sends if start else 0.0
+        kept = peak_activations(
+            SCHEDULES[self.settings.schedule](self.settings.stages, self.settings.micro_batches)
+        )
+        if self.settings.rematerialize:
+            return weights + kept[stage] * boundary + activations
+        return weights + kept[stage] * (boundary + activations)
+
+    def simulation(self, transfer: float | Sequence[float] = 0.0) -> Simulation:
+        """The step as the costs predict it, with these times for the transfers (in the costs' unit)."""
+        return simulate(
+            stage_costs([cost.forward for cost in self.costs], self.sizes),
+            stage_costs([cost.backward for cost in self.costs], self.sizes),
+            micro_batches=self.settings.micro_batches,
+            schedule=self.settings.schedule,
+            transfer=transfer,
+            rematerialize=self.settings.rematerialize,
+        )
+
+    def timeline(self, transfer: float | Sequence[float] = 0.0) -> Timeline:
+        """The picture of `simulation`."""
+        return Timeline(self.simulation(transfer), unit=self.costs[0].unit)
+
+    def check_rows(self, rows: int | None) -> None:
+        """Refuses a global batch with fewer rows than micro-batches."""
+        settings = self.settings
+        if rows is not None and rows < settings.micro_batches * settings.replicas:
+            of_replicas = f" * replicas ({settings.replicas})" if settings.replicas > 1 else ""
+            raise ValueError(
+                f"batch_size ({rows}) must be at least micro_batches ({settings.micro_batches}){of_replicas}: "
+                f"use a larger batch_size or fewer micro_batches"
+            )
+
+    def summary(self) -> str:
+        """A table of the stages, and what a step is expected to do."""
+        shares = stage_costs([cost.total for cost in self.costs], self.sizes)
+        rows = [
+            ["stage", "device", "layers", "parameters", f"cost ({self.costs[0].unit})", "share", "memory"]
+        ]
+        start = 0
+        for stage, size, cost in zip(self.stages, self.sizes, shares):
+            first, last = stage.blocks[0].name, stage.blocks[-1].name
+            parameters = sum(int(v.shape.num_elements() or 0) for v in stage.weights)
+            rows.append(
+                [
+                    str(stage.index),
+                    ", ".join(_short(device) for device in stage.devices),
+                    f"{size}: {first}" + (f" to {last}" if size > 1 else ""),
+                    f"{parameters:,}",
+                    f"{cost:.3g}",
+                    f"{cost / (sum(shares) or 1.0):.1%}",
+                    _in_bytes(self.memory(stage.index, start, start + size)),
+                ]
+            )
+            start += size
+        return "\n".join([*_table(rows), self._expectation()])
+
+    def _expectation(self) -> str:
+        settings, simulation = self.settings, self.simulation()
+        kept = ", ".join(str(count) for count in simulation.peak_activations)
+        again = ", rematerialized" if settings.rematerialize else ""
+        copies = f" on each of {settings.replicas} replicas" if settings.replicas > 1 else ""
+        known = "" if self.rows_known else " (batch size not known yet: memory for 32 rows)"
+        return (
+            f"schedule {settings.schedule}, {settings.micro_batches} micro-batches of {self.micro_batch_rows} rows"
+            f"{copies}{again}{known}; expected bubble {simulation.bubble:.1%}, "
+            f"{simulation.speedup:.2f} times one device without transfers; micro-batches kept by stage: {kept}"
+        )
+
+
+def _short(device: str) -> str:
+    return device.replace("/job:localhost/replica:0/task:0/device:", "").replace("/replica:0", "")
+
+
+def _in_bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return ""
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

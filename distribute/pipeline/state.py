@@ -1,0 +1,126 @@
+"""What a stage reads and writes besides activations: weights, random state, running averages.
+
+While a stage computes, Keras variables are read from a mapping and writes to them are noted, so that every
+micro-batch starts from the state at the beginning of the step, and a forward pass can be run again and give
+the same bits. `merge` makes one value of what the micro-batches wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..step_context import StepContext
+
+
+class NotedWrites(keras.StatelessScope):
+    """A Keras scope in which variables have the given values and assignments are noted instead of made.
+
+    Losses that layers add are collected in `losses`.
+    """
+
+    def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
+        """Takes (variable, tensor) pairs; the variables not among them keep their own values."""
+        super().__init__(state_mapping=list(values), collect_losses=True, initialize_variables=False)
+        self.written: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Notes one assignment (Keras calls this)."""
+        variable, value = update
+        self.written[id(variable)] = variable
+        super().add_update((variable, tf.cast(value, variable.dtype)))
+
+    def writes(self) -> list[tuple[Any, tf.Tensor]]:
+        """(variable, last value) pairs in the order of the first assignment."""
+        return [(variable, self.state_mapping[key]) for key, variable in self.written.items()]
+
+
+def read(variable: Any, device: str) -> tf.Tensor:
+    """The variable's value now (inside of a scope that notes writes: the noted one), on `device`."""
+    with tf.device(device):
+        return tf.identity(tf.convert_to_tensor(variable.value))
+
+
+def mean_over_micro_batches(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
+    """The mean weighted with each micro-batch's share of the rows; of integers the first value.
+
+    Every micro-batch starts from the same state, so a counter that each of them advances advances once.
+    """
+    if len(values) == 1 or not values[0].dtype.is_floating:
+        return values[0]
+    shares = [step.share(values[0].dtype) for step in steps]
+    return tf.add_n([tf.math.multiply_no_nan(value, share) for value, share in zip(values, shares)])
+
+
+def variance_of_all(
+    variances: Sequence[tf.Tensor],
+    means: Sequence[tf.Tensor],
+    momentum: float,
+    steps: Sequence[StepContext],
+) -> tf.Tensor:
+    r"""The moving variance after a batch of which each micro-batch has moved a copy of its own.
+
+    With :math:`s_q` the shares, micro-batch q has made :math:`v_q = \mu v + (1 - \mu) Var_q` and
+    :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all rows is that within
+    the micro-batches and that of their means, so
+
+    .. math:: v' = \sum_q s_q v_q + \frac{1}{1 - \mu} \sum_q s_q (m_q - m')^2, \quad m' = \sum_q s_q m_q
+
+    Args:
+        variances: the v_q.
+        means: the m_q.
+        momentum: float; mu.
+        steps: the micro-batches' parts of the batch.
+
+    Returns:
+        v', of the shape and dtype of one variance.
+
+    Source: GPipe's batch normalization accumulates count, sum and sum of squares over the micro-batches.
+    """
+    within = mean_over_micro_batches(variances, steps)
+    if len(variances) == 1 or momentum >= 1.0:
+        return within
+    centre = mean_over_micro_batches(means, steps)
+    squares = [tf.math.squared_difference(mean, centre) for mean in means]
+    return within + mean_over_micro_batches(squares, steps) / (1.0 - momentum)
+
+
+def normalizations(layers: Iterable[Any]) -> dict[int, tuple[Any, float]]:
+    """For each BatchNormalization's moving variance, by id: its moving mean and its momentum."""
+    found: dict[int, tuple[Any, float]] = {}
+    for layer in layers:
+        inner = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else []
+        for part in inner:
+            if isinstance(part, keras.layers.BatchNormalization) and part.built and not part.renorm:
+                found[id(part.moving_variance)] = (part.moving_mean, part.momentum)
+    return found
+
+
+def merge(
+    writes: Sequence[dict[int, tuple[Any, tf.Tensor]]],
+    steps: Sequence[StepContext],
+    normalized: dict[int, tuple[Any, float]],
+) -> list[tuple[Any, tf.Tensor]]:
+    """One value for each variable that the micro-batches wrote.
+
+    Args:
+        writes: for each micro-batch the writes by the variable's id.
+        steps: the micro-batches' parts of the batch.
+        normalized: what `normalizations` found.
+
+    Returns:
+        (variable, value) pairs.
+    """
+    result = []
+    for key, (variable, _) in writes[0].items():
+        values = [of_one[key][1] for of_one in writes]
+        mean_of, momentum = normalized.get(key, (None, 1.0))
+        if mean_of is not None and id(mean_of) in writes[0]:
+            means = [of_one[id(mean_of)][1] for of_one in writes]
+            result.append((variable, variance_of_all(values, means, momentum, steps)))
+        else:
+            result.append((variable, mean_over_micro_batches(values, steps)))
+    return result

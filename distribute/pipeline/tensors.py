@@ -1,0 +1,119 @@
+"""Small operations on the tensors that go between stages: dense, ragged or sparse, with their Keras masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..step_context import StepContext
+from . import keras_internals
+
+
+def flatten(value: Any) -> list[Any]:
+    """The dense parts of a nest of tensors, without Nones."""
+    flat = tf.nest.flatten(value, expand_composites=True)
+    return [tensor for tensor in flat if tensor is not None]
+
+
+def identity(value: Any) -> Any:
+    """A copy on the current device of a tensor and its Keras mask; None stays None."""
+    if value is None:
+        return None
+    copy = tf.nest.map_structure(tf.identity, value, expand_composites=True)
+    mask = keras_internals.get_keras_mask(value)
+    if mask is not None:
+        keras_internals.set_keras_mask(copy, tf.identity(mask))
+    return copy
+
+
+def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
+    """Has the tape watch the floating-point parts of a value, and returns them."""
+    parts = [t for t in flatten(value) if t.dtype.is_floating or t.dtype.is_complex]
+    if tape is not None:
+        for part in parts:
+            tape.watch(part)
+    return parts
+
+
+def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[Any], list[Any]]:
+    """Sums what arrived for each output of a stage.
+
+    Args:
+        arrived: for each output its value and, for each of its users, the cotangents of the value's parts.
+
+    Returns:
+        The parts that have a cotangent, and their cotangents.
+    """
+    targets, cotangents = [], []
+    for value, from_users in arrived:
+        for index, part in enumerate(watch(None, value)):
+            given = [parts[index] for parts in from_users if parts[index] is not None]
+            if given:
+                targets.append(part)
+                cotangents.append(given[0] if len(given) == 1 else tf.add_n(given))
+    return targets, cotangents
+
+
+def add_gradients(total: Any, gradient: Any) -> Any:
+    """`total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse, one after the other."""
+    if total is None:
+        return gradient
+    sparse = isinstance(total, tf.IndexedSlices), isinstance(gradient, tf.IndexedSlices)
+    if all(sparse):
+        return tf.IndexedSlices(
+            tf.concat([total.values, gradient.values], 0),
+            tf.concat([total.indices, gradient.indices], 0),
+            total.dense_shape,
+        )
+    return tf.convert_to_tensor(total) + tf.convert_to_tensor(gradient)
+
+
+def sum_gradients(gradients: Sequence[Any]) -> Any:
+    """The sum over replicas in their order; None if there is none."""
+    total = None
+    for gradient in gradients:
+        total = add_gradients(total, gradient)
+    return total
+
+
+def zero_unless(step: StepContext, gradient: Any) -> Any:
+    """The gradient of a micro-batch that has rows; zeros, whatever was computed, for one that has none."""
+    if gradient is None or (isinstance(step.rows, int) and step.rows > 0):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.where(step.alive, gradient.values, tf.zeros_like(gradient.values))
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.where(step.alive, gradient, tf.zeros_like(gradient))
+
+
+def join_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], trim: bool) -> Any:
+    """One output of the whole batch from those of its micro-batches, with its Keras mask.
+
+    Args:
+        parts: the outputs, `[rows of the micro-batch, ...]`.
+        steps: their parts of the batch.
+        trim: bool; whether the borrowed row of a micro-batch without rows is left out.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    masks = [keras_internals.get_keras_mask(part) for part in parts]
+    joined = _concat([_own_rows(part, step) if trim else part for part, step in zip(parts, steps)])
+    if all(mask is not None for mask in masks):
+        mask = _concat([_own_rows(mask, step) if trim else mask for mask, step in zip(masks, steps)])
+        keras_internals.set_keras_mask(joined, mask)
+    return joined
+
+
+def _own_rows(value: Any, step: StepContext) -> Any:
+    """A scalar output has no rows to leave out."""
+    if isinstance(value, tf.Tensor) and value.shape.rank == 0:
+        return value[None]
+    return value if isinstance(step.rows, int) and step.rows > 0 else value[: step.rows]
+
+
+def _concat(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
+    return tf.concat(list(parts), 0)
