@@ -15,17 +15,21 @@ import keras
 import tensorflow as tf
 
 from ..callbacks.fit_state import FitState
+from ..callbacks.one_batch import one_batch_of_everything
+from ..callbacks.progress import ProgressBar
+from ..distribute.cluster import is_chief
 from . import checks
 from .exact_metrics import give_first_replica_the_state
 from .keras_internals import (
     convert_to_np_if_not_ragged,
     potentially_ragged_concat,
     pythonify_logs,
-    train_validation_split,
     unpack_x_y_sample_weight,
 )
+from .overflow import check_progress
 from .pace import Pace
-from .sources import Chunk, Source, make_source
+from .sources import Chunk, Source, make_source, split_for_validation
+from .sources.make import kind_of
 from .sources.rows import batch_spec
 
 
@@ -49,11 +53,14 @@ class FitArguments:
     validation_steps: int | None
     validation_batch_size: int | None
     validation_freq: Any
+    fast_dev_run: bool = False
 
 
 def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
     """Trains for `epochs` epochs. Context: host."""
     checks.check_fit(a)
+    if a.fast_dev_run:
+        a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
     source, validation = _sources(model, a)
     state: FitState | None = None
     try:
@@ -67,6 +74,7 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
             steps_per_epoch=source.steps_per_epoch,
             source=source,
             callbacks=callbacks.callbacks,
+            chief=is_chief(),
         )
         model.fit_state = state
         model.stop_training = False
@@ -96,8 +104,8 @@ def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
     strategy = model.distribute_strategy
     x, y, sample_weight, validation_data = a.x, a.y, a.sample_weight, a.validation_data
     if a.validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = train_validation_split(
-            (x, y, sample_weight), validation_split=a.validation_split
+        (x, y, sample_weight), validation_data = split_for_validation(
+            x, y, sample_weight, validation_split=a.validation_split
         )
     source = make_source(
         x,
@@ -125,7 +133,7 @@ def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
 
 
 def _takes_batch_size(x: Any) -> bool:
-    return not isinstance(x, tf.data.Dataset | keras.utils.PyDataset) and not hasattr(x, "__next__")
+    return kind_of(x) == "array"
 
 
 def _cap(epochs: int) -> int:
@@ -143,10 +151,12 @@ def _callback_list(
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
         return callbacks
+    callbacks = keras.tree.flatten(callbacks) if callbacks else []
+    if verbose != 0 and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks):
+        callbacks = [*callbacks, ProgressBar()]
     result = keras.callbacks.CallbackList(
         callbacks,
         add_history=add_history,
-        add_progbar=verbose != 0,
         verbose=verbose,
         epochs=epochs,
         steps=steps,
@@ -172,10 +182,13 @@ def _epoch(
     logs = state.epoch_logs or _train_steps(model, state, callbacks)
     state.epoch_logs = dict(logs)
     if validation is not None and model._should_eval(epoch, a.validation_freq):
+        state.times.lap("other")
         val_logs = evaluate(model, validation, a.verbose, callbacks)
+        state.times.lap("validation")
         logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
     state.epoch_logs = {}
     callbacks.on_epoch_end(epoch, logs)
+    state.times.lap("callbacks")
     state.epoch, state.step, state.step_logs = epoch + 1, 0, {}
     return logs
 
@@ -187,15 +200,22 @@ def _train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     started = state.step
     if model.stop_training:  # a resumed run: it had been stopped after this step
         return logs
+    lap = state.times.lap
+    lap("other")
     for chunks in _executions(state.source, lambda: pace.next(state.step)):
+        lap("input")
         callbacks.on_train_batch_begin(state.step)
-        done, new = _run(model.train_function, chunks)
+        lap("callbacks")
+        done, new = _run(model.train_function, chunks, state.source)
         if done:
             logs = pythonify_logs({**new, **model.optimizer_logs()})
             state.step += done
             state.step_logs = logs
+            check_progress(model, chunks.chunks[-1], done)
             pace.done(done)
+            lap("compute")
             callbacks.on_train_batch_end(state.step - 1, logs)
+            lap("callbacks")
         if model.stop_training or not chunks.all_steps_ran(done):
             break
     if state.steps_per_epoch is None and not model.stop_training:
@@ -221,22 +241,33 @@ class _Execution:
 
 
 def _executions(source: Source, steps: Any) -> Any:
-    """The epoch's executions: each as many steps as `steps()` says, fewer at its end."""
-    while True:
+    """The epoch's executions: each as many steps as `steps()` says, fewer at its end.
+
+    An error of the input comes after the steps on the batches before it.
+    """
+    failure: Exception | None = None
+    while failure is None:
         wanted = steps()
         chunks: list[Chunk] = []
         while wanted > 0:
-            chunk = source.take(wanted)
+            try:
+                chunk = source.take(wanted)
+            except Exception as error:
+                failure, chunk = error, None
             if chunk is None:
                 break
             chunks.append(chunk)
             wanted -= chunk.steps
-        if not chunks:
+            if chunk.open_ended:
+                break
+        if chunks:
+            yield _Execution(chunks)
+        elif failure is None:
             return
-        yield _Execution(chunks)
+    raise failure
 
 
-def _run(function: Any, execution: _Execution) -> tuple[int, dict[str, Any]]:
+def _run(function: Any, execution: _Execution, source: Source) -> tuple[int, dict[str, Any]]:
     done, logs = 0, {}
     for chunk in execution.chunks:
         ran, new = function(chunk)
@@ -244,6 +275,7 @@ def _run(function: Any, execution: _Execution) -> tuple[int, dict[str, Any]]:
         if ran:
             logs = new
         if ran < chunk.steps:
+            source.drawn(ran)
             break
     return done, logs
 
@@ -262,7 +294,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     step = 0
     for chunks in _executions(source, lambda: pace.next(step)):
         callbacks.on_test_batch_begin(step)
-        done, new = _run(model.test_function, chunks)
+        done, new = _run(model.test_function, chunks, source)
         if done:
             logs = pythonify_logs(new)
             step += done
@@ -293,6 +325,9 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
             ran, answers = model.predict_function(chunk)
             done += ran
             outputs.extend(answers)
+            if ran < chunk.steps:
+                source.drawn(ran)
+                break
         if done:
             step += done
             pace.done(done)
@@ -322,6 +357,8 @@ def on_batch(
     model.reset_metrics()
     function = model.make_train_function() if training else model.make_test_function()
     _, logs = function(chunk)
+    if training:
+        check_progress(model, chunk, 1)
     logs = pythonify_logs(logs)
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 

@@ -12,12 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .. import optimizers
+from .. import mixed_precision, optimizers
 from ..distribute.step_context import current_step
 from . import checks, fit_loop, keras_internals, step
 from .build import build_for, build_for_prediction
 from .execution import PredictFunction, StepFunction
-from .homes import bring_home
+from .homes import bring_home, optimizers_of
 from .keras_internals import KerasTrainer, TensorFlowTrainer, filter_traceback
 from .sources import make_source
 
@@ -61,11 +61,12 @@ class Trainer:
             ValueError, TypeError: an argument that cannot be used; nothing has been changed by then.
         """
         checks.check_compile(steps_per_execution, jit_compile)
+        mixed_precision.check_policy_order(self)
         with self.strategy_scope():
             optimizer = keras.optimizers.get(optimizer)
             if optimizer is not None:
                 optimizer = optimizers.adopt(optimizer)
-            optimizer = self._with_loss_scale(optimizer, auto_scale_loss)
+            optimizer = mixed_precision.wrap_optimizer(optimizer, self, auto_scale_loss)
             plain_steps = 1 if steps_per_execution == "auto" else steps_per_execution
             TensorFlowTrainer.compile(
                 self,
@@ -86,9 +87,6 @@ class Trainer:
         if self._auto_jit:
             self._compile_config.config.pop("jit_compile", None)
         self._forget_compiled()
-
-    def _with_loss_scale(self, optimizer: Any, auto_scale_loss: bool) -> Any:
-        return optimizer
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles the model from what `get_compile_config` gave (Keras calls this when it loads a model)."""
@@ -186,6 +184,7 @@ class Trainer:
         validation_batch_size: int | None = None,
         validation_freq: Any = 1,
         per_replica_batch_size: int | None = None,
+        fast_dev_run: bool = False,
     ) -> keras.callbacks.History:
         """Trains the model, as `keras.Model.fit` does, under the strategy that it was built under.
 
@@ -207,6 +206,8 @@ class Trainer:
             validation_batch_size: int; rows of the global batch of validation. None: `batch_size`.
             validation_freq: as in Keras.
             per_replica_batch_size: int; instead of `batch_size`: the global batch is this times `num_replicas_in_sync`.
+            fast_dev_run: bool; run one step of training and one of validation, with the callbacks, to see whether
+                everything works. Callbacks that write checkpoints or backups are left out.
 
         Returns:
             `keras.callbacks.History`.
@@ -231,6 +232,7 @@ class Trainer:
             validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
             validation_freq=validation_freq,
+            fast_dev_run=fast_dev_run,
         )
         self._ready("fit")
         return fit_loop.fit(self, arguments)
@@ -273,7 +275,8 @@ class Trainer:
             steps_per_epoch=steps,
             strategy=self.distribute_strategy,
         )
-        logs = fit_loop.evaluate(self, source, verbose, callbacks)
+        with contextlib.closing(source):
+            logs = fit_loop.evaluate(self, source, verbose, callbacks)
         return logs if return_dict else self._flatten_metrics_in_order(logs)
 
     @filter_traceback
@@ -306,7 +309,8 @@ class Trainer:
             steps_per_epoch=steps,
             strategy=self.distribute_strategy,
         )
-        return fit_loop.predict(self, source, verbose, callbacks)
+        with contextlib.closing(source):
+            return fit_loop.predict(self, source, verbose, callbacks)
 
     def train_on_batch(
         self,
@@ -349,8 +353,8 @@ class Trainer:
             build_for_prediction(self, spec)
 
     def optimizer_logs(self) -> dict[str, Any]:
-        """What the optimizer adds to the logs: the loss scale and the skipped steps, where there is one."""
-        return {}
+        """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""
+        return mixed_precision.step_logs(optimizers_of(self))
 
 
 def _overridden(model: Any, name: str, base: type) -> bool:
