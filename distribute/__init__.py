@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from .cluster import worker_index as worker_index
     from .means import global_batch_size as global_batch_size
     from .means import global_mean as global_mean
+    from .pipeline import Pipeline as Pipeline
 
 _HOMES = {
+    "Pipeline": "pipeline",
     "auto_strategy": "auto",
     "global_batch_size": "means",
     "global_mean": "means",

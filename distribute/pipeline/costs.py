@@ -61,7 +61,26 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
     Returns:
         One `BlockCost` for each block.
     """
-    return [_estimate_block(chain, index, rows) for index in range(len(chain.blocks))]
+    counts = [_count_block(block, rows) for block in chain.blocks]
+    kept = {id(tensor): tensor for count in counts for tensor in count.kept}
+    result = []
+    for index, (block, count) in enumerate(zip(chain.blocks, counts)):
+        own = [kept[id(out)] for node in block.nodes for out in node.outputs if id(out) in kept]
+        variables = {
+            id(v): v for node in block.nodes for v in getattr(node.operation, "weights", [])
+        }.values()
+        result.append(
+            BlockCost(
+                forward=count.forward,
+                backward=count.backward,
+                activations=count.inside + sum(_bytes(tensor, rows) for tensor in own),
+                weights=float(sum(_size(v) for v in variables if v.trainable)),
+                fixed=float(sum(_size(v) for v in variables if not v.trainable)),
+                sends=sum(_bytes(tensor, rows) for tensor in chain.crossing(index + 1)),
+                unit="operations",
+            )
+        )
+    return result
 
 
 def measure(chain: Chain, rows: int, device: str, repeats: int = 5) -> list[BlockCost]:
@@ -103,10 +122,18 @@ def _bytes(symbolic: Any, rows: int) -> float:
     return float((spec.shape.num_elements() or 1) * max(spec.dtype.size, 1))
 
 
-def _run(
-    block: Block, inputs: list[Any], values: list[Any], with_gradient: bool
-) -> tuple[Any, Callable[[], Any]]:
-    """Runs a block's nodes; returns its outputs and a function that takes its gradient."""
+@dataclasses.dataclass(frozen=True)
+class _Count:
+    """What the graph of one block says: operations, bytes kept inside, and its ends that are kept."""
+
+    forward: float
+    backward: float
+    inside: float
+    kept: list[Any]
+
+
+def _run(block: Block, inputs: list[Any], values: list[Any]) -> tuple[dict[int, Any], Callable[[], Any]]:
+    """Runs a block's nodes; returns the values of all tensors and a function that takes the gradient."""
     weights = [v for node in block.nodes for v in getattr(node.operation, "weights", [])]
     mapping = {id(v): (v, tf.convert_to_tensor(v.value)) for v in weights}
     made = {id(symbolic): value for symbolic, value in zip(inputs, values)}
@@ -115,42 +142,41 @@ def _run(
         sources += [value for variable, value in mapping.values() if variable.trainable]
         tape.watch(sources)
         for node in block.nodes:
-            outputs = keras_internals.run_node(node, made, with_gradient)
+            outputs = keras_internals.run_node(node, made, True)
             made.update({id(symbolic): output for symbolic, output in zip(node.outputs, outputs)})
     flat = tf.nest.flatten([made[id(out)] for out in block.nodes[-1].outputs], expand_composites=True)
     targets = [value for value in flat if value.dtype.is_floating]
-    return flat, lambda: [g for g in tape.gradient(targets, sources) if g is not None] if targets else []
+    return made, lambda: [g for g in tape.gradient(targets, sources) if g is not None] if targets else []
 
 
-def _estimate_block(chain: Chain, index: int, rows: int) -> BlockCost:
-    block = chain.blocks[index]
+def _count_block(block: Block, rows: int) -> _Count:
     inputs = _inputs_of(block)
     specs = [_spec(tensor, rows) for tensor in inputs]
-    variables = {id(v): v for node in block.nodes for v in getattr(node.operation, "weights", [])}.values()
-    weights = sum(_size(v) for v in variables if v.trainable)
-    fixed = sum(_size(v) for v in variables if not v.trainable)
-    counts: list[float] = []
+    counts: list[_Count] = []
 
     @tf.function(autograph=False)
     def traced(*values: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
-        _, gradient = _run(block, inputs, list(values), True)
+        made, gradient = _run(block, inputs, list(values))
         forward = list(graph.get_operations())
         gradient()
         backward = graph.get_operations()[len(forward) :]
-        counts.extend([_operations(forward), _operations(backward), _kept(forward, backward)])
+        used = {id(tensor) for op in backward for tensor in op.inputs}
+        ends = [*inputs, *(out for node in block.nodes for out in node.outputs)]
+        kept = [symbolic for symbolic in ends if id(made.get(id(symbolic))) in used]
+        inside = _kept_inside(forward, used, {id(made.get(id(symbolic))) for symbolic in ends})
+        counts.append(_Count(_operations(forward), _operations(backward), inside, kept))
 
     try:
         traced.get_concrete_function(*specs)
     except Exception:
         # A layer that cannot run on such made-up inputs must not keep the model from being trained: it is taken for
         # a matrix product with all of its weights.
-        counts = [2.0 * rows * weights / 4.0, 4.0 * rows * weights / 4.0, 0.0]
-    forward, backward, kept = counts
+        weights = sum(v.shape.num_elements() or 0 for v in getattr(block.layer, "weights", []))
+        counts = [_Count(2.0 * rows * weights, 4.0 * rows * weights, 0.0, [])]
     loops = _loop_operations(block, specs, rows)
-    sends = sum(_bytes(tensor, rows) for tensor in chain.crossing(index + 1))
-    return BlockCost(
-        forward + loops, backward + 2.0 * loops, kept, float(weights), float(fixed), sends, "operations"
+    return dataclasses.replace(
+        counts[0], forward=counts[0].forward + loops, backward=counts[0].backward + 2.0 * loops
     )
 
 
@@ -159,7 +185,7 @@ def _loop_operations(block: Block, specs: list[tf.TensorSpec], rows: int) -> flo
     total = 0.0
     for node in block.nodes:
         if isinstance(node.operation, keras.layers.RNN | keras.layers.Bidirectional):
-            length = specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1
+            length = (specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1) or 1
             total += 2.0 * rows * length * sum(v.shape.num_elements() or 0 for v in node.operation.weights)
     return total
 
@@ -201,28 +227,30 @@ def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
     return 2.0 * results * (kernel.num_elements() or 0) / (channels or 1)
 
 
-def _kept(forward: list[Any], backward: list[Any]) -> float:
-    """Bytes of the results of forward operations that backward ones take."""
-    made = {id(tensor): tensor for op in forward if op.type not in _NOT_KEPT for tensor in op.outputs}
-    used = {id(tensor): tensor for op in backward for tensor in op.inputs if id(tensor) in made}
-    return float(
-        sum((t.shape.num_elements() or 0) * t.dtype.size for t in used.values() if t.shape.rank is not None)
-    )
+def _kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
+    """Bytes of the results of forward operations that backward ones take, without the block's ends."""
+    made = [t for op in forward if op.type not in _NOT_KEPT for t in op.outputs if t.shape.rank is not None]
+    kept = [t for t in made if id(t) in used and id(t) not in ends]
+    return float(sum((t.shape.num_elements() or 0) * t.dtype.size for t in kept))
 
 
 def _time_block(block: Block, rows: int, device: str, repeats: int) -> tuple[float, float]:
     inputs = _inputs_of(block)
     with tf.device(device):
         values = [_random(_spec(tensor, rows)) for tensor in inputs]
-        forward = tf.function(lambda *v: _run(block, inputs, list(v), True)[0], autograph=False)
+        forward = tf.function(lambda *v: _ends(block, _run(block, inputs, list(v))[0]), autograph=False)
 
         def both(*v: Any) -> Any:
-            outputs, gradient = _run(block, inputs, list(v), True)
-            return outputs, gradient()
+            made, gradient = _run(block, inputs, list(v))
+            return _ends(block, made), gradient()
 
         return _shortest(forward, values, repeats), _shortest(
             tf.function(both, autograph=False), values, repeats
         )
+
+
+def _ends(block: Block, made: dict[int, Any]) -> list[Any]:
+    return [made[id(out)] for out in block.nodes[-1].outputs]
 
 
 def _shortest(function: Any, values: list[Any], repeats: int) -> float:
@@ -238,5 +266,7 @@ def _shortest(function: Any, values: list[Any], repeats: int) -> float:
 
 def _random(spec: tf.TensorSpec) -> tf.Tensor:
     if spec.dtype.is_floating:
-        return tf.cast(tf.random.stateless_normal(spec.shape.as_list(), (1, 2)), spec.dtype)
+        return tf.cast(
+            tf.random.stateless_normal(tf.constant(tuple(spec.shape), tf.int32), (1, 2)), spec.dtype
+        )
     return tf.zeros(spec.shape, spec.dtype)

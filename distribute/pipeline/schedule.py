@@ -47,9 +47,8 @@ def gpipe(stages: int, micro_batches: int) -> list[Job]:
     Returns:
         The 2 K M jobs, sorted by slot, then by stage.
     """
-    order: Order = []
-    order += [("forward", m) for m in range(micro_batches)]
-    order += [("backward", m) for m in range(micro_batches)]
+    kinds: tuple[Kind, Kind] = ("forward", "backward")
+    order: Order = [(kind, m) for kind in kinds for m in range(micro_batches)]
     return assign_slots([order] * stages)
 
 
