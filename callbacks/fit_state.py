@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from .times import Times
+
 
 @dataclasses.dataclass
 class FitState:
@@ -26,6 +28,7 @@ class FitState:
         after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume in mid-epoch
             sets here what that hook would otherwise have changed.
         chief: bool; whether this process writes files.
+        times: where the time of this `fit` goes.
         save_and_exit: set by a signal handler: the reason for which training should save and stop at the next step.
     """
 
@@ -40,4 +43,5 @@ class FitState:
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     after_epoch_begin: Callable[[], None] | None = None
     chief: bool = True
+    times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None

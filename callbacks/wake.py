@@ -36,7 +36,9 @@ def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
         known = _KERAS_CALLBACKS.get(type(callback))
         if known is not None:
             return known(callback, step)
-    elif type(callback) in _WAIT_FOR_EXECUTIONS or getattr(callback, "runs_last", False):
+    elif type(callback) in _WAIT_FOR_EXECUTIONS or any(
+        getattr(callback, name, False) for name in ("runs_last", "waits_for_executions")
+    ):
         return None
     if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]):
         return 1

@@ -113,7 +113,7 @@ def draw(path: pathlib.Path, one: Any, two: Any, model: Any, test_data: Any) -> 
     plt.close(figure)
 
 
-def main(folder: str = "demo-output") -> None:
+def main(folder: str = "demo") -> None:
     """Trains twice, compares, saves, opens again with plain Keras, draws."""
     out = pathlib.Path(folder)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,54 @@
+"""`fit(fast_dev_run=True)`: one batch of everything, to find a mistake in seconds instead of after an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+_WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
+
+
+class OneBatch(keras.callbacks.Callback):
+    """Ends the training after one step, and each validation after one."""
+
+    def steps_to_wake(self, step: int) -> int:
+        """After every step."""
+        return 1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Takes one step per execution, whatever `compile` was given."""
+        self._steps_per_execution = self.model.steps_per_execution
+        self.model.steps_per_execution = 1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends the epoch, and with it the training."""
+        self.model.stop_training = True
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends the validation."""
+        self.model.stop_evaluating = True
+
+    def on_fit_exit(self) -> None:
+        """Gives the model its steps per execution back, also after an error."""
+        if hasattr(self, "_steps_per_execution"):
+            self.model.steps_per_execution = self._steps_per_execution
+
+
+def one_batch_of_everything(callbacks: Any) -> list[Any]:
+    """The callbacks of a `fit` that ends after one batch.
+
+    Args:
+        callbacks: as given to `fit`.
+
+    Returns:
+        Those that write no checkpoint or backup (one batch of training must not replace a good model), and `OneBatch`.
+    """
+    given = keras.tree.flatten(callbacks) if callbacks else []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        given = list(callbacks.callbacks)
+    return [c for c in given if not _writes_models(c)] + [OneBatch()]
+
+
+def _writes_models(callback: Any) -> bool:
+    return any(cls.__name__ in _WRITES_MODELS for cls in type(callback).__mro__)

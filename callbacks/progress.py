@@ -1,0 +1,278 @@
+"""The progress bar: right with many steps per execution, unknown lengths, resumed epochs, workers and log files."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..distribute.cluster import is_chief, num_workers
+
+_WIDTH = 20
+_SCREEN_SECONDS = 0.1
+_FILE_SECONDS = 30.0
+
+
+@dataclasses.dataclass
+class Rate:
+    """How long a step takes, from the ends of executions of any length. All times are in seconds.
+
+    The first execution compiles: it counts only while there is no other.
+
+    Attributes:
+        began: float; when the epoch began.
+        first_step: int; steps of the epoch that were done by then (more than 0 in an epoch that was resumed).
+        compiled: (steps done, time) at the end of the first execution of this run; None: it was in an earlier epoch.
+        step: int; steps of the epoch that are done.
+        now: float; when that was.
+    """
+
+    began: float
+    first_step: int
+    compiles: bool
+    compiled: tuple[int, float] | None = None
+    step: int = 0
+    now: float = 0.0
+
+    def update(self, step: int, now: float) -> None:
+        """Notes that `step` steps of the epoch are done."""
+        if self.compiles and self.compiled is None:
+            self.compiled = (step, now)
+        self.step, self.now = step, now
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean over the executions of this epoch; None before the first one ended."""
+        start, since = self.first_step, self.began
+        if self.compiled is not None and self.step > self.compiled[0]:
+            start, since = self.compiled
+        steps = self.step - start
+        return (self.now - since) / steps if steps > 0 else None
+
+
+class ProgressBar(keras.callbacks.ProgbarLogger):
+    """Prints where training stands: steps, time left, rows a second, metrics, the loss scale and skipped steps.
+
+    `fit`, `evaluate` and `predict` add it when `verbose` is not 0; give one of your own to change it. On a terminal and in
+    a notebook the line is redrawn in place; into a file, whole lines without control characters are written, at most one
+    in 30 seconds and one at the end of the epoch. With several workers the chief alone prints.
+
+    Args:
+        stream: file to write to; None: `sys.stdout` as it is when a line is printed.
+        clock: () -> float; seconds.
+    """
+
+    waits_for_executions = (
+        True  # in evaluate and predict too, the end of whatever execution runs is often enough
+    )
+
+    def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._stream = stream
+        self._clock = clock
+        self._rate: Rate | None = None
+        self._printed_at = float("-inf")
+        self._last_width = 0
+        self._first_epoch = True
+        self._chief = True
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """Never: the end of whatever execution runs is often enough."""
+        return None
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Takes `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
+        super().set_params(params)
+        self.params = params
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """A new `fit`."""
+        self._called_in_fit = True
+        self._first_epoch = True
+        self._chief = is_chief()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """After `fit`, `evaluate` and `predict` print for themselves again."""
+        self._called_in_fit = False
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Begins the bar of `evaluate`; a validation inside of `fit` is silent, as in Keras."""
+        if not self._called_in_fit:
+            self._chief = is_chief()
+            self._first_epoch = True
+            self._begin(0)
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Begins the bar of `predict`."""
+        self._chief = is_chief()
+        self._first_epoch = True
+        self._begin(0)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Prints the number of the epoch; one that is resumed in its middle begins there."""
+        state = getattr(self.model, "fit_state", None)
+        if state is not None and state.steps_per_epoch is not None:
+            self.target = state.steps_per_epoch
+        done = state.step if state is not None else 0
+        self._begin(done)
+        if self.verbose and self._chief and self.epochs > 1:
+            resumed = f" (resumed after step {done})" if done else ""
+            self._write(f"Epoch {epoch + 1}/{self.epochs}{resumed}\n")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Prints the last line of the epoch."""
+        self._end(logs)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Prints the last line of `evaluate`."""
+        if not self._called_in_fit:
+            self._end(logs)
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """Prints the last line of `predict`."""
+        self._end(None)
+
+    def _begin(self, done: int) -> None:
+        self.seen = done
+        self._rate = Rate(self._clock(), done, compiles=self._first_epoch)
+        self._first_epoch = False
+        self._printed_at = self._clock() if not self._in_place else float("-inf")
+        self._last_width = 0
+
+    def _update_progbar(self, batch: int, logs: Any = None) -> None:
+        self.seen = batch + 1
+        now = self._clock()
+        if self._rate is None:
+            self._begin(0)
+        assert self._rate is not None
+        self._rate.update(self.seen, now)
+        wait = _SCREEN_SECONDS if self._in_place else _FILE_SECONDS
+        if self.verbose == 1 and self._chief and now - self._printed_at >= wait:
+            self._printed_at = now
+            self._print(logs, last=False)
+
+    def _end(self, logs: Any) -> None:
+        if self.target is None:
+            self.target = self.seen
+        if self.verbose and self._chief and self._rate is not None:
+            self._print(logs, last=True)
+
+    def _print(self, logs: Any, last: bool) -> None:
+        line = " ".join(self._parts(last)) + "".join(
+            f" - {name}: {_number(value)}" for name, value in (logs or {}).items()
+        )
+        if not self._in_place or self.verbose == 2:
+            self._write(line + "\n")
+            return
+        padding = " " * max(0, self._last_width - len(line))
+        self._last_width = len(line)
+        self._write("\r" + _coloured(line) + padding + ("\n" if last else ""))
+
+    def _parts(self, last: bool) -> list[str]:
+        rate, target = self._rate, self.target
+        assert rate is not None
+        if target:
+            parts = [f"{self.seen:{len(str(target))}d}/{target}"]
+            if self.verbose == 1:
+                filled = min(_WIDTH, int(_WIDTH * self.seen / target))
+                full, empty = ("━", "─") if self._can_print("━─") else ("=", ".")
+                parts.append(full * filled + empty * (_WIDTH - filled))
+        else:
+            parts = [f"{self.seen:7d}/Unknown"]
+        seconds = rate.seconds_per_step
+        if last or not target or seconds is None:
+            parts.append(duration(self._clock() - rate.began))
+        else:
+            parts.append(f"{duration(seconds * (target - self.seen))} left")
+        if seconds is not None:
+            parts.append(f"{_short_time(seconds)}/step")
+            rows = self._rows_per_step()
+            if rows and seconds > 0:
+                parts.append(f"{_short_count(rows / seconds)} rows/s")
+        return parts
+
+    def _rows_per_step(self) -> int | None:
+        state = getattr(self.model, "fit_state", None)
+        source = getattr(state, "source", None)
+        rows = getattr(source, "batch_rows", None)
+        if rows and getattr(source, "per_worker", False):
+            rows *= num_workers()
+        return rows
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether a line can be drawn again: on a terminal, in a notebook, in an IDE that says so."""
+        if not keras.config.is_interactive_logging_enabled():
+            return False
+        isatty = getattr(self._stream or sys.stdout, "isatty", None)
+        return bool(isatty and isatty()) or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
+
+    def _can_print(self, text: str) -> bool:
+        try:
+            text.encode(getattr(self._stream or sys.stdout, "encoding", None) or "utf-8")
+        except (UnicodeEncodeError, LookupError):
+            return False
+        return True
+
+    def _write(self, text: str) -> None:
+        if self._stream is None and not keras.config.is_interactive_logging_enabled():
+            logging.getLogger("absl").info(text.rstrip("\n"))
+            return
+        stream = self._stream or sys.stdout
+        stream.write(text)
+        stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """A time in words for people: "7s", "1:05", "2:00:09".
+
+    >>> duration(7.4), duration(65), duration(7209)
+    ('7s', '1:05', '2:00:09')
+    """
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+
+
+def _short_time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+    return f"{seconds * 1e3:.0f}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f}us"
+
+
+def _short_count(value: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def _number(value: Any) -> str:
+    """A log as text: counts and powers of two whole, small numbers with an exponent."""
+    if isinstance(value, int | np.integer):
+        return str(value)
+    try:
+        number = float(np.mean(value))
+    except (TypeError, ValueError):
+        return str(value)
+    if abs(number) >= 1000 and number.is_integer():
+        return str(int(number))
+    return f"{number:.4f}" if abs(number) > 1e-3 or number == 0 else f"{number:.4e}"
+
+
+def _coloured(line: str) -> str:
+    """Bold counts and a green bar, as Keras draws them."""
+    filled = line.count("━")
+    line = line.replace("━" * filled, f"\33[32m{'━' * filled}\33[0m") if filled else line
+    count, _, rest = line.partition(" ") if not line.startswith(" ") else ("", "", line)
+    return f"\33[1m{count}\33[0m {rest}" if count else rest

@@ -1,0 +1,197 @@
+"""The progress bar: what it prints, and that it never makes executions shorter."""
+
+import io
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.callbacks.fit_state import FitState
+from unisono.callbacks.progress import ProgressBar, Rate
+from unisono.callbacks.wake import steps_to_wake
+
+import unisono
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Source:
+    batch_rows = 10
+    per_worker = False
+
+
+class FakeModel:
+    def __init__(self, **state):
+        self.fit_state = FitState(source=Source(), **state)
+
+
+def bar_of(stream, ticks, verbose=1, steps=4, epochs=2, **state):
+    bar = ProgressBar(stream, clock=lambda: next(ticks))
+    bar.set_params({"verbose": verbose, "epochs": epochs, "steps": steps})
+    bar.set_model(FakeModel(steps_per_epoch=steps, **state))
+    bar.on_train_begin()
+    return bar
+
+
+def test_rate_first_execution_compiles_is_left_out_once_there_is_another():
+    rate = Rate(began=0.0, first_step=0, compiles=True)
+    rate.update(2, 10.0)
+    assert rate.seconds_per_step == 5.0
+    rate.update(12, 11.0)
+    assert rate.seconds_per_step == pytest.approx(0.1)
+
+
+def test_rate_resumed_epoch_counts_only_the_steps_of_this_run():
+    rate = Rate(began=0.0, first_step=90, compiles=False)
+    rate.update(100, 5.0)
+    assert rate.seconds_per_step == 0.5
+
+
+def test_bar_in_a_file_is_one_plain_line_per_epoch():
+    out, ticks = io.StringIO(), itertools.count(0, 0.25)
+    bar = bar_of(out, ticks)
+    bar.on_epoch_begin(0)
+    for last in (1, 3):
+        bar.on_train_batch_end(last, {"loss": 0.5})
+    bar.on_epoch_end(0, {"loss": 0.5, "loss_scale": 32768.0, "skipped_steps": 1})
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "Epoch 1/2"
+    assert len(lines) == 2
+    assert lines[1].startswith("4/4 ━━━━━━━━━━━━━━━━━━━━ ")
+    assert lines[1].endswith(" - loss: 0.5000 - loss_scale: 32768 - skipped_steps: 1")
+    assert "rows/s" in lines[1] and "\r" not in out.getvalue() and "\33" not in out.getvalue()
+
+
+def test_bar_in_a_file_writes_a_line_every_30_seconds():
+    out, now = io.StringIO(), [0.0]
+    bar = ProgressBar(out, clock=lambda: now[0])
+    bar.set_params({"verbose": 1, "epochs": 1, "steps": 100})
+    bar.set_model(FakeModel(steps_per_epoch=100))
+    bar.on_train_begin()
+    bar.on_epoch_begin(0)
+    for step in range(61):
+        now[0] = float(step)
+        bar.on_train_batch_end(step, {})
+    assert len(out.getvalue().splitlines()) == 2
+    assert "39s left" not in out.getvalue().splitlines()[0] and "left" in out.getvalue()
+
+
+def test_bar_on_a_terminal_redraws_one_line():
+    out = Terminal()
+    bar = bar_of(out, itertools.count(0, 1.0))
+    bar.on_epoch_begin(0)
+    bar.on_train_batch_end(0, {"loss": 1.0})
+    bar.on_train_batch_end(3, {"loss": 1.0})
+    bar.on_epoch_end(0, {"loss": 1.0})
+    assert out.getvalue().count("\n") == 2
+    assert out.getvalue().count("\r") == 3
+
+
+def test_bar_of_unknown_length_learns_it():
+    out = io.StringIO()
+    bar = bar_of(out, itertools.count(0, 31.0), steps=None)
+    bar.on_epoch_begin(0)
+    bar.on_train_batch_end(6, {})
+    bar.on_epoch_end(0, {})
+    bar.model.fit_state.steps_per_epoch = 7
+    bar.on_epoch_begin(1)
+    bar.on_train_batch_end(2, {})
+    lines = out.getvalue().splitlines()
+    assert "7/Unknown" in lines[1] and lines[2].startswith("7/7") and lines[4].startswith("3/7")
+
+
+def test_bar_of_a_resumed_epoch_says_where_it_begins():
+    out = io.StringIO()
+    bar = bar_of(out, itertools.count(0, 1.0), step=3)
+    bar.on_epoch_begin(1)
+    assert out.getvalue() == "Epoch 2/2 (resumed after step 3)\n"
+
+
+def test_bar_where_the_encoding_has_no_line_characters_uses_plain_ones():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    bar = bar_of(out, itertools.count(0, 1.0))
+    bar.on_epoch_begin(0)
+    bar.on_train_batch_end(3, {})
+    bar.on_epoch_end(0, {})
+    out.seek(0)
+    assert "4/4 ==================== " in out.read()
+
+
+def test_bar_on_a_worker_that_is_not_the_chief_prints_nothing(monkeypatch):
+    monkeypatch.setenv(
+        "TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    )
+    out = io.StringIO()
+    bar = bar_of(out, itertools.count(0, 40.0))
+    bar.on_epoch_begin(0)
+    bar.on_train_batch_end(3, {})
+    bar.on_epoch_end(0, {})
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("phase", ["train", "test", "predict"])
+def test_bar_never_shortens_an_execution(phase):
+    assert steps_to_wake(ProgressBar(), 0, phase) is None
+
+
+def make_model():
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_fit_evaluate_predict_print_with_the_bar(capsys):
+    model, x = make_model(), np.ones((8, 3), "float32")
+    model.fit(x, x[:, :1], batch_size=2, epochs=2, validation_data=(x, x[:, :1]))
+    printed = capsys.readouterr().out
+    assert printed.count("4/4") == 2 and "Epoch 2/2" in printed and "val_loss" in printed
+    model.evaluate(x, x[:, :1], batch_size=4)
+    assert "2/2" in capsys.readouterr().out
+    model.predict(x, batch_size=8)
+    assert "1/1" in capsys.readouterr().out
+
+
+def test_fit_verbose_0_prints_nothing_and_2_one_line(capsys):
+    model, x = make_model(), np.ones((8, 3), "float32")
+    model.fit(x, x[:, :1], batch_size=2, verbose=0)
+    assert capsys.readouterr().out == ""
+    model.fit(x, x[:, :1], batch_size=2, verbose=2)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_fast_dev_run_is_one_step_of_training_and_one_of_validation(tmp_path):
+    model, x = make_model(), np.ones((8, 3), "float32")
+    seen = []
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append("train"),
+        on_epoch_end=lambda epoch, logs: seen.append(sorted(logs)),
+    )
+    count.on_test_batch_end = lambda batch, logs: seen.append("test")
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
+    history = model.fit(
+        tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2),
+        epochs=5,
+        verbose=0,
+        callbacks=[count, best],
+        validation_data=(x, x[:, :1]),
+        validation_batch_size=2,
+        shuffle=False,
+        validation_freq=3,
+        fast_dev_run=True,
+    )
+    assert seen == ["train", "test", ["loss", "val_loss"]]
+    assert int(model.optimizer.iterations) == 1
+    assert len(history.history["val_loss"]) == 1
+    assert not (tmp_path / "best.keras").exists()
+
+
+def test_fast_dev_run_with_steps_per_execution_is_one_step_and_leaves_the_setting():
+    model, x = make_model(), np.ones((8, 3), "float32")
+    model.compile("sgd", "mse", steps_per_execution=4)
+    model.fit(x, x[:, :1], batch_size=2, verbose=0, fast_dev_run=True)
+    assert int(model.optimizer.iterations) == 1
+    assert model.steps_per_execution == 4
