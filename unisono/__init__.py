@@ -1,5 +1,61 @@
-"""Unisono: Keras 3 training on any tf.distribute strategy, with the numbers of one device."""
+"""Unisono: Keras 3 training on any tf.distribute strategy, with the numbers of one device.
+
+Names are imported when they are first used, so that the command line starts without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
 
 from .version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from . import callbacks as callbacks
+    from . import distribute as distribute
+    from . import mixed_precision as mixed_precision
+    from . import optimizers as optimizers
+    from .trainer import Model as Model
+    from .trainer import Sequential as Sequential
+    from .trainer import adopt as adopt
+    from .trainer import clone_model as clone_model
+    from .trainer import load_model as load_model
+    from .trainer import rowwise as rowwise
+
+_FROM_TRAINER = ("Model", "Sequential", "adopt", "clone_model", "load_model", "rowwise")
+_PACKAGES = ("callbacks", "distribute", "mixed_precision", "optimizers", "trainer")
+
+__all__ = [
+    "Model",
+    "Sequential",
+    "__version__",
+    "adopt",
+    "callbacks",
+    "clone_model",
+    "distribute",
+    "load_model",
+    "mixed_precision",
+    "optimizers",
+    "rowwise",
+]
+
+
+if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:
+    importlib.import_module(".distribute.cluster_start", __name__).install()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_TRAINER:
+        value = getattr(importlib.import_module(".trainer", __name__), name)
+    elif name in _PACKAGES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

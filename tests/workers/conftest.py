@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from unisono.distribute.launcher_tasks import Layout, plan
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-
 from unisono.distribute import auto_strategy, global_mean, is_chief, num_workers, worker_index
 from unisono.distribute.agreement import agree, check_same_everywhere, from_chief
 from unisono.distribute.replicas import (

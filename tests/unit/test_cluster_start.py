@@ -1,0 +1,161 @@
+"""Joining a cluster, without one: the roll call over sockets, the times, the internals of TensorFlow it stands on."""
+
+import inspect
+import socket
+import threading
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+from unisono.distribute import (
+    auto_strategy,
+    cluster_start,
+    is_chief,
+    num_workers,
+    simulate_devices,
+    worker_index,
+)
+from unisono.distribute.agreement import agree, check_same_everywhere, from_chief
+from unisono.distribute.cluster import Cluster, ClusterError
+from unisono.distribute.launcher_tasks import free_ports
+from unisono.distribute.roll_call import roll_call
+from unisono.distribute.tensorflow_internals import MultiWorkerExtended
+
+
+def addresses(count):
+    return tuple(f"127.0.0.1:{port}" for port in free_ports(count))
+
+
+def join_and_serve(cluster, arrived, done):
+    """A worker: the roll call, then a server that greets like gRPC does, as TensorFlow's would."""
+    roll_call(cluster, 20.0)
+    arrived.release()
+    with socket.create_server(("127.0.0.1", int(cluster.address.rpartition(":")[2]))) as server:
+        server.settimeout(0.05)
+        while not done.is_set():
+            try:
+                server.accept()[0].sendall(b"\0\0\0\4\0\0\0\0\0")
+            except TimeoutError:
+                continue
+
+
+def test_roll_call_returns_when_all_have_come():
+    workers = addresses(3)
+    arrived, done = threading.Semaphore(0), threading.Event()
+    clusters = [Cluster({"worker": workers}, "worker", i) for i in range(3)]
+    threads = [threading.Thread(target=join_and_serve, args=(c, arrived, done)) for c in clusters]
+    for thread in threads:
+        thread.start()
+    came = [arrived.acquire(timeout=25) for _ in threads]
+    done.set()
+    for thread in threads:
+        thread.join(10)
+    assert came == [True, True, True]
+
+
+def test_roll_call_names_the_worker_that_does_not_come():
+    workers = addresses(2)
+    with pytest.raises(TimeoutError, match=rf"worker 1 \({workers[1]}\) did not come within 0.5 s"):
+        roll_call(Cluster({"worker": workers}, "worker", 0), 0.5)
+
+
+def test_roll_call_names_a_port_that_is_taken():
+    workers = addresses(2)
+    with socket.create_server(("127.0.0.1", int(workers[0].rpartition(":")[2]))):
+        with pytest.raises(ClusterError, match="is in use by another process"):
+            roll_call(Cluster({"worker": workers}, "worker", 0), 0.5)
+
+
+def test_roll_call_refuses_a_peer_with_another_cluster():
+    first, second, third = addresses(3)
+    other = Cluster({"worker": (first, second, third)}, "worker", 1)
+    failed = []
+
+    def run():
+        try:
+            roll_call(other, 2.0)
+        except (ClusterError, TimeoutError) as error:  # the other may be gone before it is asked
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with pytest.raises(ClusterError, match=r"worker 1 at .* with other workers"):
+        roll_call(Cluster({"worker": (first, second)}, "worker", 0), 5.0)
+    thread.join(10)
+    assert failed
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
+def test_timeout_that_is_no_time_is_refused(monkeypatch, text):
+    monkeypatch.setenv("UNISONO_TIMEOUT", text)
+    with pytest.raises(ValueError, match="UNISONO_TIMEOUT"):
+        cluster_start.peer_timeout()
+
+
+def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):
+    assert cluster_start.replicas_per_worker() == 1
+    monkeypatch.setenv("UNISONO_REPLICAS_PER_WORKER", "3")
+    assert cluster_start.replicas_per_worker() == 3
+    monkeypatch.setenv("UNISONO_REPLICAS_PER_WORKER", "0")
+    with pytest.raises(ValueError, match="Received: '0'"):
+        cluster_start.replicas_per_worker()
+
+
+def test_auto_strategy_takes_all_devices_of_one_machine(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = auto_strategy()  # tests/conftest.py makes four logical devices
+    assert isinstance(strategy, tf.distribute.MirroredStrategy)
+    assert strategy.num_replicas_in_sync == 4
+
+
+def test_auto_strategy_sends_a_server_to_its_command(monkeypatch):
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        '{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}',
+    )
+    with pytest.raises(ClusterError, match=r"python -m unisono\.distribute\.server"):
+        auto_strategy()
+
+
+def test_simulate_devices_says_when_it_is_too_late():
+    tf.config.list_logical_devices()
+    assert simulate_devices(4) == [f"/device:CPU:{i}" for i in range(4)]
+    with pytest.raises(
+        RuntimeError, match=r"`count` \(2\) cannot be set any more: TensorFlow already uses 4"
+    ):
+        simulate_devices(2)
+    with pytest.raises(ValueError, match="Received: 0"):
+        simulate_devices(0)
+
+
+def test_alone_everything_is_agreed(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert (is_chief(), num_workers(), worker_index()) == (True, 1, 0)
+    assert agree(True) is True and agree(False) is False
+    assert from_chief([1.5]) == [1.5]
+    check_same_everywhere({"rows": 3}, "fit")
+
+
+def test_internals_of_tensorflow_are_as_we_use_them():
+    assert list(inspect.signature(MultiWorkerExtended._initialize_local_devices).parameters)[1:] == [
+        "cluster_resolver",
+        "worker_device",
+    ]
+    start = MultiWorkerExtended._initialize_multi_worker
+    assert list(inspect.signature(getattr(start, "wrapped", start)).parameters) == [
+        "self",
+        "cluster_resolver",
+    ]
+    parameters = inspect.signature(context.Context.configure_coordination_service).parameters
+    assert {"heartbeat_timeout_in_ms", "shutdown_barrier_timeout_in_ms", "coordinated_jobs"} <= set(
+        parameters
+    )
+    for name in (
+        "set_config_key_value",
+        "get_config_key_value",
+        "delete_config_key_value",
+        "abort_collective_ops",
+    ):
+        assert callable(getattr(context.Context, name))
+    assert callable(context.Context.report_error_to_cluster)
+    assert isinstance(context.Context.coordination_service, property)

@@ -1,0 +1,121 @@
+"""What launch starts, and how it says what happened; no process is started here."""
+
+import io
+import json
+import os
+import re
+
+import pytest
+from unisono.distribute.launcher_output import Output
+from unisono.distribute.launcher_processes import how_it_ended
+from unisono.distribute.launcher_tasks import Layout, free_ports, plan
+
+from unisono.cli import main
+
+
+def config(task):
+    return json.loads(task.env["TF_CONFIG"])
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_free_ports_are_different():
+    assert len(set(free_ports(20))) == 20
+
+
+def test_plan_gives_every_worker_its_place_in_one_cluster():
+    tasks = plan(Layout(workers=3, replicas_per_worker=2, timeout=7.5), ["train.py", "--fast"])
+    assert [t.name for t in tasks] == ["worker-0", "worker-1", "worker-2"]
+    assert [config(t)["task"]["index"] for t in tasks] == [0, 1, 2]
+    assert all(config(t)["cluster"] == config(tasks[0])["cluster"] for t in tasks)
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", a) for a in config(tasks[0])["cluster"]["worker"])
+    assert tasks[0].env["UNISONO_REPLICAS_PER_WORKER"] == "2"
+    assert tasks[0].env["UNISONO_TIMEOUT"] == "7.5"
+    assert tasks[0].command[-2:] == ("train.py", "--fast")
+
+
+def test_plan_with_parameter_servers_runs_the_script_on_the_chief_alone():
+    tasks = plan(Layout(workers=2, parameter_servers=1), ["train.py"])
+    assert {t.name: t.role for t in tasks} == {
+        "ps-0": "server",
+        "worker-0": "spare",
+        "worker-1": "spare",
+        "chief": "script",
+    }
+    assert config(tasks[-1])["task"] == {"type": "chief", "index": 0}
+    assert {kind: len(a) for kind, a in config(tasks[0])["cluster"].items()} == {
+        "chief": 1,
+        "worker": 2,
+        "ps": 1,
+    }
+
+
+def test_plan_with_stages_gives_each_worker_helpers_of_its_own():
+    tasks = plan(Layout(workers=2, stages=3), ["train.py"])
+    assert [t.name for t in tasks] == [
+        *("worker-0-stage-1", "worker-0-stage-2", "worker-0"),
+        *("worker-1-stage-1", "worker-1-stage-2", "worker-1"),
+    ]
+    assert tasks[2].env["UNISONO_STAGES"].split(",") == config(tasks[0])["cluster"]["stage"]
+    assert config(tasks[1])["task"] == {"type": "stage", "index": 1}
+    assert tasks[2].env["UNISONO_STAGES"] != tasks[5].env["UNISONO_STAGES"]
+
+
+def test_plan_shares_gpus_out_and_refuses_more_than_there_are(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    tasks = plan(Layout(workers=2), ["t.py"])
+    assert [t.env["CUDA_VISIBLE_DEVICES"] for t in tasks] == ["4,5", "6,7"]
+    with pytest.raises(ValueError, match=r"workers \(3\) \* replicas per worker \(2\) .* visible \(4\)"):
+        plan(Layout(workers=3, replicas_per_worker=2), ["t.py"])
+
+
+def test_output_has_whole_lines_with_prefix_and_remembers_the_last(tmp_path, capsys):
+    read, write = os.pipe()
+    read_err, write_err = os.pipe()
+    output = Output(["worker-0", "ps-0"], tmp_path / "logs", 1)
+    output.add("worker-0", io.FileIO(read), io.FileIO(read_err))
+    os.write(write, b"one\ntw")
+    output.pump(1)
+    assert capsys.readouterr().out == "[worker-0] one\n"
+    os.write(write, b"o\n\nhalf")
+    os.close(write)
+    os.close(write_err)
+    output.drain()
+    assert capsys.readouterr().out == "[worker-0] two\n[worker-0] \n[worker-0] half\n"
+    assert output.last_lines("worker-0") == ["one", "two", "half"]
+    output.close()
+    assert (tmp_path / "logs" / "worker-0.restart-1.log").read_bytes() == b"one\ntwo\n\nhalf"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "exited with status 3"), (-9, "was killed by SIGKILL"), (-250, "was killed by signal 250")],
+)
+def test_how_it_ended_says_status_or_signal(code, words):
+    assert how_it_ended(code) == words
+
+
+def test_command_line_names_its_commands_and_refuses_others(capsys):
+    assert main([]) == 2
+    assert "launch" in capsys.readouterr().out
+    assert main(["lunch"]) == 2
+    assert "`lunch` is not a command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "there is no file 'nowhere.py'"),
+        (["--workers", "0", __file__], "must be at least 1, received 0"),
+        (["--restarts", "-1", __file__], "must be at least 0, received -1"),
+        (["--workers", "two", __file__], "invalid whole number value: 'two'"),
+        ([], "required: script"),
+    ],
+)
+def test_launch_names_the_wrong_argument(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["launch", *arguments])
+    assert message in capsys.readouterr().err

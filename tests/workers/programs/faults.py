@@ -1,0 +1,52 @@
+"""A loop of collectives in which worker 1 misbehaves as it is told; the survivors say what they see."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import tensorflow as tf
+from unisono.distribute.peer_watch import meeting
+
+import unisono  # noqa: F401  guards the strategy below
+
+fault = sys.argv[2]
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+worker = int(strategy.cluster_resolver.task_id)
+
+
+@tf.function
+def step(x):
+    def on_replica(x):
+        return tf.distribute.get_replica_context().all_reduce("sum", tf.identity(x))
+
+    return strategy.run(on_replica, args=(x,))
+
+
+def misbehave():
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "sleeps":
+        time.sleep(1000)
+    if fault == "raises":
+        raise ValueError("my own mistake")
+
+
+for number in range(60):
+    if number == 50:
+        print("at step 50", flush=True)
+        if worker == 1:
+            misbehave()
+        began = time.monotonic()
+    try:
+        with meeting(familiar=number > 0):
+            step(tf.constant(1.0))
+    except tf.errors.OpError as error:
+        print(f"lost after {time.monotonic() - began:.1f} s: {type(error).__name__}: {error}", flush=True)
+        with contextlib.suppress(Exception):
+            strategy.extended.dispose()
+        raise
+print("done", flush=True)

@@ -1,0 +1,38 @@
+"""A worker that dies, stops, hangs, fails or never comes is an error on the others in a stated time, never a hang."""
+
+import re
+import time
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+TIMEOUT = 8  # what the workers are told; TensorFlow's heartbeat and an end of the process come on top
+MARGIN = 25
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("killed", r"stopped sending heartbeats|Connection reset|failed to connect"),
+        ("sleeps", r"lost contact with worker 1: worker 0 has waited \d+ s .*UNISONO_TIMEOUT \(now 8 s\)"),
+        ("raises", r"worker 1 failed: ValueError: my own mistake"),
+    ],
+)
+def test_lost_worker_is_an_error_on_the_other_within_the_timeout(start_workers, fault, message):
+    workers = start_workers("faults", arguments=[fault], timeout=TIMEOUT)
+    workers.wait_for_text(0, "at step 50")
+    began = time.monotonic()
+    while workers.processes[0].poll() is None and time.monotonic() - began < TIMEOUT + MARGIN:
+        time.sleep(0.1)
+    printed = workers.printed(0)
+    assert re.search(message, printed), printed
+    assert float(re.search(r"lost after ([\d.]+) s", printed)[1]) < TIMEOUT + 4
+    assert workers.processes[0].poll() not in (None, 0)
+
+
+def test_worker_that_never_comes_is_named(start_workers):
+    workers = start_workers("faults", arguments=["none"], start=1, timeout=3)
+    (ended,) = workers.wait(60)
+    assert ended.code == 1
+    assert re.search(r"TimeoutError: worker 1 \(127.0.0.1:\d+\) did not come within 3 s", ended.err)

@@ -1,0 +1,108 @@
+"""`python -m unisono launch` with real processes that do not load TensorFlow."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+OBEY = Path(__file__).parent / "programs" / "obey.py"
+
+
+def wait_for(path, seconds=30):
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not appear"
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def gone(pid, seconds=10):
+    """Whether the process ends; a zombie has ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_failure_is_named_and_all_are_started_again(launch, tmp_path):
+    process = launch(
+        "--workers", 3, "--restarts", 1, "--log-dir", tmp_path / "logs", OBEY, tmp_path, "fail once"
+    )
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "worker-1 failed first: it exited with status 7. The others were ended." in err
+    assert "[launch]     what went wrong" in err
+    assert "[worker-2] worker 2 restart 1" in out
+    assert (tmp_path / "logs" / "worker-1.log").read_text() == "worker 1 restart 0\nwhat went wrong\n"
+    assert (tmp_path / "logs" / "worker-1.restart-1.log").read_text() == "worker 1 restart 1\n"
+    assert gone((tmp_path / "pid-0-0").read_text())
+
+
+def test_failure_without_restarts_gives_its_status(launch, tmp_path):
+    process = launch("--workers", 2, OBEY, tmp_path, "fail once")
+    process.communicate(timeout=60)
+    assert process.returncode == 7
+
+
+def test_killed_worker_ends_the_others_and_is_named(launch, tmp_path):
+    process = launch("--workers", 2, OBEY, tmp_path, "wait")
+    wait_for(tmp_path / "ready-0")
+    wait_for(tmp_path / "ready-1")
+    os.kill(int((tmp_path / "pid-0-0").read_text()), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + 9
+    assert "worker-0 failed first: it was killed by SIGKILL" in err
+    assert gone((tmp_path / "pid-1-0").read_text())
+
+
+def test_port_that_was_taken_is_not_a_restart(launch, tmp_path):
+    process = launch("--workers", 1, OBEY, tmp_path, "port")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "starting again with other ports" in err
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_launcher_ends(launch, tmp_path, how):
+    process = launch("--workers", 2, OBEY, tmp_path, "children")
+    pids = [wait_for(tmp_path / name) for name in ("child-0", "child-1")]
+    pids += [wait_for(tmp_path / name) for name in ("pid-0-0", "pid-1-0")]
+    process.send_signal(how)
+    process.wait(30)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_signals_are_passed_on_and_a_good_end_is_a_good_end(launch, tmp_path):
+    process = launch("--workers", 2, OBEY, tmp_path, "signal")
+    wait_for(tmp_path / "ready-0")
+    wait_for(tmp_path / "ready-1")
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    for line in ("[worker-0] SIGUSR1", "[worker-1] SIGUSR1", "[worker-0] SIGTERM", "[worker-1] SIGTERM"):
+        assert line in out
+
+
+def test_worker_that_ignores_the_signal_is_killed_after_its_grace(launch, tmp_path):
+    process = launch("--workers", 2, "--grace", 1, OBEY, tmp_path, "stubborn")
+    wait_for(tmp_path / "ready-0")
+    wait_for(tmp_path / "ready-1")
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + 15
+    assert time.monotonic() - began < 10
+    assert "did not end after SIGTERM" in err
+    assert gone((tmp_path / "pid-1-0").read_text())
