@@ -51,24 +51,19 @@ def check_home(model: Any, method: str) -> None:
     home = model._distribute_strategy
     for variable in model.variables:
         value = getattr(variable, "_value", None)
-        owner = getattr(value, "distribute_strategy", None) if value is not None else None
-        if value is None:
+        if not isinstance(value, tf.Variable | tf.distribute.DistributedValues):
             continue
-        if home is None:
-            if isinstance(value, tf.distribute.DistributedValues):
-                raise ValueError(
-                    f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
-                    "outside of a scope: build the model and all of its layers under one `strategy.scope()`."
-                )
-        elif owner is not None and owner is not home and isinstance(value, tf.distribute.DistributedValues):
+        owner = getattr(value, "distribute_strategy", None)
+        copied = isinstance(value, tf.distribute.DistributedValues)
+        if copied and owner is not home:
             raise ValueError(
-                f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built under "
-                f"{_name(home)}: build the model and all of its layers under one `strategy.scope()`."
+                f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
+                f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
             )
-        elif home.num_replicas_in_sync > 1 and not isinstance(value, tf.distribute.DistributedValues):
+        if home is not None and home.num_replicas_in_sync > 1 and owner is None:
             raise ValueError(
-                f"`{method}()`: the variable {variable.path!r} was created outside of the scope of {_name(home)}: build "
-                "the model and all of its layers under one `strategy.scope()`."
+                f"`{method}()`: the variable {variable.path!r} was created outside of the scope of {_name(home)}: "
+                "build the model and all of its layers under one `strategy.scope()`."
             )
 
 

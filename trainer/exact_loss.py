@@ -29,18 +29,17 @@ import keras
 import tensorflow as tf
 
 from ..distribute.replicas import all_reduce_sum, num_replicas
-from ..distribute.step_context import current_step, step_scope
+from ..distribute.step_context import StepContext, current_step, step_scope
 from .gather import own_rows_of_all, value_with_full_gradient
 
+_ROWWISE_NAMES = """
+binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
+categorical_generalized_cross_entropy categorical_hinge cosine_similarity ctc hinge huber kl_divergence log_cosh
+mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson
+sparse_categorical_crossentropy squared_hinge
+"""
 _ROWWISE_FUNCTIONS = frozenset(
-    getattr(keras.losses, name)
-    for name in (
-        "binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy "
-        "categorical_generalized_cross_entropy categorical_hinge cosine_similarity ctc hinge huber kl_divergence "
-        "log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error "
-        "poisson sparse_categorical_crossentropy squared_hinge"
-    ).split()
-    if hasattr(keras.losses, name)
+    getattr(keras.losses, name) for name in _ROWWISE_NAMES.split() if hasattr(keras.losses, name)
 )
 
 
@@ -94,7 +93,9 @@ def on_all_rows(
     Context: replica, inside a `StepContext`.
     """
     arguments = own_rows_of_all((y_true, y_pred, sample_weight))
-    with step_scope(None):
+    step = current_step()
+    assert step is not None
+    with step_scope(StepContext(0, 1, step.global_rows, step.global_rows, step.training)):
         value = call(*arguments)
     return value_with_full_gradient(value)
 
@@ -156,6 +157,8 @@ def _global_weight(local: tf.Tensor) -> tf.Tensor:
     total = tf.stop_gradient(local)
     if num_replicas() > 1:
         (total,) = all_reduce_sum([total])
+    if step.known_totals is not None:
+        total = step.known_totals[len(step.weight_totals)]
     step.weight_totals.append(total)
     return total
 

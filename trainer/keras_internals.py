@@ -40,8 +40,8 @@ from keras.src.trainers.data_adapters.data_adapter_utils import (
 from keras.src.trainers.trainer import Trainer as KerasTrainer
 from keras.src.trainers.trainer import model_supports_jit
 from keras.src.utils.python_utils import pythonify_logs
-from keras.src.utils.tracking import no_automatic_dependency_tracking
 from keras.src.utils.traceback_utils import filter_traceback
+from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import current_step
@@ -90,7 +90,7 @@ def save_as(cls: type, keras_class: type) -> None:
     assert REGISTERED_NAMES_TO_OBJS[name] is keras_class
 
 
-class thread_state:  # noqa: N801
+class thread_state:
     """Keras' global state of this thread, for the threads in which MirroredStrategy runs its replicas.
 
     `state = thread_state()` in the calling thread; `state.enter()` in the other one. Without it a replica's thread
@@ -140,7 +140,7 @@ def _scaling(original: Any) -> Any:
 
 
 def _loss_call(original: Any) -> Any:
-    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:  # noqa: N807
+    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if not exact_loss.needed() or num_replicas() == 1 or exact_loss.works_on_rows(self):
             return original(self, y_true, y_pred, sample_weight)
         return exact_loss.on_all_rows(functools.partial(original, self), y_true, y_pred, sample_weight)

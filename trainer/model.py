@@ -72,8 +72,8 @@ def adopt(model: keras.Model) -> Any:
     """Turns any Keras model into one that trains with Unisono, in place.
 
     Args:
-        model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a class of your own. Its layers,
-            weights and compiled state stay; compile it again to give its optimizer our stages at once, or let `fit` do so.
+        model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a class of your own. Its
+            layers, weights and compiled state stay.
 
     Returns:
         `model` itself.

@@ -99,12 +99,11 @@ def forward(model: Any, x: Any, training: bool) -> Any:
 def track_loss(model: Any, loss: tf.Tensor, step: StepContext) -> None:
     """Counts the loss into the epoch's mean, weighted with its rows.
 
-    A loss without reduction is a vector: Keras counts each entry with the rows of the batch.
+    A loss without reduction is a vector in units of the gradient, which sums it; what is logged is the mean of the rows.
     """
-    if loss.shape.rank == 0 or step.num_replicas == 1:
-        model._loss_tracker.update_state(loss, sample_weight=step.rows)
-    else:
-        model._loss_tracker.update_state(loss * step.share(loss.dtype), sample_weight=step.global_rows)
+    if loss.shape.rank != 0 and step.num_replicas > 1:
+        loss = loss * step.share(loss.dtype)
+    model._loss_tracker.update_state(loss, sample_weight=step.rows)
 
 
 def _zero_unless(alive: Any, gradient: Any) -> Any:

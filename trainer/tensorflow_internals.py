@@ -11,8 +11,8 @@ import tensorflow as tf
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     """`tf.function` of a function of ours: no conversion of its Python code, and no warning for each new model.
 
-    TensorFlow counts the traces of all functions made by one line of code together, so the tenth model of a program would
-    be warned about although none is traced twice.
+    TensorFlow counts the traces of all functions made by one line of code together, so the tenth model of a program
+    would be warned about although none is traced twice.
     """
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True

@@ -1,0 +1,63 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# Summation order differs between 1 and R replicas; float32 keeps 24 bits of each partial sum, a few steps of Adam
+# multiply the difference.
+FLOAT32 = 1e-5
+# The same in float64 (53 bits), where nothing else may differ.
+FLOAT64 = 1e-12
+
+
+def mirrored(num_replicas: int) -> tf.distribute.Strategy:
+    """A MirroredStrategy of any size in one process.
+
+    The default collectives abort when strategies of different sizes share a process; reducing on one device does not.
+    """
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(num_replicas)],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+
+
+def strategy(name: str) -> tf.distribute.Strategy | None:
+    """A strategy by its name: none, one, mirrored1 to mirrored4, central2."""
+    if name == "none":
+        return None
+    if name == "one":
+        return tf.distribute.OneDeviceStrategy("CPU:1")
+    kind, count = name[:-1], int(name[-1])
+    if kind == "mirrored":
+        return mirrored(count)
+    return tf.distribute.experimental.CentralStorageStrategy([f"CPU:{i}" for i in range(count)], "CPU:0")
+
+
+def scope(strategy: tf.distribute.Strategy | None) -> Any:
+    """The strategy's scope, or nothing to enter."""
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:
+    """Compares nests of numbers: relative to the largest number of each array."""
+    for index, (a, b) in enumerate(zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True)):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape, f"{what}[{index}]: shape {a.shape}, expected {b.shape}"
+        scale = max(1e-3, float(np.max(np.abs(b), initial=0.0)))
+        worst = float(np.max(np.abs(a - b), initial=0.0))
+        assert np.isfinite(a).all() == np.isfinite(b).all(), f"{what}[{index}]: {a}, expected {b}"
+        assert worst <= tolerance * scale, f"{what}[{index}]: differs by {worst:.3g} of {scale:.3g}"
+
+
+def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
+    """Whether the copies of every mirrored variable hold the same bits."""
+    for variable in variables:
+        copies = [c.numpy() for c in strategy.experimental_local_results(variable.value)]
+        if any(not np.array_equal(copies[0], c, equal_nan=True) for c in copies[1:]):
+            return False
+    return True

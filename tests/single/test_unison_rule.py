@@ -1,0 +1,330 @@
+"""R replicas give the numbers of one: every case is trained, evaluated and predicted on one device and under strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+
+import unisono
+
+CLASSES, FEATURES = 3, 4
+
+
+@dataclasses.dataclass
+class Case:
+    """A training program: what is built, what is compiled, what is fed."""
+
+    build: Callable[[], keras.Model]
+    compile: Callable[[], dict[str, Any]]
+    data: Callable[[int], dict[str, Any]]
+    fit: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def features(rows: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(rows, FEATURES)).astype(keras.config.floatx())
+
+
+def labels(rows: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, CLASSES, size=rows)
+
+
+def numbers(rows: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(2).normal(size=(rows, *shape)).astype(keras.config.floatx())
+
+
+def weights(rows: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(3).uniform(0.0, 2.0, size=(rows, *shape)).astype(keras.config.floatx())
+
+
+def classifier() -> keras.Model:
+    return unisono.Sequential(
+        [keras.layers.Input((FEATURES,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(CLASSES)]
+    )
+
+
+def regressor(**kwargs: Any) -> keras.Model:
+    inputs = keras.layers.Input((FEATURES,))
+    hidden = keras.layers.Dense(6, activation="tanh", **kwargs)(inputs)
+    return unisono.Model(inputs, keras.layers.Dense(2)(hidden))
+
+
+def softmax(**kwargs: Any) -> keras.Model:
+    inputs = keras.layers.Input((FEATURES,))
+    return unisono.Model(inputs, keras.layers.Dense(CLASSES, activation="softmax", **kwargs)(inputs))
+
+
+def sequence_model() -> keras.Model:
+    inputs = keras.layers.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
+    x = keras.layers.LSTM(4, return_sequences=True)(x)
+    return unisono.Model(inputs, keras.layers.Dense(CLASSES)(x))
+
+
+def tokens(rows: int) -> np.ndarray:
+    random = np.random.default_rng(4)
+    values = random.integers(1, 7, size=(rows, 5))
+    lengths = random.integers(1, 6, size=rows)
+    return np.where(np.arange(5) < lengths[:, None], values, 0).astype("int32")
+
+
+def sequence_labels(rows: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, CLASSES, size=(rows, 5))
+
+
+def two_outputs() -> keras.Model:
+    inputs = keras.layers.Input((FEATURES,), name="x")
+    hidden = keras.layers.Dense(6, activation="tanh")(inputs)
+    outputs = {
+        "a": keras.layers.Dense(CLASSES, name="a")(hidden),
+        "b": keras.layers.Dense(2, name="b")(hidden),
+    }
+    return unisono.Model(inputs, outputs)
+
+
+class WithAddedLoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+def added_loss() -> keras.Model:
+    inputs = keras.layers.Input((FEATURES,))
+    x = WithAddedLoss()(keras.layers.Dense(6, activity_regularizer="l2")(inputs))
+    return unisono.Model(inputs, keras.layers.Dense(2)(x))
+
+
+class Subclassed(unisono.Model):
+    """Built at the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(6, activation="tanh")
+        self.out = keras.layers.Dense(2)
+
+    def call(self, x, training=False):
+        return self.out(self.hidden(x))
+
+
+class OwnLoss(keras.losses.Loss):
+    """Looks at the whole batch: the spread of the predictions matters."""
+
+    def call(self, y_true, y_pred):
+        centred = y_pred - keras.ops.mean(y_pred, axis=0, keepdims=True)
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1) + keras.ops.mean(centred**2, axis=-1)
+
+
+def scalar_loss(y_true, y_pred):
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+
+def sum_loss(y_true, y_pred):
+    return keras.ops.sum(keras.ops.square(y_true - y_pred))
+
+
+class LargestError(keras.metrics.Metric):
+    """No sum of what the replicas see."""
+
+    def __init__(self, name="largest_error", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.value = self.add_variable((), initializer=keras.initializers.Constant(-1.0), name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        y_true = keras.ops.cast(y_true, y_pred.dtype)
+        largest = keras.ops.max(keras.ops.abs(y_true - y_pred))
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.cast(largest, self.value.dtype)))
+
+    def result(self):
+        return self.value * 1.0
+
+    def reset_state(self):
+        self.value.assign(-1.0)
+
+
+def own_metric(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_pred))
+
+
+def regression(loss: Any, **kwargs: Any) -> Case:
+    return Case(
+        regressor,
+        lambda: {"loss": loss() if isinstance(loss, type) else loss, "metrics": ["mae"], **kwargs},
+        lambda n: {"x": features(n), "y": numbers(n, 2)},
+    )
+
+
+def sparse_ce(**kwargs: Any) -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
+
+
+CASES: dict[str, Case] = {
+    "plain": Case(
+        classifier,
+        lambda: {"loss": sparse_ce(), "metrics": ["accuracy"], "optimizer": "adam"},
+        lambda n: {"x": features(n), "y": labels(n)},
+    ),
+    "sample_weight": Case(
+        classifier,
+        lambda: {"loss": sparse_ce(), "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]},
+        lambda n: {"x": features(n), "y": labels(n), "sample_weight": weights(n)},
+    ),
+    "class_weight": Case(
+        classifier,
+        lambda: {"loss": sparse_ce(), "weighted_metrics": ["accuracy"]},
+        lambda n: {"x": features(n), "y": labels(n)},
+        fit={"class_weight": {0: 0.5, 1: 1.0, 2: 3.0}},
+    ),
+    "mean_with_sample_weight": Case(
+        classifier,
+        lambda: {"loss": sparse_ce(reduction="mean_with_sample_weight")},
+        lambda n: {"x": features(n), "y": labels(n), "sample_weight": weights(n)},
+    ),
+    "masked": Case(
+        sequence_model,
+        lambda: {"loss": sparse_ce(), "metrics": ["accuracy"]},
+        lambda n: {"x": tokens(n), "y": sequence_labels(n)},
+    ),
+    "masked_temporal_weights": Case(
+        sequence_model,
+        lambda: {"loss": sparse_ce(reduction="mean_with_sample_weight"), "weighted_metrics": ["accuracy"]},
+        lambda n: {"x": tokens(n), "y": sequence_labels(n), "sample_weight": weights(n, 5)},
+    ),
+    "two_outputs": Case(
+        two_outputs,
+        lambda: {
+            "loss": {"a": sparse_ce(), "b": "mse"},
+            "loss_weights": {"a": 0.3, "b": 2.0},
+            "metrics": {"a": ["accuracy"], "b": ["mae"]},
+        },
+        lambda n: {"x": features(n), "y": {"a": labels(n), "b": numbers(n, 2)}},
+    ),
+    "sum": Case(
+        regressor,
+        lambda: {"loss": keras.losses.MeanSquaredError(reduction="sum"), "optimizer": keras.optimizers.SGD(1e-3)},
+        lambda n: {"x": features(n), "y": numbers(n, 2)},
+    ),
+    "none": Case(
+        regressor,
+        lambda: {"loss": keras.losses.MeanSquaredError(reduction=None), "optimizer": keras.optimizers.SGD(1e-3)},
+        lambda n: {"x": features(n), "y": numbers(n, 2)},
+    ),
+    "own_loss_class": regression(OwnLoss),
+    "own_loss_function": regression(scalar_loss),
+    "own_loss_lambda": regression(lambda y, p: keras.ops.mean(keras.ops.square(y - p), axis=-1)),
+    "own_loss_sum": regression(sum_loss, optimizer="adam"),
+    "dice": Case(
+        softmax,
+        lambda: {"loss": keras.losses.Dice()},
+        lambda n: {"x": features(n), "y": keras.utils.to_categorical(labels(n), CLASSES)},
+    ),
+    "regularizers": Case(
+        lambda: regressor(kernel_regularizer="l2", bias_regularizer="l1"),
+        lambda: {"loss": "mse"},
+        lambda n: {"x": features(n), "y": numbers(n, 2)},
+    ),
+    "add_loss": Case(added_loss, lambda: {"loss": "mse"}, lambda n: {"x": features(n), "y": numbers(n, 2)}),
+    "subclassed": Case(
+        Subclassed,
+        lambda: {"loss": "huber", "metrics": [LargestError(), own_metric]},
+        lambda n: {"x": features(n), "y": numbers(n, 2)},
+    ),
+    "stock_metrics": Case(
+        softmax,
+        lambda: {
+            "loss": "categorical_crossentropy",
+            "metrics": [
+                keras.metrics.AUC(),
+                keras.metrics.Precision(),
+                keras.metrics.Recall(),
+                keras.metrics.F1Score(average="macro"),
+                keras.metrics.RootMeanSquaredError(),
+                keras.metrics.TopKCategoricalAccuracy(2),
+                keras.metrics.CategoricalCrossentropy(),
+                keras.metrics.R2Score(),
+            ],
+        },
+        lambda n: {"x": features(n), "y": keras.utils.to_categorical(labels(n), CLASSES)},
+    ),
+}
+
+
+def run(case: Case, strategy: Any, rows: int, batch: int, eager: bool = False, epochs: int = 2) -> dict[str, Any]:
+    """Everything that the contract compares."""
+    keras.utils.set_random_seed(7)
+    with helpers.scope(strategy):
+        model = case.build()
+        arguments = {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9), **case.compile()}
+        model.compile(run_eagerly=eager, **arguments)
+    data = case.data(rows)
+    batches: list[Any] = []
+    record = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append((batch, logs)))
+    history = model.fit(
+        **data, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=[record], **case.fit
+    )
+    result = {
+        "history": history.history,
+        "batches": batches,
+        "weights": model.get_weights(),
+        "slots": [v.numpy() for v in model.optimizer.variables],
+        "evaluate": model.evaluate(**data, batch_size=batch, verbose=0, return_dict=True),
+        "predict": model.predict(data["x"], batch_size=batch, verbose=0),
+    }
+    if strategy is not None:
+        trained = model.trainable_variables + model.optimizer.variables
+        assert helpers.copies_are_equal(trained, strategy), "the copies of a variable differ"
+    return result
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """The reference of each case, computed once."""
+    kept: dict[Any, Any] = {}
+
+    def reference(name: str, rows: int, batch: int) -> Any:
+        key = (name, rows, batch, keras.config.floatx())
+        if key not in kept:
+            kept[key] = run(CASES[name], None, rows, batch)
+        return kept[key]
+
+    return reference
+
+
+def check(actual: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    for what, value in expected.items():
+        helpers.assert_close(actual[what], value, tolerance, what)
+
+
+# 10 rows in batches of 4: two uneven batches on 3 replicas, a last one of 2 rows, so that a replica has none.
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
+    check(run(CASES[name], helpers.mirrored(3), 10, 4), one_device(name, 10, 4), helpers.FLOAT32)
+
+
+# 9 rows in batches of 4: the last batch has one row.
+@pytest.mark.parametrize("name", ["plain", "masked", "two_outputs", "subclassed", "none", "mean_with_sample_weight"])
+def test_fit_on_two_replicas_in_float64_equals_one_device(name, one_device):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    check(run(CASES[name], helpers.mirrored(2), 9, 4), one_device(name, 9, 4), helpers.FLOAT64)
+
+
+@pytest.mark.parametrize("strategy", ["one", "mirrored1", "mirrored4", "central2"])
+@pytest.mark.parametrize("name", ["plain", "masked", "stock_metrics", "subclassed"])
+def test_fit_under_each_strategy_equals_one_device(name, strategy, one_device):
+    check(run(CASES[name], helpers.strategy(strategy), 10, 4), one_device(name, 10, 4), helpers.FLOAT32)
+
+
+# 3 rows in one batch: fewer than the replicas.
+@pytest.mark.parametrize("name", ["plain", "own_loss_class", "add_loss"])
+def test_fit_with_fewer_rows_than_replicas_equals_one_device(name, one_device):
+    check(run(CASES[name], helpers.mirrored(4), 3, 8), one_device(name, 3, 8), helpers.FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["plain", "masked", "own_loss_class"])
+def test_fit_eagerly_equals_one_device(name, one_device):
+    check(run(CASES[name], helpers.mirrored(2), 10, 4, eager=True), one_device(name, 10, 4), helpers.FLOAT32)
