@@ -1,0 +1,365 @@
+"""Trainings in processes of their own that can be killed at a chosen moment and started again.
+
+One process imports TensorFlow once and forks a child for every start, before TensorFlow is initialised: a start costs the
+training alone. A child says where it is on a pipe (`step`, `save`, `epoch`, `validation`); the driver waits for the n-th
+such word, and a little longer, and sends the signal from outside.
+
+Run as a program, this file is the forking process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+KINDS = ("step", "save", "epoch", "validation")
+SCENARIOS = ("arrays", "half", "tfdata")
+STRATEGIES = ("none", "mirrored2")
+TIMEOUT = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """Send `number` after the `nth` word `kind`, `delay` seconds later."""
+
+    kind: str
+    nth: int
+    delay: float
+    number: int = signal.SIGKILL
+
+    @classmethod
+    def draw(cls, rng: random.Random, kind: str | None = None) -> Kill:
+        """A random moment; `kind` fixes what is under way."""
+        kind = kind or rng.choice(KINDS)
+        return cls(kind, rng.randint(1, 6 if kind in ("step", "save") else 2), rng.uniform(0.0, 0.03))
+
+
+class Driver:
+    """Owns the forking process. Use as a context manager."""
+
+    def __enter__(self) -> Driver:
+        read, write = os.pipe()
+        self._words = os.fdopen(read, "r")
+        environment = {
+            **os.environ,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "",
+            "WORDS": str(write),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[write],
+            env=environment,
+        )
+        os.close(write)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.stdin.close()
+        self._process.wait(TIMEOUT)
+        self._process.stdout.close()
+        self._words.close()
+
+    def start(self, order: dict[str, Any], kill: Kill | None = None) -> int:
+        """Runs a child to its end, or to its kill; returns its exit status, negative for a signal."""
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        pid = int(self._answer())
+        if kill is not None:
+            self._wait_for_word(pid, kill)
+        else:
+            self._drain(pid)
+        return int(self._answer())
+
+    def run_killed(self, order: dict[str, Any], kills: list[Kill]) -> int:
+        """Starts a training again and again until it ends; returns how many kills struck before its end."""
+        struck = 0
+        for kill in kills:
+            status = self.start(order, kill)
+            if status == 0:
+                return struck
+            if status != -kill.number:
+                raise RuntimeError(f"The child ended with {status} and not by its kill {kill}: {order}.")
+            struck += 1
+        status = self.start(order)
+        if status != 0:
+            raise RuntimeError(f"The child ended with {status}: {order}.")
+        return struck
+
+    def _answer(self) -> str:
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("The forking process has ended.")
+        return line
+
+    def _wait_for_word(self, pid: int, kill: Kill) -> None:
+        seen = 0
+        for line in self._words:
+            who, word = line.split()
+            if int(who) != pid:
+                continue
+            seen += word == kill.kind
+            if word == "end":
+                return
+            if seen == kill.nth:
+                time.sleep(kill.delay)
+                os.kill(pid, kill.number)
+                if kill.number != signal.SIGKILL:
+                    self._drain(pid)
+                return
+
+    def _drain(self, pid: int) -> None:
+        for line in self._words:
+            if line.split() == [str(pid), "end"]:
+                return
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What a finished training has left: weights, slots, History, the logs of every step, the rows of the CSV file."""
+    from unisono.callbacks import container
+
+    return container.read(path)[1]
+
+
+# From here on: the child.
+
+
+def say(word: str) -> None:
+    """Tells the driver what begins now."""
+    os.write(int(os.environ["WORDS"]), f"{os.getpid()} {word}\n".encode())
+
+
+def fork_for_each_order() -> None:
+    """Forks a child for each line of standard input; answers with its process id and then its exit status."""
+    import unisono.callbacks  # noqa: F401 (imported here so that the children have it)
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            os.dup2(2, 1)  # standard output is for the answers
+            try:
+                status = obey(json.loads(line))
+            except SystemExit as error:
+                status = error.code
+            except KeyboardInterrupt:
+                status = 130
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                say("end")
+                sys.stderr.flush()
+                os._exit(status)
+        print(pid, flush=True)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status < 0:
+            say_for(pid)
+        print(status, flush=True)
+
+
+def say_for(pid: int) -> None:
+    """The last word of a child that was killed."""
+    os.write(int(os.environ["WORDS"]), f"{pid} end\n".encode())
+
+
+def obey(order: dict[str, Any]) -> int:
+    """One training: `{"scenario", "strategy", "directory", "backup"}`."""
+    import keras
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    keras.utils.set_random_seed(7)
+    strategy = None
+    if order["strategy"] == "mirrored2":
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    train(order, strategy)
+    return 0
+
+
+def train(order: dict[str, Any], strategy: Any) -> None:
+    """Builds the scenario, fits it, writes the result."""
+    import contextlib
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from unisono.callbacks import container, safe_file
+
+    from unisono import callbacks
+
+    folder = Path(order["directory"])
+    folder.mkdir(parents=True, exist_ok=True)
+    model, arguments, extra, backup = globals()[f"scenario_{order['scenario']}"](
+        folder, strategy.scope() if strategy else contextlib.nullcontext()
+    )
+    logs = log_keeper()
+    extra = [*extra, logs, keras.callbacks.CSVLogger(str(folder / "log.csv")), announcer()]
+    if order["backup"]:
+        announce_saves(container)
+        extra.insert(0, callbacks.BackupAndRestore(folder / "backup", **backup))
+    history = model.fit(**arguments, callbacks=extra, verbose=0)
+    variables = [*model.variables, *model.optimizer.variables]
+    result = {
+        "variables": {str(i): np.asarray(tf.convert_to_tensor(v.value)) for i, v in enumerate(variables)},
+        "history": history.history,
+        "epochs": history.epoch,
+        "logs": logs.logs,
+        "csv": (folder / "log.csv").read_text(),
+        "files": sorted(path.name for path in folder.glob("*.weights.h5")),
+    }
+    safe_file.write_safely(folder / "result", lambda stream: container.write(stream, result, {}))
+
+
+def data(rows: int) -> tuple[Any, Any]:
+    """Rows that can be learnt."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 6)).astype("float32")
+    return x, (x @ rng.normal(size=(6, 3))).argmax(1)
+
+
+def network(dropout: float = 0.3) -> Any:
+    """Layers with state of every kind: weights, averages, seeds."""
+    import keras
+
+    import unisono
+
+    return unisono.Sequential(
+        [
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dropout(dropout),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+def scenario_arrays(folder: Path, scope: Any) -> tuple[Any, ...]:
+    """Shuffled arrays with a partial batch, dropout, averages, EarlyStopping, ReduceLROnPlateau, ModelCheckpoint."""
+    import keras
+
+    from unisono import callbacks
+
+    x, y = data(70)
+    with scope:
+        model = network()
+        model.compile(keras.optimizers.Adam(3e-2, use_ema=True), cross_entropy(), metrics=["accuracy"])
+    extra = [
+        keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("val_loss", patience=1),
+        callbacks.ModelCheckpoint(
+            folder / "{epoch}-{batch}.weights.h5", "loss", save_weights_only=True, save_freq=3, keep_best=2
+        ),
+    ]
+    arguments = {"x": x, "y": y, "batch_size": 16, "epochs": 5, "validation_split": 0.2}
+    return model, arguments, extra, {"save_freq": 2}
+
+
+def scenario_half(folder: Path, scope: Any) -> tuple[Any, ...]:
+    """mixed_float16 with a loss scale that grows, accumulation, dropout; saved at every step, not in the background."""
+    import keras
+
+    import unisono
+
+    unisono.mixed_precision.set_global_policy("mixed_float16")
+    x, y = data(48)
+    with scope:
+        model = network()
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), dynamic_growth_steps=3
+        )
+        model.compile(optimizer, cross_entropy(), metrics=["accuracy"])
+    arguments = {"x": x, "y": y, "batch_size": 12, "epochs": 3, "validation_data": (x[:20], y[:20])}
+    return model, arguments, [], {"save_freq": 1, "background": False}
+
+
+def scenario_tfdata(folder: Path, scope: Any) -> tuple[Any, ...]:
+    """A shuffled `tf.data` pipeline, three steps per execution, a schedule that depends on what it was before."""
+    import keras
+    import tensorflow as tf
+
+    x, y = data(60)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(30, seed=3).batch(8).prefetch(2)
+    with scope:
+        model = network()
+        model.compile("adam", cross_entropy(), metrics=["accuracy"], steps_per_execution=3)
+    extra = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7)]
+    arguments = {"x": dataset, "epochs": 4, "validation_data": (x[:20], y[:20])}
+    return model, arguments, extra, {"save_freq": 2, "keep": 1}
+
+
+def cross_entropy() -> Any:
+    """The loss of every scenario."""
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def log_keeper() -> Any:
+    """A callback with state of its own: the logs of every step."""
+    import keras
+
+    class LogKeeper(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logs: list[Any] = []
+
+        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+            self.logs.append((batch, dict(logs or {})))
+
+        def get_state(self) -> Any:
+            return {"logs": self.logs}
+
+        def set_state(self, state: Any) -> None:
+            self.logs = list(state["logs"])
+
+    return LogKeeper()
+
+
+def announcer() -> Any:
+    """A callback that tells the driver what begins."""
+    import keras
+
+    class Announcer(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+            say("step")
+
+        def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+            say("epoch")
+
+        def on_test_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+            say("validation")
+            time.sleep(0.01)
+
+    return Announcer()
+
+
+def announce_saves(container: Any) -> None:
+    """Tells the driver when a save begins, and makes it last long enough to be struck."""
+    pieces = container._pieces
+
+    def slow_pieces(*arguments: Any) -> Any:
+        say("save")
+        for piece in pieces(*arguments):
+            yield piece
+            time.sleep(0.0005)
+
+    container._pieces = slow_pieces
+
+
+if __name__ == "__main__":
+    fork_for_each_order()
