@@ -30,6 +30,8 @@ class StepContext:
         weigh_losses: bool; whether losses must note their weight totals although there is one replica (accumulation).
         weight_totals: scalar tensors; the all-reduced divisor of each loss that is not divided by its rows (masks,
             `mean_with_sample_weight`), in the order of the losses.
+        known_totals: list of scalar tensors or None; the weight totals where they are known beforehand (a micro-batch
+            of a pipeline divides by those of the whole batch).
         writes: the scope that collects the writes of Keras variables in this step.
         verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
     """
@@ -42,6 +44,7 @@ class StepContext:
     weigh_losses: bool = False
     weight_totals: list[Any] = dataclasses.field(default_factory=list)
     verdicts: list[Any] = dataclasses.field(default_factory=list)
+    known_totals: list[Any] | None = None
     writes: Any = None
 
     @property

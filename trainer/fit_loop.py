@@ -64,7 +64,7 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
     source, validation = _sources(model, a)
     state: FitState | None = None
     try:
-        model.build_for(source.spec)
+        model.build_for(source.spec, source.batch_rows)
         callbacks = _callback_list(
             model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
         )
@@ -282,7 +282,7 @@ def _run(function: Any, execution: _Execution, source: Source) -> tuple[int, dic
 
 def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[str, Any]:
     """The logs of one pass over `source`. Context: host."""
-    model.build_for(source.spec)
+    model.build_for(source.spec, source.batch_rows, training=False)
     callbacks = _callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
     model.make_test_function()
     model.stop_evaluating = False
@@ -353,7 +353,7 @@ def on_batch(
 ) -> Any:
     """One step on one global batch. Context: host."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
-    model.build_for(batch_spec(chunk.inputs))
+    model.build_for(batch_spec(chunk.inputs), chunk.rows, training)
     model.reset_metrics()
     function = model.make_train_function() if training else model.make_test_function()
     _, logs = function(chunk)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from .. import mixed_precision, optimizers
 from ..distribute.step_context import current_step
-from . import checks, fit_loop, keras_internals, step
+from . import checks, fit_loop, keras_internals, pipeline_step, step
 from .build import build_for, build_for_prediction
 from .execution import PredictFunction, StepFunction
 from .homes import bring_home, optimizers_of
@@ -26,6 +26,7 @@ class Trainer:
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
 
     fit_state: Any = None
+    _pipeline: Any = None
     _auto_steps = True
     _auto_jit = True
 
@@ -61,6 +62,7 @@ class Trainer:
             ValueError, TypeError: an argument that cannot be used; nothing has been changed by then.
         """
         checks.check_compile(steps_per_execution, jit_compile)
+        pipeline_step.attach(self)
         mixed_precision.check_policy_order(self)
         with self.strategy_scope():
             optimizer = keras.optimizers.get(optimizer)
@@ -115,13 +117,27 @@ class Trainer:
         """One step on this replica's rows: forward, loss, gradients, update. Override it to train in your own way."""
         if current_step() is None:
             return TensorFlowTrainer.train_step(self, data)
+        if self._pipeline is not None:
+            return pipeline_step.train_step(self, data)
         return step.default_train_step(self, data)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """One step of evaluation on this replica's rows."""
         if current_step() is None:
             return TensorFlowTrainer.test_step(self, data)
+        if self._pipeline is not None:
+            return pipeline_step.test_step(self, data)
         return step.default_test_step(self, data)
+
+    def predict_step(self, data: Any) -> Any:
+        """One step of prediction: the outputs for this replica's rows."""
+        if self._pipeline is not None and current_step() is not None:
+            return pipeline_step.predict_step(self, data)
+        return TensorFlowTrainer.predict_step(self, data)
+
+    def overrides_step(self, name: str) -> bool:
+        """Whether a subclass has its own "train_step", "test_step" or "predict_step"."""
+        return _overridden(self, name, Trainer)
 
     def has_own_logs(self, training: bool) -> bool:
         """Whether a step may return logs that are not the results of `self.metrics`."""
@@ -342,15 +358,26 @@ class Trainer:
         self._assert_compile_called(method)
         bring_home(self)
 
-    def build_for(self, spec: Any) -> None:
-        """Creates every variable that training needs: of the model, its metrics and its optimizers."""
+    def build_for(self, spec: Any, rows: int | None = None, training: bool = True) -> None:
+        """Creates every variable that training needs: of the model, its metrics and its optimizers.
+
+        Args:
+            spec: nest of `tf.TypeSpec` of one batch.
+            rows: int or None; rows of a global batch, where known.
+            training: bool; whether the model is going to be trained.
+        """
         with self.strategy_scope():
+            if self._pipeline is not None:
+                build_for_prediction(self, spec)
+                pipeline_step.prepare(self, rows, training)
             build_for(self, spec)
 
     def build_for_prediction(self, spec: Any) -> None:
         """Creates the variables of the model."""
         with self.strategy_scope():
             build_for_prediction(self, spec)
+            if self._pipeline is not None:
+                pipeline_step.prepare(self, None, training=False)
 
     def optimizer_logs(self) -> dict[str, Any]:
         """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""

@@ -64,7 +64,7 @@ class Result:
 
     Attributes:
         outputs: the model's outputs for the whole batch, as the model returns them.
-        loss: scalar tensor; loss, added losses and penalties of the global batch; None without a head.
+        loss: scalar tensor; loss, added losses and penalties of the global batch; None if there are none.
         gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the
             scaled loss, summed over micro-batches and replicas, on the variable's device.
         writes: (variable, value) pairs: what layers assigned (running averages, random state).
@@ -137,8 +137,12 @@ class PipelinedStep:
         """
         for job in jobs:
             for replica in range(self.replicas):
-                self._forward(self.stages[job.stage], self._number(replica, job), keep=False)
-        return Result(self.outputs(), None, {}, self._merged_writes())
+                q = self._number(replica, job)
+                self._forward(self.stages[job.stage], q, keep=False)
+                run = self.passes.pop((job.stage, q))
+                self.losses += [loss * self.steps[q].share(loss.dtype) for loss in run.added]
+        self._penalties(None)
+        return Result(self.outputs(), self._total_loss(), {}, self._merged_writes())
 
     def train(
         self,
@@ -241,7 +245,7 @@ class PipelinedStep:
             watched = [(key, watch(tape, value)) for key, value in inputs.items()]
             watched += [(id(v), watch(tape, value)) for v, value in mapping if id(v) in trainable]
             made = self._run_layers(stage, inputs)
-            added = [loss for loss in scope.losses if loss.dtype.is_floating]
+            added = [tf.reduce_sum(loss) for loss in scope.losses if loss.dtype.is_floating]
         return _Pass(inputs, mapping, made, added, watched, tape, scope)
 
     def _run_layers(self, stage: Stage, inputs: dict[int, Any]) -> dict[int, Any]:
@@ -269,8 +273,8 @@ class PipelinedStep:
                     parts = [next(gradients) for _ in tensors]
                     self.cotangents[n].setdefault(key, []).append(parts)
 
-    def _penalties(self, scale: Callable[[tf.Tensor], tf.Tensor]) -> None:
-        """Adds the weight regularizers, once for the batch, each stage's on its device."""
+    def _penalties(self, scale: Callable[[tf.Tensor], tf.Tensor] | None) -> None:
+        """Adds the weight regularizers, once, each stage's on its device. Without a scale no gradient."""
         for stage in self.stages:
             for variable, value in self.weights[stage.index][0]:
                 if not variable.trainable or variable.regularizer is None:
@@ -279,9 +283,10 @@ class PipelinedStep:
                     with tf.GradientTape(watch_accessed_variables=False) as tape:
                         tape.watch(value)
                         penalty = tf.convert_to_tensor(variable.regularizer(value))
-                        scaled = scale(penalty)
+                        scaled = penalty if scale is None else scale(penalty)
                     self.losses.append(penalty)
-                    self._add_gradient(0, id(variable), tape.gradient(scaled, value))
+                    if scale is not None:
+                        self._add_gradient(0, id(variable), tape.gradient(scaled, value))
 
     # What goes between jobs.
 
@@ -346,9 +351,11 @@ class PipelinedStep:
                     result[id(variable)] = sum_gradients([p for p in parts if p is not None])
         return result
 
-    def _total_loss(self) -> tf.Tensor:
-        dtype = self.losses[0].dtype
+    def _total_loss(self) -> Any:
         with tf.device(self.stages[-1].devices[0]):
+            if len(self.losses) < 2:
+                return self.losses[0] if self.losses else None
+            dtype = self.losses[0].dtype
             return tf.add_n([tf.cast(loss, dtype) for loss in self.losses])
 
     def _merged_writes(self) -> list[tuple[Any, tf.Tensor]]:

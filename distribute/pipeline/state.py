@@ -33,6 +33,14 @@ class NotedWrites(keras.StatelessScope):
         self.written[id(variable)] = variable
         super().add_update((variable, tf.cast(value, variable.dtype)))
 
+    def get_current_value(self, variable: Any) -> Any:
+        """The noted or given value; for other variables that of the scope around this one, or their own."""
+        value = super().get_current_value(variable)
+        outer = getattr(self, "original_scope", None)
+        if value is None and outer is not None:
+            value = outer.get_current_value(variable)
+        return variable._value if value is None else value
+
     def writes(self) -> list[tuple[Any, tf.Tensor]]:
         """(variable, last value) pairs in the order of the first assignment."""
         return [(variable, self.state_mapping[key]) for key, variable in self.written.items()]
