@@ -1,0 +1,55 @@
+"""`python -m unisono doctor`: what this machine offers for training, and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from .doctor import PROBE_SECONDS, Finding, examine
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what was found.
+
+    Args:
+        argv: list of str; the arguments after `doctor`.
+
+    Returns:
+        int; 0 if nothing is wrong, 1 if something is.
+    """
+    parser = argparse.ArgumentParser(prog="python -m unisono doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON, for machines")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=PROBE_SECONDS,
+        metavar="SECONDS",
+        help="how long TensorFlow may take to start and to sum over the devices (default %(default)g)",
+    )
+    options = parser.parse_args(argv)
+    findings = examine(probe_seconds=options.timeout)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=1))
+    else:
+        print(as_text(findings))
+    return 1 if any(f.problem for f in findings) else 0
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """The findings in columns, by section, and a last line that counts the problems."""
+    lines, section = [], ""
+    width = max(len(f.name) for f in findings)
+    for f in findings:
+        if f.section != section:
+            section = f.section
+            lines.append(f"\n{section}" if lines else section)
+        mark = "!" if f.problem else " "
+        lines.append(f" {mark} {f.name:{width}}  {f.value}")
+        lines.extend(f"   {'':{width}}  {text}" for text in (f.problem, f.note) if text)
+    problems = sum(bool(f.problem) for f in findings)
+    summary = (
+        "nothing is wrong" if not problems else f"{problems} problem{'s' * (problems > 1)}, marked with !"
+    )
+    return "\n".join([*lines, "", summary])

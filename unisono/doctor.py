@@ -1,0 +1,280 @@
+"""What this machine offers for training, and what is wrong with it: each finding one line, each problem one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .distribute.cluster import Cluster, ClusterError, read_cluster
+from .version import __version__
+
+PROBE_SECONDS = 180.0
+CONNECT_SECONDS = 2.0
+_LEAST_FREE_BYTES = 2 * 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        section: "versions", "devices", "precision", "cluster", "ports", "collectives" or "machine".
+        name: what was looked at.
+        value: what was found.
+        note: str; what is worth knowing and harms nothing; empty: nothing.
+        problem: str; what is wrong and what mends it, in one sentence; empty: nothing is.
+    """
+
+    section: str
+    name: str
+    value: str
+    note: str = ""
+    problem: str = ""
+
+
+def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
+    """Looks at everything. Takes about ten seconds: TensorFlow is started in a process of its own.
+
+    Args:
+        environ: variables to read; None: those of this process.
+        probe_seconds: float; how long that process may take.
+    """
+    environ = os.environ if environ is None else environ
+    lines, failure = run_probe(environ, probe_seconds)
+    return [
+        *versions(environ),
+        *machine(),
+        *devices(lines, failure, environ),
+        *precision(lines),
+        *cluster(environ),
+        *ports(),
+        *collectives(lines, failure),
+    ]
+
+
+def versions(environ: Mapping[str, str], requirements: list[str] | None = None) -> list[Finding]:
+    """Python and the packages that training needs, beside the oldest that are supported.
+
+    Args:
+        environ: variables; those that change which Keras is used are looked at.
+        requirements: "name>=version" of the dependencies; None: those that Unisono was installed with.
+    """
+    findings = [
+        Finding("versions", "python", platform.python_version()),
+        Finding("versions", "unisono", __version__),
+    ]
+    for requirement in _requirements() if requirements is None else requirements:
+        match = re.match(r"([A-Za-z0-9_-]+)\s*>=\s*([0-9.]+)", requirement)
+        if match is None:
+            continue
+        name, oldest = match.groups()
+        try:
+            have = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            findings.append(Finding("versions", name, "missing", problem=f"Install it: pip install {name}."))
+            continue
+        cure = f"Upgrade it: pip install '{name}>={oldest}'."
+        findings.append(
+            Finding("versions", name, have, problem=cure if _numbers(have) < _numbers(oldest) else "")
+        )
+    backend = environ.get("KERAS_BACKEND") or _configured_backend(environ) or "tensorflow"
+    wrong = (
+        "Unisono needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow." if backend != "tensorflow" else ""
+    )
+    findings.append(Finding("versions", "Keras backend", backend, problem=wrong))
+    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        text = (
+            "tf.keras is the legacy tf_keras, whose models Unisono cannot train: unset TF_USE_LEGACY_KERAS."
+        )
+        findings.append(
+            Finding("versions", "TF_USE_LEGACY_KERAS", environ["TF_USE_LEGACY_KERAS"], problem=text)
+        )
+    return findings
+
+
+def _requirements() -> list[str]:
+    try:
+        return [r for r in importlib.metadata.requires("unisono") or [] if "extra ==" not in r]
+    except importlib.metadata.PackageNotFoundError:
+        return ["tensorflow>=2.20", "keras>=3.13", "numpy>=1.26"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release as numbers: "2.21.0rc1" -> (2, 21, 0)."""
+    match = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def _configured_backend(environ: Mapping[str, str]) -> str | None:
+    home = environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    try:
+        return json.loads(Path(home, "keras.json").read_text(encoding="utf-8")).get("backend")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def machine(folder: str = ".") -> list[Finding]:
+    """Cores and free disk space."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = shutil.disk_usage(folder).free
+    text = "Free some space, or write backups elsewhere: a write that does not fit fails."
+    return [
+        Finding("machine", "system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
+        Finding("machine", "CPU cores", str(cores)),
+        Finding(
+            "machine", "free disk", f"{free / 1e9:.1f} GB", problem=text if free < _LEAST_FREE_BYTES else ""
+        ),
+    ]
+
+
+def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """Runs `doctor_probe`.
+
+    Returns:
+        The lines that it printed before it ended, failed or ran out of time, and why it did not end well ("" if it did).
+    """
+    command = [sys.executable, "-m", "unisono.doctor_probe"]
+    try:
+        done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=seconds)
+        output, status, errors = done.stdout, done.returncode, done.stderr
+    except subprocess.TimeoutExpired as error:
+        out = error.stdout or b""
+        output = out.decode() if isinstance(out, bytes) else out
+        status, errors = 1, f"no answer after {seconds:.0f} s"
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    if status == 0:
+        return lines, ""
+    last = [line for line in errors.splitlines() if line.strip()][-1:] or [f"exit status {status}"]
+    return lines, last[0].strip()
+
+
+def devices(lines: list[dict[str, Any]], failure: str, environ: Mapping[str, str]) -> list[Finding]:
+    """What TensorFlow can compute on."""
+    if not lines:
+        text = f"TensorFlow does not start: {failure}."
+        return [Finding("devices", "TensorFlow", "fails", problem=text)]
+    found = lines[0]
+    findings = [Finding("devices", "GPU", name) for name in found["gpus"]]
+    if found["tpus"]:
+        findings.append(Finding("devices", "TPU cores", str(found["tpus"])))
+    if found["gpus"]:
+        return findings
+    note = problem = ""
+    if Path("/dev/nvidia0").exists():
+        if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+            hidden = environ["CUDA_VISIBLE_DEVICES"]
+            note = (
+                f"There is an NVIDIA GPU, hidden by CUDA_VISIBLE_DEVICES={hidden!r}: unset it to use the GPU."
+            )
+        elif not found["built_with_cuda"]:
+            problem = (
+                "There is an NVIDIA GPU, but this TensorFlow has no CUDA: pip install 'tensorflow[and-cuda]'."
+            )
+        else:
+            problem = (
+                "There is an NVIDIA GPU, but TensorFlow cannot load CUDA: pip install 'tensorflow[and-cuda]'."
+            )
+    return [*findings, Finding("devices", "GPU", "none: training runs on the CPU", note, problem)]
+
+
+def precision(lines: list[dict[str, Any]]) -> list[Finding]:
+    """Whether the half precision types bring speed here, and by which instructions."""
+    findings = []
+    for dtype, why in (lines[0]["slow"] if lines else {}).items():
+        by = lines[0]["instructions"][dtype]
+        value = "no faster than float32" if why else f"fast: {', '.join(by)}" if by else "not known"
+        findings.append(Finding("precision", dtype, value, note=why or ""))
+    return findings
+
+
+def cluster(environ: Mapping[str, str]) -> list[Finding]:
+    """The cluster that the environment describes, and whether its other members can be reached now."""
+    try:
+        found = read_cluster(environ)
+    except ClusterError as error:
+        return [Finding("cluster", "TF_CONFIG", "wrong", problem=str(error))]
+    if found is None:
+        return [Finding("cluster", "TF_CONFIG, Slurm", "none: one process trains alone")]
+    jobs = ", ".join(f"{len(addresses)} {job}" for job, addresses in found.jobs.items() if addresses)
+    findings = [
+        Finding("cluster", "members", jobs),
+        Finding("cluster", "this process", f"{found.task_type} {found.task_index} at {found.address}"),
+        _own_port(found),
+    ]
+    for job, addresses in found.jobs.items():
+        for index, address in enumerate(addresses):
+            if (job, index) != (found.task_type, found.task_index):
+                findings.append(_peer(f"{job} {index}", address))
+    return findings
+
+
+def _own_port(found: Cluster) -> Finding:
+    port = int(found.address.rpartition(":")[2])
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError as error:
+            text = f"Port {port} cannot be opened ({error.strerror}): end what uses it, or choose another."
+            return Finding("cluster", "own port", str(port), problem=text)
+    return Finding("cluster", "own port", f"{port} is free")
+
+
+def _peer(name: str, address: str) -> Finding:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        text = f"The host name {host!r} of {name} is not known here ({error.strerror}): correct TF_CONFIG or the DNS."
+        return Finding("cluster", name, address, problem=text)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        text = "Nothing answers there yet: right if it has not been started, otherwise look for a firewall."
+        return Finding("cluster", name, address, note=text)
+    return Finding("cluster", name, f"{address} answers")
+
+
+def ports(count: int = 3) -> list[Finding]:
+    """Whether the launcher can open ports on this machine."""
+    listeners, free = [], []
+    try:
+        for _ in range(count):
+            listeners.append(socket.socket())
+            listeners[-1].bind(("127.0.0.1", 0))
+            free.append(str(listeners[-1].getsockname()[1]))
+    except OSError as error:
+        text = f"No port can be opened on 127.0.0.1 ({error.strerror}), so workers cannot talk: ask for one to be allowed."
+        return [Finding("ports", "on 127.0.0.1", "none", problem=text)]
+    finally:
+        for listener in listeners:
+            listener.close()
+    return [Finding("ports", "on 127.0.0.1", f"free, for instance {', '.join(free)}")]
+
+
+def collectives(lines: list[dict[str, Any]], failure: str) -> list[Finding]:
+    """Whether one real all-reduce gave the right sum on every device."""
+    if not lines:
+        return []
+    if len(lines) < 2:
+        text = f"The all-reduce between the devices fails: {failure}."
+        return [Finding("collectives", "all-reduce", "fails", problem=text)]
+    found = lines[1]
+    names, expected = found["names"], found["expected"]
+    wrong = [name for name, answer in zip(names, found["answers"]) if answer != expected]
+    value = f"right on {len(names)} devices ({', '.join(names)}), {found['milliseconds']:.1f} ms"
+    if len(names) == 1:
+        value = f"one device ({names[0]}): there is nothing to reduce"
+    text = f"The all-reduce gives wrong sums on {', '.join(wrong)}: do not train on these devices together."
+    return [Finding("collectives", "all-reduce", "wrong" if wrong else value, problem=text if wrong else "")]

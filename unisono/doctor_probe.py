@@ -1,0 +1,86 @@
+"""What TensorFlow finds on this machine, as lines of JSON: run by `doctor` in a process of its own, which may fail or hang.
+
+The first line holds the devices, the second the answer of one real all-reduce between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+_VALUES = [1.0, 2.0, 3.0]
+
+
+def main() -> None:
+    """Prints the two lines."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.pop("TF_CONFIG", None)  # one machine is looked at; the cluster is checked without TensorFlow
+    _say(devices())
+    _say(all_reduce())
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def devices() -> dict[str, Any]:
+    """Devices, their names and memory, and whether half precision is fast on them."""
+    import tensorflow as tf
+
+    from .mixed_precision.hardware import CPU_INSTRUCTIONS, cpu_flags, gpu_capabilities, why_slow
+
+    gpus = tf.config.list_physical_devices("GPU")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    capabilities, flags = gpu_capabilities(), cpu_flags()
+    on_gpu = [f"compute capability {c[0]}.{c[1]}" for c in capabilities if c is not None]
+    half = ("float16", "bfloat16")
+    return {
+        "gpus": [d.get("device_name", gpu.name) for d, gpu in zip(details, gpus)],
+        "tpus": len(tf.config.list_physical_devices("TPU")),
+        "built_with_cuda": tf.test.is_built_with_cuda(),
+        "slow": {dtype: why_slow(dtype, capabilities, flags) for dtype in half},
+        "instructions": {dtype: on_gpu or sorted(flags & set(CPU_INSTRUCTIONS[dtype])) for dtype in half},
+    }
+
+
+def all_reduce() -> dict[str, Any]:
+    """Sums `_VALUES` over the devices found (two logical ones where there is only a CPU); the second run is timed."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        names = [f"GPU:{i}" for i in range(len(gpus))]
+    else:
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+        names = ["CPU:0", "CPU:1"]
+    strategy = tf.distribute.MirroredStrategy(names)
+
+    @tf.function
+    def total() -> Any:
+        def on_replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(_VALUES))
+
+        return strategy.run(on_replica)
+
+    total()
+    began = time.perf_counter()
+    answers = [v.numpy().tolist() for v in strategy.experimental_local_results(total())]
+    return {
+        "names": names,
+        "answers": answers,
+        "expected": [v * len(names) for v in _VALUES],
+        "milliseconds": (time.perf_counter() - began) * 1e3,
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
+        sys.exit(1)
