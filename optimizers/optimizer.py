@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ..distribute.replicas import in_replica_context, local_copy
@@ -356,8 +357,9 @@ class Optimizer(keras.optimizers.Optimizer):
                 store[str(index)] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` or plain Keras saved."""
+        """Loads what `save_own_variables` or plain Keras saved; of an optimizer behind a loss scale its part."""
         extra = self.__dict__.get("accumulated_weight")
+        store = _without_loss_scale(store, len(self.variables) - (extra is not None))
         if extra is not None and len(store.keys()) == len(self.variables) - 1:
             store = {**{key: store[key] for key in store.keys()}, str(len(self.variables) - 1): 0.0}  # noqa: SIM118
         super().load_own_variables(store)
@@ -413,6 +415,20 @@ def _copy(variable: Any) -> Any:
     if in_replica_context():
         return local_copy(variable)
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _without_loss_scale(store: Any, count: int) -> Any:
+    """The part of the inner optimizer in what a `LossScaleOptimizer` saved: all but its first four variables.
+
+    Args:
+        store: mapping from "0", "1", ... to arrays.
+        count: how many variables this optimizer has, `accumulated_weight` left out.
+    """
+    keys = set(store.keys())
+    counters = [np.asarray(store[key]) for key in ("0", "2", "4") if key in keys]  # int64 scalars, with a scale
+    if len(keys) not in (count + 4, count + 5) or any(c.ndim or c.dtype.kind != "i" for c in counters):
+        return store
+    return {str(int(key) - 4): store[key] for key in keys if int(key) >= 4}
 
 
 def _check_stage(stage: Any, argument: str) -> None:

@@ -63,6 +63,7 @@ def run_stages(
     options = options or current_options()
     pairs = checks.checked_pairs(grads_and_vars)
     ensure_built(optimizer, [v for _, v in pairs])
+    optimizer._check_variables_are_known([v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs = checks.with_gradients(optimizer, pairs)
@@ -73,6 +74,9 @@ def run_stages(
     verdict = all_finite(optimizer, pairs, options) if check_finite else True
     if veto is not None:
         verdict = tf.logical_and(verdict, tf.logical_not(veto))
+    watch = optimizer.__dict__.get("_gradient_watch")
+    if watch is not None:
+        verdict = watch.look(pairs, verdict)
     earlier = EarlierWrites([v for _, v in pairs])
 
     def write(applies: Any, gradients: Sequence[Any], weight: Any) -> None:

@@ -93,7 +93,7 @@ class ScaledSchedule(LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The rate of update `step`, counted from 0; float32 scalar."""
-        base = self.base(step) if isinstance(self.base, LearningRateSchedule) else tf.constant(self.base)
+        base = tf.constant(self.base) if isinstance(self.base, float) else self.base(step)  # type: ignore[operator]
         if not self.warmup_steps:
             return base * self.factor
         part = tf.minimum(tf.cast(step, base.dtype) / self.warmup_steps, 1.0)

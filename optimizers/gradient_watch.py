@@ -1,0 +1,118 @@
+"""Looks at the aggregated gradients of every step, in the compiled step itself: their norm, and whether they are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..distribute.replicas import local_copy, update_copies
+from .slices import values_of
+
+
+class GradientWatch:
+    """What one optimizer's gradients were, kept on the devices until somebody reads it.
+
+    Callbacks put one on an optimizer with `watch_gradients`; `run_stages` calls `look` between its stages 3 and 4.
+
+    Args:
+        variables: sequence of the variables that the optimizer trains.
+        guard: bool; skip the first step whose gradients are not finite and every step after it, so that the model stays
+            as it was before that step. Not with a loss scale, under which such steps are normal.
+
+    Attributes:
+        guard: bool, as given.
+
+    Context: host, inside the strategy's scope.
+    """
+
+    def __init__(self, variables: Sequence[Any], guard: bool = False) -> None:
+        self.guard = guard
+        self._index = {id(v): i for i, v in enumerate(variables)}
+        self._paths = [getattr(v, "path", v.name) for v in variables]
+        only = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+        self._norm = tf.Variable(0.0, dtype=tf.float32, **only)
+        self._tripped = tf.Variable(False, **only)
+        self._not_finite = tf.Variable(tf.zeros([len(self._paths)], tf.bool), **only)
+
+    def covers(self, variables: Sequence[Any]) -> bool:
+        """Whether it was made for these variables."""
+        return [id(v) for v in variables] == list(self._index)
+
+    @property
+    def norm(self) -> float:
+        """The global norm of the last step's gradients, unscaled, before transformers and clipping."""
+        return float(_first(self._norm))
+
+    @property
+    def tripped(self) -> bool:
+        """Whether the guard has skipped a step."""
+        return bool(_first(self._tripped))
+
+    @property
+    def not_finite(self) -> list[str]:
+        """Paths of the variables whose gradients were not finite in the step that tripped the guard."""
+        return [path for path, bad in zip(self._paths, _first(self._not_finite)) if bad]
+
+    def reset(self) -> None:
+        """Arms the guard again."""
+        self._tripped.assign(False)
+        self._not_finite.assign(tf.zeros_like(self._not_finite))
+
+    def look(self, pairs: Sequence[tuple[Any, Any]], verdict: Any) -> Any:
+        """Notes the gradients of one step; returns the verdict, which the guard may turn to false.
+
+        Args:
+            pairs: (gradient, variable), aggregated and unscaled: equal on every replica.
+            verdict: True, or bool scalar tensor.
+
+        Context: replica.
+        """
+        values = [(values_of(g), self._index.get(id(v))) for g, v in pairs if g is not None]
+        squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value, _ in values]
+        norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
+        if not self.guard:
+            update_copies(lambda norm: local_copy(self._norm).assign(norm), norm)
+            return verdict
+        bad = [tf.constant(False)] * len(self._paths)
+        for value, index in values:
+            if index is not None:
+                bad[index] = tf.logical_not(tf.reduce_all(tf.math.is_finite(value)))
+        finite = tf.logical_not(tf.reduce_any(tf.stack(bad)))
+        before = tf.identity(local_copy(self._tripped))
+        update_copies(self._note, norm, finite, before, tf.stack(bad))
+        return tf.logical_and(tf.convert_to_tensor(verdict), tf.logical_and(finite, tf.logical_not(before)))
+
+    def _note(self, norm: Any, finite: Any, before: Any, bad: Any) -> None:
+        local_copy(self._norm).assign(norm)
+        local_copy(self._tripped).assign(tf.logical_or(before, tf.logical_not(finite)))
+        kept = local_copy(self._not_finite)
+        kept.assign(tf.where(before, kept, bad))
+
+
+def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch, bool]:
+    """Puts a watch on a built optimizer, or finds the one that is there.
+
+    Args:
+        optimizer: of ours; with a loss scale its inner optimizer is watched.
+        guard: as in `GradientWatch`.
+
+    Returns:
+        The watch, and whether it is new: a step that was compiled before does not know it.
+
+    Context: host, inside the strategy's scope.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    variables = optimizer._trainable_variables
+    watch = optimizer.__dict__.get("_gradient_watch")
+    if watch is not None and watch.guard >= guard and watch.covers(variables):
+        return watch, False
+    watch = GradientWatch(variables, guard)
+    optimizer.__dict__["_gradient_watch"] = watch
+    return watch, True
+
+
+def _first(variable: Any) -> np.ndarray:
+    return tf.distribute.get_strategy().experimental_local_results(variable)[0].numpy()

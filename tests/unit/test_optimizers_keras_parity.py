@@ -1,0 +1,141 @@
+"""On one device every optimizer is Keras' optimizer: 20 steps against plain Keras, without and with the options."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from unisono import optimizers
+
+SHAPES = [(4, 3), (3,), (2, 3, 4)]
+STEPS = 20
+# The same formulas in another order of operations; the tolerance is that of float64 after 20 steps. Muon is float32 in
+# Keras (it multiplies with its float32 learning rate) and amplifies: its Newton-Schulz iteration is chaotic by design.
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+
+NAMES = sorted(
+    name
+    for name, cls in vars(keras.optimizers).items()
+    if isinstance(cls, type)
+    and issubclass(cls, keras.optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+)
+SGD_LIKE = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"momentum": 0.9, "centered": True}}
+EVERYTHING = {"weight_decay": 0.01, "clipnorm": 0.5, "use_ema": True, "ema_overwrite_frequency": 3}
+
+
+def make_variables(dtype):
+    numbers = np.random.default_rng(1)
+    return [keras.Variable(numbers.normal(size=s), dtype=dtype, name=f"v{i}") for i, s in enumerate(SHAPES)]
+
+
+def gradients_of(step, dtype):
+    numbers = np.random.default_rng(100 + step)
+    return [tf.constant(numbers.normal(size=s), dtype) for s in SHAPES]
+
+
+def train(optimizer, dtype, in_graph):
+    variables = make_variables(dtype)
+
+    def apply(*gradients):
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    function = tf.function(apply) if in_graph else apply
+    for step in range(STEPS):
+        function(*gradients_of(step, dtype))
+    return [v.numpy() for v in [*variables, *optimizer.variables]]
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizer_equals_keras_after_20_steps(name, options):
+    dtype = "float32" if name == "Muon" else "float64"
+    options = {**options, **SGD_LIKE.get(name, {})}
+    expected = train(getattr(keras.optimizers, name)(**options), dtype, in_graph=False)
+    ours = getattr(optimizers, name)(**options)
+    assert isinstance(ours, getattr(keras.optimizers, name)) and isinstance(ours, optimizers.Optimizer)
+    actual = train(ours, dtype, in_graph=bool(options.get("use_ema")))
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clipvalue": 0.3},
+        {"global_clipnorm": 0.5},
+        {"loss_scale_factor": 8.0},
+        {"gradient_accumulation_steps": 2},
+        {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)},
+        {"use_ema": True, "ema_momentum": 0.5},
+        {"amsgrad": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_option_equals_keras(options):
+    expected = train(keras.optimizers.Adam(**options), "float64", in_graph=False)
+    actual = train(optimizers.Adam(**options), "float64", in_graph=False)
+    if "gradient_accumulation_steps" in options:
+        assert actual.pop() == 0.0  # the carried weight, which Keras does not have, after a whole number of updates
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def single(number):
+    """Keras keeps the learning rate in float32 and rounds the betas of the bias correction to it."""
+    return np.float64(np.float32(number))
+
+
+def test_numpy_adam_equals_adam():
+    rate, b1, b2, epsilon = 0.01, 0.9, 0.999, 1e-7
+    weights = [v.numpy() for v in make_variables("float64")]
+    m, v = [np.zeros(s) for s in SHAPES], [np.zeros(s) for s in SHAPES]
+    for step in range(STEPS):
+        for i, gradient in enumerate(gradients_of(step, "float64")):
+            g = gradient.numpy()
+            m[i] = b1 * m[i] + (1 - b1) * g
+            v[i] = b2 * v[i] + (1 - b2) * g**2
+            size = single(rate) * np.sqrt(1 - single(b2) ** (step + 1)) / (1 - single(b1) ** (step + 1))
+            weights[i] = weights[i] - size * m[i] / (np.sqrt(v[i]) + epsilon)
+    actual = train(optimizers.Adam(rate), "float64", in_graph=False)
+    for a, b in zip(actual, weights):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_every_name_of_keras_is_there():
+    for name in [*NAMES, "MultiOptimizer", "OptimizerMap", "Optimizer", "get", "serialize", "deserialize", "schedules"]:
+        assert hasattr(optimizers, name)
+    for name in (n for n in vars(keras.optimizers.schedules) if not n.startswith("_")):
+        assert hasattr(optimizers.schedules, name)
+
+
+def test_subclasses_of_keras_stay_subclasses():
+    assert issubclass(optimizers.AdamW, optimizers.Adam)
+    assert issubclass(optimizers.Adam, optimizers.Optimizer)
+    assert not issubclass(keras.optimizers.Adam, optimizers.Optimizer)
+
+
+def test_variable_excluded_from_weight_decay_does_not_decay():
+    a, b = keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="bias")
+    optimizer = optimizers.SGD(1.0, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.apply_gradients([(tf.zeros([1]), a), (tf.zeros([1]), b)])
+    assert (a.numpy()[0], b.numpy()[0]) == (0.5, 1.0)
+
+
+def test_constraint_is_applied_after_the_update():
+    v = keras.Variable([1.0, -2.0])
+    v.constraint = keras.constraints.NonNeg()
+    optimizers.SGD(1.0).apply_gradients([(tf.constant([2.0, -3.0]), v)])
+    np.testing.assert_array_equal(v.numpy(), [0.0, 1.0])
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_float8_style_variable_takes_its_gradient_as_value(steps):
+    v, amax = keras.Variable([1.0]), keras.Variable([0.5])
+    amax.overwrite_with_gradient = True
+    optimizer = optimizers.SGD(1.0, gradient_accumulation_steps=steps, loss_scale_factor=2.0)
+    for value in (7.0, 3.0)[: steps or 1]:
+        optimizer.apply_gradients([(tf.constant([2.0]), v), (tf.constant([value]), amax)])
+    assert (v.numpy()[0], amax.numpy()[0]) == (0.0, 7.0)
