@@ -101,6 +101,15 @@ def _merge(a: Any, b: Any) -> Any:
     return merged
 
 
+def _skeleton(structure: Any) -> Any:
+    """The structure without its leaves, as something that can be compared and hashed."""
+    if isinstance(structure, dict):
+        return tuple((key, _skeleton(structure[key])) for key in sorted(structure, key=str))
+    if isinstance(structure, tuple):
+        return tuple(_skeleton(part) for part in structure)
+    return structure is None
+
+
 class BatchCheck:
     """Whether batches are like the first ones. Keeps the layouts that it has found right, so it costs little."""
 
@@ -110,15 +119,16 @@ class BatchCheck:
         self._right: set[Any] = set()
 
     def layout(self, batch: Any, number: int) -> tuple[Any, ...]:
-        """A key that is equal for batches of one layout, their rows included.
+        """A key that is equal for batches of one layout, their rows included: the structure, then each leaf.
 
         Raises:
             ValueError: if the batch has another structure, dtype, rank or fixed dimension than the first
                 ones.
         """
         leaves = tf.nest.flatten(batch)
-        key = tuple(
-            (leaf.dtype, leaf.shape) if isinstance(leaf, np.ndarray) else leaf_spec(leaf) for leaf in leaves
+        key = (
+            _skeleton(batch),
+            *((v.dtype, v.shape) if isinstance(v, np.ndarray) else leaf_spec(v) for v in leaves),
         )
         if key not in self._right:
             self._check(batch, number)

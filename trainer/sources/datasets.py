@@ -24,6 +24,7 @@ from .readers import (
     weights_of_classes,
 )
 from .rows import batch_spec
+from .tensorflow_internals import LIVE_SHUFFLE, count_shuffles
 
 _log = logging.getLogger("unisono")
 
@@ -70,14 +71,19 @@ class DatasetSource:
         self._iterator: Any = None
         self._epoch = self._step = self._passes = self._taken = self._asked = 0
         self._ended = False
+        # The checkpoint of the iterator before its first element, and whether the next pass has to begin with it.
+        self._fresh: bytes | None = None
+        self._rewind = False
 
     @property
     def resume_by(self) -> str:
         """`"iterator"` where the pipeline can be saved, otherwise `"skip"`."""
         if self._saves is None:
+            if self._iterator is None:  # an iterator more would change the order of a shuffled dataset
+                self._open()
             try:
-                _save_iterator(iter(self._dataset) if self._iterator is None else self._iterator)
-                self._saves = True
+                saved = _save_iterator(self._iterator)
+                self._saves, self._fresh = True, saved if self._taken == 0 else None
             except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, ValueError) as error:
                 self._saves = False
                 _log.info("The input will be resumed by skipping: %s", str(error).splitlines()[0])
@@ -86,14 +92,18 @@ class DatasetSource:
     def _open(self) -> None:
         if self._iterator is not None:
             self._passes += 1
+        if self._rewind:
+            _load_iterator(iter(self._dataset), self._fresh)
+            self._rewind = False
         self._iterator = iter(self._dataset)
         self._taken = 0
         self._ended = False
+        if self._saves:
+            self._fresh = _save_iterator(self._iterator)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts an epoch: a new pass, or the next part of a pass that `steps_per_epoch` has cut."""
-        if self._batches is not None and self._taken >= self._batches:
-            self._ended = True
+        self._ended = self._pass_is_over()
         goes_on = self._wanted is not None and epoch == self._epoch + 1 and not self._ended
         if self._iterator is None or (not goes_on and (self._taken or self._ended)):
             self._open()
@@ -107,7 +117,7 @@ class DatasetSource:
         if self._batches is not None:
             left = min(left, self._batches - self._taken)
         if left <= 0 or self._ended:
-            self._ended = self._ended or self._taken == self._batches
+            self._ended = self._pass_is_over()
             if self._wanted is not None and self._step < self._wanted:
                 warnings.warn(RAN_OUT, stacklevel=2)
             return None
@@ -154,9 +164,15 @@ class DatasetSource:
             "taken": self._taken,
             "ended": int(self._ended),
         }
-        if self._iterator is not None and self.resume_by == "iterator":
-            state["iterator"] = _save_iterator(self._iterator)
+        if self._iterator is not None and not self._pass_is_over() and self.resume_by == "iterator":
+            packed = _save_iterator(self._iterator)
+            # A shuffle at the end of its input is not in the checkpoint, and with it the order of the next pass.
+            if packed.count(LIVE_SHUFFLE) >= count_shuffles(self._dataset):
+                state["iterator"] = packed
         return state
+
+    def _pass_is_over(self) -> bool:
+        return self._ended or (self._batches is not None and self._taken >= self._batches)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to a position of `state()`.
@@ -165,19 +181,20 @@ class DatasetSource:
             ValueError: if the pipeline is another one, or has fewer batches than were used.
         """
         taken, passes = int(state["taken"]), int(state["passes"])
-        self._iterator = None
-        self._passes = 0
+        self._iterator, self._passes, self._rewind = None, 0, False
         if "iterator" in state:
             self._open()
             _load_iterator(self._iterator, state["iterator"])
+            self._fresh = state.get("fresh")
+            self._rewind = self._fresh is not None and _seeds(state["iterator"]) < _seeds(self._fresh)
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
         else:
-            for _ in range(passes):  # a shuffled dataset has another order in every pass that is started
+            for _ in range(passes + 1):  # a shuffled dataset has another order in every pass that is started
                 self._open()
-                next(iter(self._iterator), None)
-            self._open()
-            self._skip(taken)
-            _log.warning("Resumed the input by drawing and dropping %d batches.", taken)
+            self._taken, self._ended = taken, bool(state["ended"])
+            if not self._pass_is_over():
+                self._skip(taken)
+                _log.warning("Resumed the input by drawing and dropping %d batches.", taken)
         self._epoch, self._step, self._ended = int(state["epoch"]), int(state["step"]), bool(state["ended"])
         self._taken, self._passes = taken, passes
 
@@ -223,8 +240,10 @@ class DistributedSource(DatasetSource):
         self._parts = 1
         self.per_worker = per_worker
         self._saves = False
-        self._finish = _finish_for(strategy, weights, iter(dataset))
+        iterator = iter(dataset)
+        self._finish = _finish_for(strategy, weights, iterator)
         self._setup(self._finish.spec, None, steps_per_epoch, 1)
+        self._iterator = iterator
         known = _cardinality(dataset)
         self.steps_per_epoch = steps_per_epoch or known
         self.batch_rows = None
@@ -324,6 +343,16 @@ def _save_iterator(iterator: Any) -> bytes:
             for name in _FILES:
                 archive.write(os.path.join(folder, name), name)
     return packed.getvalue()
+
+
+def _seeds(packed: bytes) -> int:
+    """The shuffles whose number of passes is in a checkpoint.
+
+    A part of a pipeline that has ended is not saved, though a `prefetch` after it may still hold elements; with it is
+    lost how often it has been shuffled, on which the order of the next pass depends. The checkpoint from before the
+    first element has it.
+    """
+    return bytes(packed).count(b"num_random_samples")
 
 
 def _load_iterator(iterator: Any, packed: Any) -> None:

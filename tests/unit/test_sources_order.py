@@ -1,0 +1,198 @@
+"""The order of rows, and the way back to a position: the same batches again, whatever the kind."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.trainer.sources import make_source
+
+ROWS, BATCH = 22, 4
+X = np.arange(ROWS, dtype="float32")
+
+
+def rows_of(source, steps=None):
+    """The rows of the next `steps` batches (or of all that are left in the epoch), batch by batch."""
+    found = []
+    while steps is None or len(found) < steps:
+        chunk = source.take(1)
+        if chunk is None:
+            break
+        batch = chunk.reader(chunk.inputs, tf.constant(0))
+        if chunk.open_ended:
+            if not batch.has_value():
+                source.drawn(0)
+                break
+            batch = batch.get_value()
+        found.append(batch[0].numpy().tolist())
+    return found
+
+
+def joined(batches):
+    return list(itertools.chain.from_iterable(batches))
+
+
+def epoch_of(source, epoch):
+    source.begin_epoch(epoch)
+    return rows_of(source)
+
+
+class Batches(keras.utils.PyDataset):
+    """Changes itself at the end of every epoch, as datasets of users do."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.shift = 0
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return (X[index * BATCH : (index + 1) * BATCH] + 100 * self.shift,)
+
+    def on_epoch_end(self):
+        self.shift += 1
+
+
+class Shuffled:
+    """An iterable with a random order of its own for every pass, as a torch DataLoader has."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(5)
+
+    def __iter__(self):
+        order = self.random.permutation(ROWS)
+        return ((X[order[i : i + BATCH]],) for i in range(0, ROWS, BATCH))
+
+
+def dataset(seed=3):
+    return tf.data.Dataset.from_tensor_slices(X).shuffle(ROWS, seed=seed).batch(BATCH)
+
+
+def stateful(dataset):
+    return dataset.map(lambda x: tf.numpy_function(lambda v: v, [x], tf.float32)).map(
+        lambda x: tf.ensure_shape(x, [None])
+    )
+
+
+KINDS = {
+    "arrays": (
+        "index",
+        lambda steps: make_source(X, batch_size=BATCH, shuffle=True, seed=9, steps_per_epoch=steps),
+    ),
+    "arrays, by batch": (
+        "index",
+        lambda steps: make_source(X, batch_size=BATCH, shuffle="batch", seed=9, steps_per_epoch=steps),
+    ),
+    "streamed": (
+        "index",
+        lambda steps: make_source(
+            X, batch_size=BATCH, shuffle=True, seed=9, resident_bytes=0, steps_per_epoch=steps
+        ),
+    ),
+    "PyDataset": ("index", lambda steps: make_source(Batches(), shuffle=True, seed=9, steps_per_epoch=steps)),
+    "dataset": ("iterator", lambda steps: make_source(dataset(), steps_per_epoch=steps)),
+    "endless dataset": (
+        "iterator",
+        lambda steps: make_source(dataset().repeat(), steps_per_epoch=steps or 6),
+    ),
+    "dataset with Python inside": (
+        "skip",
+        lambda steps: make_source(stateful(dataset()), steps_per_epoch=steps),
+    ),
+    "iterable": ("skip", lambda steps: make_source(Shuffled(), steps_per_epoch=steps)),
+    "generator": (
+        "skip",
+        lambda steps: make_source(((X + n,) for n in range(100)), steps_per_epoch=steps or 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_restored_source_goes_on_with_the_same_batches(kind, steps):
+    how, make = KINDS[kind]
+    straight = make(steps)
+    assert straight.resume_by == how
+    expected = [epoch_of(straight, epoch) for epoch in range(4)]
+    straight.close()
+    for epoch, step in ((0, 3), (2, 1), (1, len(expected[1]))):
+        first = make(steps)
+        for past in range(epoch):
+            epoch_of(first, past)
+        first.begin_epoch(epoch)
+        rows_of(first, step)
+        position = first.state()
+        first.close()
+        second = make(steps)
+        second.restore(position)
+        assert rows_of(second) == expected[epoch][step:]
+        assert epoch_of(second, epoch + 1) == expected[epoch + 1]
+        second.close()
+
+
+def test_shuffle_is_a_function_of_seed_and_epoch_alone():
+    orders = {}
+    for seed in (1, 2):
+        for batch_size in (4, 11):
+            source = make_source(X, batch_size=batch_size, shuffle=True, seed=seed)
+            orders[seed, batch_size] = [joined(epoch_of(source, epoch)) for epoch in (0, 1)]
+            assert joined(epoch_of(source, 0)) == orders[seed, batch_size][0]
+    assert orders[1, 4] == orders[1, 11]
+    assert orders[1, 4][0] != orders[1, 4][1]
+    assert orders[1, 4] != orders[2, 4]
+    assert all(sorted(order) == X.tolist() for pair in orders.values() for order in pair)
+
+
+def test_shuffle_by_batch_keeps_rows_in_their_batches():
+    source = make_source(X, batch_size=BATCH, shuffle="batch", seed=1)
+    batches = epoch_of(source, 0)
+    assert [sorted(batch) for batch in batches] == [X[i : i + BATCH].tolist() for i in range(0, ROWS, BATCH)]
+    assert joined(batches) != X.tolist()
+
+
+def test_batch_size_follows_from_steps_as_in_keras():
+    assert make_source(X, steps_per_epoch=5).batch_rows == 5
+    assert make_source(X).batch_rows == 32
+
+
+def test_restore_refuses_other_data_or_batches():
+    position = make_source(X, batch_size=4).state()
+    with pytest.raises(ValueError, match=r"batch_rows=4, but batch_size gives batch_rows=5"):
+        make_source(X, batch_size=5).restore(position)
+    with pytest.raises(ValueError, match=r"rows=22, but x gives rows=20"):
+        make_source(X[:20], batch_size=4).restore(position)
+    with pytest.raises(ValueError, match=r"has only 2 batches"):
+        make_source(iter([(X,), (X,)])).restore({"epoch": 1, "step": 0, "passes": 0, "taken": 5})
+
+
+def test_restore_from_a_damaged_iterator_names_the_cause():
+    source = make_source(dataset())
+    source.begin_epoch(0)
+    rows_of(source, 2)
+    position = source.state()
+    with pytest.raises(ValueError, match="does not fit x"):
+        make_source(dataset()).restore({**position, "iterator": position["iterator"][:-7]})
+
+
+def test_generator_loses_no_batch_between_two_fits():
+    stream = ((X[:1] + n,) for n in range(7))
+    seen = []
+    for steps in (1, 2, 3):
+        source = make_source(stream, steps_per_epoch=steps)
+        seen += epoch_of(source, 0)
+        source.close()
+    assert seen == [[0], [1], [2], [3], [4], [5]]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_pydataset_hooks_are_called_around_every_epoch(processes):
+    data = Batches(workers=2, use_multiprocessing=processes)
+    source = make_source(data)
+    first, second = epoch_of(source, 0), epoch_of(source, 1)
+    assert data.shift == 2
+    assert joined(first) == X.tolist()
+    assert joined(second) == (X + 100).tolist()
+    source.close()
