@@ -32,9 +32,9 @@ class GradientWatch:
         self.guard = guard
         self._index = {id(v): i for i, v in enumerate(variables)}
         self._paths = [getattr(v, "path", v.name) for v in variables]
-        only = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
-        self._norm = tf.Variable(0.0, dtype=tf.float32, **only)
-        self._tripped = tf.Variable(False, **only)
+        only: Any = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+        self._norm = tf.Variable(tf.constant(0.0), **only)
+        self._tripped = tf.Variable(tf.constant(False), **only)
         self._not_finite = tf.Variable(tf.zeros([len(self._paths)], tf.bool), **only)
 
     def covers(self, variables: Sequence[Any]) -> bool:
