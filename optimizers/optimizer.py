@@ -237,6 +237,15 @@ class Optimizer(keras.optimizers.Optimizer):
         return self._ours().setdefault("has_accumulated", {})
 
     @property
+    def is_inner(self) -> bool:
+        """Whether another optimizer holds this one, and with its own variables saves and loads this one's."""
+        return self._ours().get("is_inner", False)
+
+    @is_inner.setter
+    def is_inner(self, value: bool) -> None:
+        self._ours()["is_inner"] = value
+
+    @property
     def warned_missing(self) -> list[list[str]]:
         """Lists of variables without gradient that were named in a warning."""
         return self._ours().setdefault("warned_missing", [])
@@ -359,6 +368,8 @@ class Optimizer(keras.optimizers.Optimizer):
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` or plain Keras saved; of an optimizer behind a loss scale its part."""
         extra = self.__dict__.get("accumulated_weight")
+        if self.is_inner and not set(store.keys()):
+            return  # the file has one optimizer, and the one around this one has loaded it
         store = _without_loss_scale(store, len(self.variables) - (extra is not None))
         if extra is not None and len(store.keys()) == len(self.variables) - 1:
             store = {**{key: store[key] for key in store.keys()}, str(len(self.variables) - 1): 0.0}  # noqa: SIM118

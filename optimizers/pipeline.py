@@ -63,7 +63,8 @@ def run_stages(
     options = options or current_options()
     pairs = checks.checked_pairs(grads_and_vars)
     ensure_built(optimizer, [v for _, v in pairs])
-    optimizer._check_variables_are_known([v for _, v in pairs])
+    with direct_writes():
+        optimizer._check_variables_are_known([v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs = checks.with_gradients(optimizer, pairs)
