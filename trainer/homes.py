@@ -50,7 +50,7 @@ def move(variables: list[Any], strategy: tf.distribute.Strategy) -> None:
         return
     for variable in variables:
         value = variable.value
-        if isinstance(value, tf.distribute.DistributedValues) and value.distribute_strategy is strategy:
+        if getattr(value, "distribute_strategy", None) is strategy:
             continue
         with strategy.scope():
             variable._value = None
