@@ -117,13 +117,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._steps_before_epoch = self._saved_at_step = 0
         if fit_state.chief:
             self._store.prepare()
+        self._resume(fit_state)
+        # After the resume: asking a dataset how it resumes starts an iterator, which changes the order of the next.
         if getattr(fit_state.source, "resume_by", None) == "none":
             warnings.warn(
                 "The training data comes from a Python generator, which cannot be rewound: a resumed training goes "
                 "on with what the generator yields from its beginning. Give a keras.utils.PyDataset or a "
                 "tf.data.Dataset to resume to the bit."
             )
-        self._resume(fit_state)
         self._saved_at_time = self._clock()
         self._before_validation = None
         self._running = True

@@ -71,9 +71,6 @@ class DatasetSource:
         self._iterator: Any = None
         self._epoch = self._step = self._passes = self._taken = self._asked = 0
         self._ended = False
-        # The checkpoint of the iterator before its first element, and whether the next pass has to begin with it.
-        self._fresh: bytes | None = None
-        self._rewind = False
 
     @property
     def resume_by(self) -> str:
@@ -82,8 +79,8 @@ class DatasetSource:
             if self._iterator is None:  # an iterator more would change the order of a shuffled dataset
                 self._open()
             try:
-                saved = _save_iterator(self._iterator)
-                self._saves, self._fresh = True, saved if self._taken == 0 else None
+                _save_iterator(self._iterator)
+                self._saves = True
             except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, ValueError) as error:
                 self._saves = False
                 _log.info("The input will be resumed by skipping: %s", str(error).splitlines()[0])
@@ -92,14 +89,9 @@ class DatasetSource:
     def _open(self) -> None:
         if self._iterator is not None:
             self._passes += 1
-        if self._rewind:
-            _load_iterator(iter(self._dataset), self._fresh)
-            self._rewind = False
         self._iterator = iter(self._dataset)
         self._taken = 0
         self._ended = False
-        if self._saves:
-            self._fresh = _save_iterator(self._iterator)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts an epoch: a new pass, or the next part of a pass that `steps_per_epoch` has cut."""
@@ -181,12 +173,10 @@ class DatasetSource:
             ValueError: if the pipeline is another one, or has fewer batches than were used.
         """
         taken, passes = int(state["taken"]), int(state["passes"])
-        self._iterator, self._passes, self._rewind = None, 0, False
+        self._iterator, self._passes = None, 0
         if "iterator" in state:
             self._open()
             _load_iterator(self._iterator, state["iterator"])
-            self._fresh = state.get("fresh")
-            self._rewind = self._fresh is not None and _seeds(state["iterator"]) < _seeds(self._fresh)
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
         else:
             for _ in range(passes + 1):  # a shuffled dataset has another order in every pass that is started
@@ -343,16 +333,6 @@ def _save_iterator(iterator: Any) -> bytes:
             for name in _FILES:
                 archive.write(os.path.join(folder, name), name)
     return packed.getvalue()
-
-
-def _seeds(packed: bytes) -> int:
-    """The shuffles whose number of passes is in a checkpoint.
-
-    A part of a pipeline that has ended is not saved, though a `prefetch` after it may still hold elements; with it is
-    lost how often it has been shuffled, on which the order of the next pass depends. The checkpoint from before the
-    first element has it.
-    """
-    return bytes(packed).count(b"num_random_samples")
 
 
 def _load_iterator(iterator: Any, packed: Any) -> None:
