@@ -73,13 +73,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
             optimizers.adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs
         )
         self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
+        self.inner_optimizer.is_inner = True
         scale_variables.create(self)
 
     def on_adopted(self) -> None:
         """Completes an instance of plain Keras' class (`optimizers.adopt` calls this)."""
         _, rule = make_rule(self.initial_scale, self.dynamic_growth_steps)
         self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
-        optimizers.adopt(self.inner_optimizer)
+        optimizers.adopt(self.inner_optimizer).is_inner = True
         scale_variables.create(self)
 
     @property
@@ -220,9 +221,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
             store[str(len(own) + int(key))] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` or plain Keras saved."""
+        """Loads what `save_own_variables` or plain Keras saved; or the inner optimizer alone, if it was saved alone.
+
+        A model that was trained in float32 has no scale to load: the scale stays what it is.
+        """
         values = {int(key): store[key] for key in store.keys()}  # noqa: SIM118
         own = len(scale_variables.to_keras_layout(self))
+        if len(values) <= len(self.inner_optimizer.variables):
+            self.inner_optimizer.load_own_variables({str(key): value for key, value in values.items()})
+            return
         inner = {str(key - own): value for key, value in values.items() if key >= own}
         self.inner_optimizer.load_own_variables(inner)
         scale_variables.from_keras_layout(self, [values[index] for index in range(own)])

@@ -48,7 +48,8 @@ def check_progress(
 
     Args:
         optimizer: any optimizer, several, or None.
-        diagnose: `diagnose(loss_scale)` says, on the last batch, what is not finite; called only for the error.
+        diagnose: `diagnose(loss_scale)` says what is not finite on the last batch, at the scale that its step had;
+            called only for the error.
         max_skipped_in_a_row: the number of skipped steps in a row at which training stops.
 
     Raises:
@@ -61,15 +62,12 @@ def check_progress(
         at_floor = in_a_row > 0 and scale <= each.min_scale and not each.rule.fixed
         if in_a_row < max_skipped_in_a_row and not at_floor:
             continue
-        reason = (
-            f"its floor is min_scale={each.min_scale:g}"
-            if at_floor
-            else f"the limit is {max_skipped_in_a_row}"
-        )
+        reason = f"its floor is {each.min_scale:g}" if at_floor else f"the limit is {max_skipped_in_a_row}"
+        last_scale = scale if each.rule.fixed else 2 * scale
         raise LossScaleError(
             f"The last {in_a_row} steps were skipped because their gradients are not finite, and the loss scale of "
-            f"optimizer {each.name!r} is {scale:g} ({reason}). {_explained(diagnose, scale)}. Look for a learning rate "
-            "that is too high, data out of range or a division by zero there, or give that layer dtype='float32'."
+            f"optimizer {each.name!r} is {scale:g} ({reason}). {_explained(diagnose, last_scale)}. Look for a "
+            "learning rate that is too high, data out of range or a division by zero, or give that layer dtype='float32'."
         )
 
 
