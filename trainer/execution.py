@@ -10,9 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.agreement import spans_workers
+from ..distribute.peer_watch import meeting
 from ..distribute.step_context import StepContext
 from . import keras_internals
 from .exact_metrics import exact_updates
+from .gather import rows_of_all_workers
 from .sources.base import Chunk
 from .sources.rows import concat_rows, row_count
 from .split import run_on_replicas
@@ -40,10 +43,13 @@ class StepFunction:
             The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
         """
         key = (chunk.reader, chunk.rows, chunk.open_ended)
-        function = self._compiled.get(key)
-        if function is None:
-            function = self._make(chunk)
-            self._compiled[key] = function
+        familiar = key in self._compiled
+        if not familiar:
+            self._compiled[key] = self._make(chunk)
+        with meeting(familiar):
+            return self._call(self._compiled[key], chunk)
+
+    def _call(self, function: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         if self._model.run_eagerly:
             return function(chunk.inputs, chunk.steps)
         if chunk.open_ended:
@@ -61,7 +67,7 @@ class StepFunction:
         signature = getattr(chunk, "signature", None)
         body = self._counted_loop(reader, rows)
         if signature is None:
-            return graph_function(body)
+            return graph_function(body, reduce_retracing=True)
         return graph_function(body, input_signature=[signature, tf.TensorSpec([], tf.int32)])
 
     def one_step(self, batch: Any, rows: int | None) -> dict[str, Any]:
@@ -159,6 +165,10 @@ class PredictFunction:
 
     def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
         """Runs the chunk's steps one by one; returns their number and the outputs of each."""
+        with meeting(familiar=bool(self._compiled)):
+            return self._call(chunk)
+
+    def _call(self, chunk: Chunk) -> tuple[int, list[Any]]:
         outputs: list[Any] = []
         for i in range(chunk.steps):
             if chunk.open_ended:
@@ -189,11 +199,15 @@ class PredictFunction:
         def on_replica(data: Any, step: StepContext) -> Any:
             if state is not None:
                 state.enter()
-            return predict_on_replica(model, data, step)
+            outputs = predict_on_replica(model, data, step)
+            return rows_of_all_workers(outputs, step) if several_workers else outputs
 
+        several_workers = spans_workers(strategy)
         total = rows if rows is not None else row_count(batch)
         outputs = run_on_replicas(strategy, on_replica, batch, total, training=False)
         if strategy.num_replicas_in_sync == 1:
             return outputs
         leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
+        if several_workers:
+            return keras.tree.pack_sequence_as(outputs, [parts[0] for parts in leaves])
         return keras.tree.pack_sequence_as(outputs, [concat_rows(list(parts)) for parts in leaves])

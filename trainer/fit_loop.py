@@ -6,6 +6,7 @@ where the data comes from, the step functions what is computed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import warnings
@@ -17,8 +18,10 @@ import tensorflow as tf
 from ..callbacks.fit_state import FitState
 from ..callbacks.one_batch import one_batch_of_everything
 from ..callbacks.progress import ProgressBar
+from ..callbacks.quiet import only_chief_writes
+from ..distribute.agreement import spans_workers
 from ..distribute.cluster import is_chief
-from . import checks
+from . import async_fit, checks
 from .exact_metrics import give_first_replica_the_state
 from .keras_internals import (
     convert_to_np_if_not_ragged,
@@ -31,6 +34,7 @@ from .pace import Pace
 from .sources import Chunk, Source, make_source, split_for_validation
 from .sources.make import kind_of
 from .sources.rows import batch_spec
+from .workers import Workers, check_same_fit, same_random
 
 
 @dataclasses.dataclass
@@ -63,8 +67,14 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
         a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
     source, validation = _sources(model, a)
     state: FitState | None = None
+    only_here = contextlib.ExitStack()
     try:
         model.build_for(source.spec, source.batch_rows)
+        check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
+        given = (
+            a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
+        )
+        only_here.enter_context(only_chief_writes(keras.tree.flatten(given or []), is_chief()))
         callbacks = _callback_list(
             model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
         )
@@ -75,6 +85,7 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
             source=source,
             callbacks=callbacks.callbacks,
             chief=is_chief(),
+            settles_exit=spans_workers(model.distribute_strategy),
         )
         model.fit_state = state
         model.stop_training = False
@@ -83,8 +94,9 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
         if model._initial_epoch:  # a callback of Keras may set it in on_train_begin
             state.epoch = model._initial_epoch
         logs = None
-        while state.epoch < state.epochs and not model.stop_training:
-            logs = _epoch(model, a, state, callbacks, validation)
+        workers = Workers(model, "stop_training")
+        while state.epoch < state.epochs and not workers.stopped():
+            logs = _epoch(model, a, state, callbacks, validation) or logs
         if isinstance(model.optimizer, keras.optimizers.Optimizer) and a.epochs > 0:
             with model.strategy_scope():
                 model.optimizer.finalize_variable_values(model.trainable_weights)
@@ -95,6 +107,7 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
             if hasattr(callback, "on_fit_exit"):
                 callback.on_fit_exit()
         model.fit_state = None
+        only_here.close()
         source.close()
         if validation is not None:
             validation.close()
@@ -115,7 +128,7 @@ def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
         steps_per_epoch=a.steps_per_epoch,
         shuffle=a.shuffle,
         class_weight=a.class_weight,
-        seed=random.randrange(2**31) if a.shuffle else 0,
+        seed=same_random(model, random.randrange(2**31)) if a.shuffle else 0,
         strategy=strategy,
     )
     if validation_data is None:
@@ -179,7 +192,10 @@ def _epoch(
     if state.after_epoch_begin is not None:
         state.after_epoch_begin()
         state.after_epoch_begin = None
-    logs = state.epoch_logs or _train_steps(model, state, callbacks)
+    logs = state.epoch_logs or _train_steps(model, state, callbacks, a.initial_epoch)
+    if not logs:  # the source has warned that its data ran out
+        model.stop_training = True
+        return {}
     state.epoch_logs = dict(logs)
     if validation is not None and model._should_eval(epoch, a.validation_freq):
         state.times.lap("other")
@@ -193,16 +209,20 @@ def _epoch(
     return logs
 
 
-def _train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
-    """The training steps of the epoch; returns the logs after the last."""
-    pace = Pace(None if model._auto_steps else model.steps_per_execution, callbacks.callbacks)
+def _train_steps(model: Any, state: FitState, callbacks: Any, first_epoch: int) -> dict[str, Any]:
+    """The training steps of the epoch; returns the logs after the last, or nothing if the data had run out."""
+    fixed = None if model._auto_steps else model.steps_per_execution
+    pace = Pace(fixed, callbacks.callbacks, step=state.step)
     logs: dict[str, Any] = state.step_logs
     started = state.step
     if model.stop_training:  # a resumed run: it had been stopped after this step
         return logs
+    if async_fit.is_asynchronous(model):
+        return async_fit.train_steps(model, state, callbacks)
     lap = state.times.lap
     lap("other")
-    for chunks in _executions(state.source, lambda: pace.next(state.step)):
+    workers = Workers(model, "stop_training")
+    for chunks in _executions(state.source, lambda: workers.settle(pace.next(state.step)), workers):
         lap("input")
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
@@ -214,17 +234,14 @@ def _train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
             check_progress(model, chunks.chunks[-1], done)
             pace.done(done)
             lap("compute")
-            callbacks.on_train_batch_end(state.step - 1, logs)
+            callbacks.on_train_batch_end(pace.last_batch(done), logs)
             lap("callbacks")
-        if model.stop_training or not chunks.all_steps_ran(done):
+        if (model.stop_training and not workers.several) or not chunks.all_steps_ran(done):
             break
     if state.steps_per_epoch is None and not model.stop_training:
         state.steps_per_epoch = state.step
-    if state.step == started == 0:
-        raise ValueError(
-            f"The input gave no batch in epoch {state.epoch + 1}: give a dataset or generator that has at least one, or "
-            "`.repeat()` a dataset that ends."
-        )
+    if state.step == started == 0 and state.epoch == first_epoch:
+        raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
     return logs
 
 
@@ -240,8 +257,8 @@ class _Execution:
         return done == self.steps
 
 
-def _executions(source: Source, steps: Any) -> Any:
-    """The epoch's executions: each as many steps as `steps()` says, fewer at its end.
+def _executions(source: Source, steps: Any, workers: Workers) -> Any:
+    """The epoch's executions: each as many steps as `steps()` says, fewer at its end; none after it says 0.
 
     An error of the input comes after the steps on the batches before it.
     """
@@ -260,6 +277,7 @@ def _executions(source: Source, steps: Any) -> Any:
             wanted -= chunk.steps
             if chunk.open_ended:
                 break
+        workers.check_taken(source, sum(chunk.steps for chunk in chunks))
         if chunks:
             yield _Execution(chunks)
         elif failure is None:
@@ -289,18 +307,22 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     callbacks.on_test_begin()
     model.reset_metrics()
     source.begin_epoch(0)
+    if async_fit.is_asynchronous(model):
+        logs = async_fit.test_steps(model, source, callbacks)
+        callbacks.on_test_end(logs)
+        return logs
     pace = Pace(None if model._auto_steps else model.steps_per_execution, callbacks.callbacks, "test")
     logs: dict[str, Any] = {}
     step = 0
-    for chunks in _executions(source, lambda: pace.next(step)):
-        callbacks.on_test_batch_begin(step)
+    workers = Workers(model, "stop_evaluating")
+    for chunks in _executions(source, lambda: workers.settle(pace.next(step)), workers):
+        callbacks.on_test_batch_begin(pace.step)
         done, new = _run(model.test_function, chunks, source)
         if done:
             logs = pythonify_logs(new)
-            step += done
             pace.done(done)
-            callbacks.on_test_batch_end(step - 1, logs)
-        if model.stop_evaluating or not chunks.all_steps_ran(done):
+            callbacks.on_test_batch_end(pace.last_batch(done), logs)
+        if (model.stop_evaluating and not workers.several) or not chunks.all_steps_ran(done):
             break
     callbacks.on_test_end(logs)
     return logs
@@ -314,12 +336,15 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
     model.stop_predicting = False
     callbacks.on_predict_begin()
     source.begin_epoch(0)
+    if async_fit.is_asynchronous(model):
+        return _end_of_prediction(async_fit.predict_steps(model, source, callbacks, _joined), callbacks)
     fixed = None if getattr(model, "_auto_steps", True) else model.steps_per_execution
     pace = Pace(fixed, callbacks.callbacks, "predict")
     collected: list[Any] = []
     step = 0
-    for chunks in _executions(source, lambda: pace.next(step)):
-        callbacks.on_predict_batch_begin(step)
+    workers = Workers(model, "stop_predicting")
+    for chunks in _executions(source, lambda: workers.settle(pace.next(step)), workers):
+        callbacks.on_predict_batch_begin(pace.step)
         done, outputs = 0, []
         for chunk in chunks.chunks:
             ran, answers = model.predict_function(chunk)
@@ -329,12 +354,15 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
                 source.drawn(ran)
                 break
         if done:
-            step += done
             pace.done(done)
             collected.extend(outputs)
-            callbacks.on_predict_batch_end(step - 1, {"outputs": _joined(outputs)})
-        if model.stop_predicting or not chunks.all_steps_ran(done):
+            callbacks.on_predict_batch_end(pace.last_batch(done), {"outputs": _joined(outputs)})
+        if (model.stop_predicting and not workers.several) or not chunks.all_steps_ran(done):
             break
+    return _end_of_prediction(collected, callbacks)
+
+
+def _end_of_prediction(collected: list[Any], callbacks: Any) -> Any:
     callbacks.on_predict_end()
     if not collected:
         raise ValueError("`predict()` got no batch from `x`: give at least one row.")
@@ -391,7 +419,7 @@ def _whole_batch(model: Any, x: Any, y: Any, sample_weight: Any, class_weight: A
         raise ValueError("The batch has no rows: give at least one.")
     batch = chunk.reader(chunk.inputs, tf.constant(0))
     source.close()
-    return Chunk(batch, 1, None, _same, signature=batch_spec(batch))
+    return Chunk(batch, 1, None, _same)
 
 
 def _same(inputs: Any, i: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..distribute.step_context import current_step
+from ..distribute.step_context import StepContext, current_step
 from .split import replica_bounds
 
 
@@ -79,3 +79,59 @@ def value_with_full_gradient(value: tf.Tensor) -> tf.Tensor:
     assert step is not None
     constant = tf.stop_gradient(value)
     return constant + tf.math.divide_no_nan(value - constant, step.share(value.dtype))
+
+
+def rows_of_all_workers(outputs: Any, step: StepContext) -> Any:
+    """The rows of all replicas, in order, on every replica.
+
+    Args:
+        outputs: nest of dense, ragged or sparse tensors `[step.rows, ...]` of any dtype.
+        step: this replica's part of the batch.
+
+    Context: replica, with several workers.
+    """
+    return keras.tree.map_structure(lambda value: _rows_of_all(value, step), outputs)
+
+
+def _rows_of_all(value: Any, step: StepContext) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        lengths = [_all_gather(part) for part in value.nested_row_lengths()]
+        return tf.RaggedTensor.from_nested_row_lengths(
+            _all_gather(value.flat_values), lengths, validate=False
+        )
+    if isinstance(value, tf.SparseTensor):
+        first = tf.cast(replica_bounds(step.global_rows, step.num_replicas, step.replica_id)[0], tf.int64)
+        moved = tf.concat([value.indices[:, :1] + first, value.indices[:, 1:]], 1)
+        sizes = tf.reduce_max(_all_gather(value.dense_shape[None]), 0)
+        shape = tf.concat([tf.cast([step.global_rows], tf.int64), sizes[1:]], 0)
+        return tf.SparseTensor(_all_gather(moved), _all_gather(value.values), shape)
+    value = tf.convert_to_tensor(value)
+    result = _all_gather(value)
+    return tf.ensure_shape(result, [None, *value.shape[1:]])
+
+
+# What collectives carry; other numbers travel as one of these that holds them.
+_CARRIED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+def _all_gather(value: tf.Tensor) -> tf.Tensor:
+    """`value` of all replicas, one after the other along the first axis."""
+    if value.dtype == tf.string:
+        return _gather_strings(value)
+    if value.dtype.is_complex:
+        part = tf.float64 if value.dtype == tf.complex128 else tf.float32
+        return tf.complex(*[_all_gather(tf.cast(f(value), part)) for f in (tf.math.real, tf.math.imag)])
+    if value.dtype not in _CARRIED:
+        wide = tf.int64 if value.dtype in (tf.uint32, tf.uint64) else tf.int32
+        return tf.cast(_all_gather(tf.cast(value, wide)), value.dtype)
+    return tf.distribute.get_replica_context().all_gather(tf.identity(value), axis=0)
+
+
+def _gather_strings(value: tf.Tensor) -> tf.Tensor:
+    """Strings travel as their lengths and their bytes."""
+    lengths = _all_gather(tf.strings.length(value))
+    raw = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(value, [-1])), tf.uint8)
+    alphabet = tf.constant([bytes([code]) for code in range(256)])
+    letters = tf.gather(alphabet, _all_gather(tf.cast(raw, tf.int32)))
+    words = tf.RaggedTensor.from_row_lengths(letters, tf.reshape(lengths, [-1]), validate=False)
+    return tf.reshape(tf.strings.reduce_join(words, axis=-1), tf.shape(lengths))

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from . import pipeline_step
 from .keras_internals import KerasFunctional, TensorFlowTrainer, register_as
 from .trainer import Trainer
 
@@ -26,7 +27,9 @@ class Model(Trainer, keras.Model):
         """A Functional model for `Model(inputs, outputs)`."""
         if cls is Model and _is_functional(args, kwargs):
             return Functional.__new__(Functional, *args, **kwargs)
-        return super().__new__(cls)
+        instance = super().__new__(cls)
+        pipeline_step.attach(instance)
+        return instance
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if _is_functional(args, kwargs) and not isinstance(self, KerasFunctional):
@@ -83,6 +86,7 @@ def adopt(model: keras.Model) -> Any:
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`adopt` takes a keras.Model. Received: {model!r} of type {type(model).__name__}")
+    pipeline_step.attach(model)
     if isinstance(model, Model):
         return model
     model.__class__ = _adopted_class(type(model))

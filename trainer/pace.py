@@ -17,6 +17,7 @@ class Pace:
             in Keras).
         callbacks: the callbacks of the loop.
         phase: "train", "test" or "predict".
+        step: int; the steps of the epoch that are done.
         target: float; seconds.
         clock: () -> float; seconds.
     """
@@ -26,33 +27,44 @@ class Pace:
         fixed: int | None,
         callbacks: list[Any],
         phase: str = "train",
+        step: int = 0,
         target: float = 0.1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._fixed = fixed
         self._callbacks = callbacks
         self._phase = phase
+        self.step = step
         self._target = target
         self._clock = clock
         self._steps = 1
         self._began = 0.0
         self._executions = 0
 
-    def next(self, step: int) -> int:
-        """The steps of the execution that begins after `step` steps of the epoch."""
+    def next(self) -> int:
+        """The steps of the next execution."""
         self._began = self._clock()
         if self._fixed is not None:
             return self._fixed
         steps = self._steps
         for callback in self._callbacks:
-            wake = steps_to_wake(callback, step, self._phase)
+            wake = steps_to_wake(callback, self.step, self._phase)
             if wake is not None:
                 steps = min(steps, max(1, wake))
         return steps
 
+    def last_batch(self, done: int) -> int:
+        """The number that callbacks are told at the end of an execution of `done` steps.
+
+        It is that of the last batch. Where the user fixed the steps it is what Keras tells, for which every execution is
+        full, the last of an epoch included.
+        """
+        return self.step - done + (done if self._fixed is None else self._fixed) - 1
+
     def done(self, steps: int) -> None:
         """Notes that the execution ended, after `steps` steps; the next one grows or shrinks."""
         seconds = self._clock() - self._began
+        self.step += steps
         self._executions += 1
         if steps < 1 or self._executions == 1:  # the first one compiles
             return

@@ -16,7 +16,7 @@ from .. import mixed_precision, optimizers
 from ..distribute.step_context import current_step
 from . import checks, fit_loop, keras_internals, pipeline_step, step
 from .build import build_for, build_for_prediction
-from .execution import PredictFunction, StepFunction
+from .functions import predict_function, step_function
 from .homes import bring_home, optimizers_of
 from .keras_internals import KerasTrainer, TensorFlowTrainer, filter_traceback
 from .sources import make_source
@@ -158,19 +158,19 @@ class Trainer:
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that runs training steps; kept until `compile` is called again."""
         if self.train_function is None or force:
-            self.train_function = StepFunction(self, training=True)
+            self.train_function = step_function(self, training=True)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function that runs evaluation steps."""
         if self.test_function is None or force:
-            self.test_function = StepFunction(self, training=False)
+            self.test_function = step_function(self, training=False)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function that runs prediction steps."""
         if self.predict_function is None or force:
-            self.predict_function = PredictFunction(self)
+            self.predict_function = predict_function(self)
         return self.predict_function
 
     def reset_metrics(self) -> None:

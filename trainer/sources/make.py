@@ -72,6 +72,10 @@ def make_source(
     """
     batch_size = checks.positive_int("batch_size", batch_size)
     steps_per_epoch = checks.positive_int("steps_per_epoch", steps_per_epoch)
+    most_steps = keras.config.max_steps_per_epoch()
+    if most_steps and (steps_per_epoch is None or most_steps < steps_per_epoch):
+        warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=4)
+        steps_per_epoch = most_steps
     if shuffle not in (True, False, "batch"):
         raise ValueError(f'shuffle ({shuffle!r}) must be True, False or "batch".')
     weights = checks.class_weights(class_weight)

@@ -1,0 +1,24 @@
+"""Which function runs a model's steps: in this process, or on the workers of a coordinator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..distribute.parameter_server_updates import on_parameter_servers
+from .async_execution import WorkerSteps
+from .async_prediction import WorkerPrediction
+from .execution import PredictFunction, StepFunction
+
+
+def step_function(model: Any, training: bool) -> Any:
+    """Runs `train_step` or `test_step` of the model on global batches."""
+    if on_parameter_servers(model.distribute_strategy):
+        return WorkerSteps(model, training)
+    return StepFunction(model, training)
+
+
+def predict_function(model: Any) -> Any:
+    """Runs `predict_step` of the model on global batches."""
+    if on_parameter_servers(model.distribute_strategy):
+        return WorkerPrediction(model)
+    return PredictFunction(model)
