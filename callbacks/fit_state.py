@@ -29,7 +29,9 @@ class FitState:
             sets here what that hook would otherwise have changed.
         chief: bool; whether this process writes files.
         times: where the time of this `fit` goes.
-        save_and_exit: set by a signal handler: the reason for which training should save and stop at the next step.
+        save_and_exit: the reason for which training should save and stop at the next step, on all workers.
+        asked_to_exit: set by a signal handler: the reason for which this process was asked to.
+        settles_exit: bool; whether the loop makes the one from the other, at the same step on all workers.
     """
 
     epoch: int = 0
@@ -45,3 +47,5 @@ class FitState:
     chief: bool = True
     times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None
+    asked_to_exit: str | None = None
+    settles_exit: bool = False

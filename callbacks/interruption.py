@@ -16,7 +16,7 @@ class InterruptionHandlers:
 
     Context: main thread; elsewhere it does nothing.
 
-    The first signal sets `fit_state.save_and_exit` to the signal's name. A second one of the same kind does
+    The first signal sets `fit_state.asked_to_exit`, and with one worker `save_and_exit`. A second one does
     at once what it would have done without us.
     """
 
@@ -46,11 +46,13 @@ class InterruptionHandlers:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         fit_state = self._fit_state
-        if fit_state is None or fit_state.save_and_exit is not None:
+        if fit_state is None or fit_state.asked_to_exit is not None:
             self.remove()
             signal.raise_signal(number)
             return
-        fit_state.save_and_exit = signal.Signals(number).name
+        fit_state.asked_to_exit = signal.Signals(number).name
+        if not fit_state.settles_exit:
+            fit_state.save_and_exit = fit_state.asked_to_exit
 
 
 def stop(reason: str) -> None:

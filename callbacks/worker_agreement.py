@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..distribute.peer_watch import meeting
+
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """Worker processes that run the same step together; 1 for every strategy within one process."""
@@ -66,5 +68,6 @@ def _gather(strategy: tf.distribute.Strategy, row: np.ndarray) -> Sequence[np.nd
 
         return strategy.run(on_replica)
 
-    result = total(tf.constant(mine), tf.zeros_like(mine))
+    with meeting(familiar=False):
+        result = total(tf.constant(mine), tf.zeros_like(mine))
     return list(strategy.experimental_local_results(result)[0].numpy())

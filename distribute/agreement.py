@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,46 +24,50 @@ def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and _workers(strategy)[1] > 1
 
 
-def agree(flag: bool) -> bool:
-    """Whether any worker says yes. All workers must ask, at the same place of the program.
+def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
+    """What each worker passes, in the order of the workers; every worker gets all of it.
 
-    It costs one all-reduce of one number; with one worker nothing.
-
-    Args:
-        flag: this worker's answer.
-
-    Context: host, cross-replica; in the scope of the strategy or not in any.
-    """
-    if not spans_workers():
-        return bool(flag)
-    return _sum([float(bool(flag))])[0] > 0
-
-
-def from_chief(values: list[float]) -> list[float]:
-    """The numbers that the chief (worker 0) passes, on every worker: for choices that come from measured times.
+    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same place of the program.
 
     Args:
         values: float64 numbers; the same count on every worker.
+        strategy: whose workers. None: the current strategy's.
+
+    Context: host, cross-replica.
     """
-    strategy = tf.distribute.get_strategy()
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not spans_workers(strategy):
-        return list(values)
-    chief = _workers(strategy)[0] == 0
-    return _sum([float(v) if chief else 0.0 for v in values])
+        return [[float(value) for value in values]]
+    me, workers = _workers(strategy)
+    rows = [[float(v) for v in values] if worker == me else [0.0] * len(values) for worker in range(workers)]
+    return _sum(strategy, rows)
 
 
-def check_same_everywhere(values: Mapping[str, Any], what: str) -> None:
+def agree(flag: bool, strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Whether any worker says yes. All workers must ask; see `exchange` for the arguments and the cost."""
+    return any(row[0] > 0 for row in exchange([float(bool(flag))], strategy))
+
+
+def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[float]:
+    """The numbers that the chief (worker 0) passes, on every worker: for choices that come from measured times."""
+    return exchange(values, strategy)[0]
+
+
+def check_same_everywhere(
+    values: Mapping[str, Any], what: str, strategy: tf.distribute.Strategy | None = None
+) -> None:
     """Refuses to go on when workers differ in what must be the same. All workers must call it.
 
     Args:
         values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
         what: what is compared, for the message, for instance "the arguments of fit".
+        strategy: whose workers. None: the current strategy's.
 
     Raises:
         ValueError: a value differs; the message names the workers, the value on each and the cure.
         TimeoutError: a worker did not come to this place in time.
     """
-    strategy = tf.distribute.get_strategy()
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not spans_workers(strategy):
         return
     me, workers = _workers(strategy)
@@ -110,19 +114,19 @@ def _workers(strategy: Any) -> tuple[int, int]:
     return cluster.worker_index, cluster.num_workers
 
 
-def _sum(numbers: list[float]) -> list[float]:
+def _sum(strategy: tf.distribute.Strategy, rows: list[list[float]]) -> list[list[float]]:
     """The sums over workers, float64."""
-    strategy = tf.distribute.get_strategy()
     add = _sums.get(strategy)
     familiar = add is not None
     if add is None:
         add = _sums[strategy] = _make_sum(strategy)
     with meeting(familiar):
-        return [float(v) for v in add(tf.constant(numbers, tf.float64)).numpy()]
+        return add(tf.constant(rows, tf.float64)).numpy().tolist()
 
 
 def _make_sum(strategy: Any) -> Callable[..., Any]:
     owner = weakref.ref(strategy)
+    replicas = len(strategy.extended.worker_devices)
 
     @tf.function(reduce_retracing=True)
     def add(values: tf.Tensor) -> tf.Tensor:
@@ -131,12 +135,11 @@ def _make_sum(strategy: Any) -> Callable[..., Any]:
 
         def on_replica(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            first = context.replica_id_in_sync_group % (strategy.num_replicas_in_sync // workers) == 0
+            first = context.replica_id_in_sync_group % replicas == 0
             part = tf.where(first, values, tf.zeros_like(values))
             return context.all_reduce(tf.distribute.ReduceOp.SUM, part)
 
         total = strategy.run(on_replica, args=(values,))
         return strategy.experimental_local_results(total)[0]
 
-    workers = _workers(strategy)[1]
     return add

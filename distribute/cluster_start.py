@@ -5,17 +5,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from .cluster import Cluster
 from .roll_call import roll_call
-from .tensorflow_internals import configure_coordination, wrap_local_devices, wrap_multi_worker_start
+from .tensorflow_internals import (
+    configure_coordination,
+    wrap_local_devices,
+    wrap_multi_worker_start,
+    wrap_variable_creation,
+)
 
 DEFAULT_TIMEOUT = 60.0
 _HEARTBEAT = 10.0
@@ -61,6 +69,14 @@ def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is made from now on; a second call does nothing."""
     wrap_multi_worker_start(_join)
     wrap_local_devices(replicas_per_worker)
+    wrap_variable_creation(_together)
+
+
+def _together() -> Any:
+    """Every worker creates the same variables in the same order: the chief sends their first values."""
+    from .peer_watch import meeting
+
+    return meeting()
 
 
 def _join(resolver: Any, start: Callable[[], None]) -> None:
@@ -78,17 +94,33 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
         simulate_devices(replicas_per_worker())
     if cluster.num_workers > 1:
         timeout = peer_timeout()
-        roll_call(cluster, timeout)
+        roll_call(cluster, timeout, _program())
         leader = "/job:chief/replica:0/task:0" if jobs.get("chief") else "/job:worker/replica:0/task:0"
         trained = [(name, len(jobs[name])) for name in ("chief", "worker") if jobs.get(name)]
         configure_coordination(leader, trained, min(_HEARTBEAT, timeout), min(_SHUTDOWN, timeout))
         _bounded(start, timeout)
+        _take_sigterm_back()
         from . import peer_watch
 
         peer_watch.begin(cluster, timeout)
     else:
         start()
     _joined = True
+
+
+def _take_sigterm_back() -> None:
+    """TensorFlow's coordination service has taken SIGTERM for itself: a worker would not end, nor save, when asked to."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
+
+
+def _program() -> str:
+    """A digest of the script that runs; "" where there is no file (a notebook, a prompt)."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    except OSError:
+        return ""
 
 
 def _bounded(start: Callable[[], None], timeout: float) -> None:

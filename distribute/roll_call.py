@@ -22,30 +22,29 @@ _ASK = 2.0
 _HTTP2_SETTINGS = 4
 
 
-def roll_call(cluster: Cluster, timeout: float) -> None:
+def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
     """Waits until every worker of the cluster has come.
 
     Args:
         cluster: this process must be one of its workers.
         timeout: float; seconds.
+        program: what every worker must run, as a text without spaces (a digest); "" is not compared.
 
     Raises:
-        ClusterError: this worker's port is taken, or a peer has another description of the cluster.
+        ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program.
         TimeoutError: a worker has not come in time; the message names it.
     """
-    mark = _HELLO + hashlib.sha256(json.dumps(cluster.workers).encode()).hexdigest()[:32].encode() + b"\n"
+    digest = hashlib.sha256(json.dumps(cluster.workers).encode()).hexdigest()[:16]
+    mark = _HELLO + f"{digest} {program[:16]}\n".encode()
     missing = {i: address for i, address in enumerate(cluster.workers) if i != cluster.worker_index}
     until = time.monotonic() + timeout
     with _answering(cluster, mark):
         while True:
             for index, address in list(missing.items()):
                 answer = _ask(address, max(0.1, min(_ASK, until - time.monotonic())))
-                if answer.startswith(_HELLO) and answer != mark:
-                    raise ClusterError(
-                        f"worker {index} at {address} has a TF_CONFIG with other workers than this one "
-                        f"(worker {cluster.worker_index}): give the same 'cluster' to all."
-                    )
-                if answer == mark or _is_grpc(answer):
+                if answer.startswith(_HELLO):
+                    _compare(answer, mark, f"worker {index} at {address}", f"worker {cluster.worker_index}")
+                if answer.startswith(_HELLO) or _is_grpc(answer):
                     del missing[index]
             if not missing:
                 return
@@ -56,6 +55,18 @@ def roll_call(cluster: Cluster, timeout: float) -> None:
                     f"(launch --timeout, or the variable UNISONO_TIMEOUT)."
                 )
             time.sleep(_PAUSE)
+
+
+def _compare(answer: bytes, mark: bytes, peer: str, me: str) -> None:
+    theirs, ours = answer.split(b" "), mark.split(b" ")
+    if theirs[1] != ours[1]:
+        raise ClusterError(
+            f"{peer} has a TF_CONFIG with other workers than this one ({me}): give the same 'cluster' to all."
+        )
+    if theirs[2] != ours[2] and b"\n" not in (theirs[2], ours[2]):
+        raise ClusterError(
+            f"{peer} runs another script than this one ({me}): every worker must run the same program."
+        )
 
 
 @contextlib.contextmanager

@@ -91,3 +91,17 @@ def wrap_local_devices(count_cpu_replicas: Callable[[], int]) -> None:
 
     devices.wrapped = original
     MultiWorkerExtended._initialize_local_devices = devices
+
+
+def wrap_variable_creation(around: Callable[[], Any]) -> None:
+    """Enters `around()` while workers create a variable: the first values come from the chief."""
+    original = MultiWorkerExtended._create_variable
+    if hasattr(original, "wrapped"):
+        return
+
+    def create(self: Any, next_creator: Any, **kwargs: Any) -> Any:
+        with around():
+            return original(self, next_creator, **kwargs)
+
+    create.wrapped = original
+    MultiWorkerExtended._create_variable = create

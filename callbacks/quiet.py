@@ -1,0 +1,43 @@
+"""With several workers everyone calls the callbacks, and the chief alone writes files."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+# Keras' callbacks that write, and the attribute that says where.
+_PLACES = {
+    keras.callbacks.CSVLogger: "filename",
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.TensorBoard: "log_dir",
+}
+
+
+@contextlib.contextmanager
+def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
+    """Sends what Keras' own callbacks write to a folder that is removed, on every worker but the chief.
+
+    They are called there as on the chief, so that what they decide and what they read of the model is the same. Enter
+    this before the callbacks are told of the model. Our own callbacks know whether they are on the chief.
+
+    Args:
+        callbacks: of a loop.
+        chief: whether this process writes.
+    """
+    if chief:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for number, callback in enumerate(callbacks):
+            for kind, place in _PLACES.items():
+                if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
+                    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-not-chief-"))
+                    old = getattr(callback, place)
+                    name = str(old).replace("\\", "/").rpartition("/")[2] or f"callback-{number}"
+                    setattr(callback, place, f"{folder}/{name}")
+                    stack.callback(setattr, callback, place, old)
+        yield
