@@ -179,10 +179,14 @@ class DatasetSource:
             _load_iterator(self._iterator, state["iterator"])
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
         else:
-            for _ in range(passes + 1):  # a shuffled dataset has another order in every pass that is started
+            for _ in range(passes):  # a shuffled dataset has another order in every pass that is started
                 self._open()
+                next(self._iterator, None)  # some parts of a pipeline start with the first element
+            self._open()
             self._taken, self._ended = taken, bool(state["ended"])
-            if not self._pass_is_over():
+            if self._pass_is_over():
+                next(self._iterator, None)
+            else:
                 self._skip(taken)
                 _log.warning("Resumed the input by drawing and dropping %d batches.", taken)
         self._epoch, self._step, self._ended = int(state["epoch"]), int(state["step"]), bool(state["ended"])
