@@ -62,7 +62,14 @@ def test_the_hooks_that_are_overridden_still_exist():
 
 
 def test_keras_still_applies_in_the_order_that_ours_follows():
-    source = inspect.getsource(BaseOptimizer._backend_apply_gradients).rpartition("        else:\n            # Apply")[2]
-    order = ["_clip_gradients", "_apply_weight_decay", "_backend_update_step", "_update_model_variables_moving_average"]
+    source = inspect.getsource(BaseOptimizer._backend_apply_gradients).rpartition(
+        "        else:\n            # Apply"
+    )[2]
+    order = [
+        "_clip_gradients",
+        "_apply_weight_decay",
+        "_backend_update_step",
+        "_update_model_variables_moving_average",
+    ]
     places = [source.index(name) for name in order]
     assert places == sorted(places)

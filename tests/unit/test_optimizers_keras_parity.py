@@ -77,7 +77,9 @@ def test_option_equals_keras(options):
     expected = train(keras.optimizers.Adam(**options), "float64", in_graph=False)
     actual = train(optimizers.Adam(**options), "float64", in_graph=False)
     if "gradient_accumulation_steps" in options:
-        assert actual.pop() == 0.0  # the carried weight, which Keras does not have, after a whole number of updates
+        assert (
+            actual.pop() == 0.0
+        )  # the carried weight, which Keras does not have, after a whole number of updates
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
@@ -104,7 +106,16 @@ def test_numpy_adam_equals_adam():
 
 
 def test_every_name_of_keras_is_there():
-    for name in [*NAMES, "MultiOptimizer", "OptimizerMap", "Optimizer", "get", "serialize", "deserialize", "schedules"]:
+    for name in [
+        *NAMES,
+        "MultiOptimizer",
+        "OptimizerMap",
+        "Optimizer",
+        "get",
+        "serialize",
+        "deserialize",
+        "schedules",
+    ]:
         assert hasattr(optimizers, name)
     for name in (n for n in vars(keras.optimizers.schedules) if not n.startswith("_")):
         assert hasattr(optimizers.schedules, name)

@@ -34,7 +34,11 @@ def test_clip_by_global_norm_scales_all_by_one_factor():
 
 
 def test_short_gradients_keep_every_bit():
-    for piece in (optimizers.ClipByGlobalNorm(50.0), optimizers.ClipByNorm(50.0), optimizers.ClipByValue(50.0)):
+    for piece in (
+        optimizers.ClipByGlobalNorm(50.0),
+        optimizers.ClipByNorm(50.0),
+        optimizers.ClipByValue(50.0),
+    ):
         kernel, bias = results(piece, pairs())
         assert np.array_equal(kernel, KERNEL) and np.array_equal(bias, BIAS)
 

@@ -1,0 +1,253 @@
+"""Each option of an optimizer on 1 to 4 replicas gives the numbers of one device; the copies agree to the bit."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from unisono import optimizers
+from unisono.distribute.step_context import StepContext, step_scope
+from unisono.optimizers import aggregators
+
+SHAPES, STEPS, ROWS = [(4, 3), (3,)], 6, 7
+NAMES = sorted(
+    name
+    for name, cls in vars(keras.optimizers).items()
+    if isinstance(cls, type)
+    and issubclass(cls, keras.optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+)
+OPTIONS = {
+    "clipnorm": {"clipnorm": 0.3},
+    "clipvalue": {"clipvalue": 0.1},
+    "global_clipnorm and decay": {"global_clipnorm": 0.3, "weight_decay": 0.1},
+    "averages": {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 2},
+    "accumulation": {
+        "gradient_accumulation_steps": 3,
+        "clipnorm": 0.2,
+        "use_ema": True,
+        "ema_overwrite_frequency": 2,
+    },
+    "loss scale": {"loss_scale_factor": 8.0},
+    "schedule": {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)},
+    "transformers": {
+        "gradient_transformers": [
+            optimizers.centralize,
+            optimizers.AdaptiveClip(0.5),
+            optimizers.AddDecayedWeights(0.1),
+            optimizers.GradientNoise(0.01),
+            optimizers.ClipByGlobalNorm(0.5),
+        ]
+    },
+    "aggregator": {"gradient_aggregator": optimizers.PackedAggregation()},
+}
+
+
+def row_gradients(step, dtype):
+    """The gradient of each row of a global batch: (ROWS, *shape) for each variable."""
+    numbers = np.random.default_rng(step)
+    return [numbers.normal(size=(ROWS, *shape)).astype(dtype) for shape in SHAPES]
+
+
+def train(optimizer_of, replicas, dtype="float64", in_step=False, sparse=False, in_graph=True):
+    """Trains two variables; replica r holds the rows r, r + R, ... of each batch."""
+    strategy = helpers.mirrored(replicas)
+    with strategy.scope():
+        numbers = np.random.default_rng(1)
+        variables = [
+            keras.Variable(numbers.normal(size=s), dtype=dtype, name=f"v{i}") for i, s in enumerate(SHAPES)
+        ]
+        optimizer = optimizer_of()
+
+    def part(rows, replica):
+        mine = rows[replica::replicas]
+        if not in_step:
+            return tf.constant(mine.sum(0) / ROWS)
+        return tf.constant(mine.mean(0) if len(mine) else np.full(rows.shape[1:], np.nan, rows.dtype))
+
+    def replica_step(gradients, rows):
+        context = None
+        if in_step:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            context = StepContext(replica, replicas, rows=rows, global_rows=ROWS)
+        if sparse:
+            half = tf.IndexedSlices(gradients[0] / 2, tf.range(4), tf.constant(SHAPES[0]))
+            gradients = [
+                tf.IndexedSlices(
+                    tf.concat([half.values] * 2, 0), tf.concat([half.indices] * 2, 0), half.dense_shape
+                ),
+                gradients[1],
+            ]
+        with step_scope(context):
+            optimizer.apply_gradients(zip(gradients, variables))
+
+    def step(gradients, rows):
+        strategy.run(replica_step, args=(gradients, rows))
+
+    function = tf.function(step) if in_graph else step
+
+    def spread(value_of):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: value_of(context.replica_id_in_sync_group)
+        )
+
+    counts = spread(lambda r: tf.constant(len(range(r, ROWS, replicas))))
+    for number in range(STEPS):
+        batch = row_gradients(number, dtype)
+        function([spread(lambda r, rows=rows: part(rows, r)) for rows in batch], counts)
+    assert helpers.copies_are_equal([*variables, *optimizer.variables], strategy)
+    return [v.numpy() for v in [*variables, *optimizer.variables]]
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    """Results on one device, computed once for each case."""
+    known = {}
+
+    def result(key, optimizer_of, **how):
+        if key not in known:
+            known[key] = train(optimizer_of, 1, in_graph=False, **how)
+        return known[key]
+
+    return result
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_on_replicas_equals_one_device(name, replicas, on_one_device):
+    def make():
+        return optimizers.Adam(**{"learning_rate": 0.05, **OPTIONS[name]})
+
+    helpers.assert_close(train(make, replicas), on_one_device(name, make), helpers.FLOAT64, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizer_on_three_replicas_equals_one_device(name, on_one_device):
+    make = getattr(optimizers, name)
+    dtype = "float32" if name == "Muon" else "float64"  # as in Keras
+    tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # its iteration amplifies the order of the sum
+    expected = on_one_device(name, make, dtype=dtype)
+    helpers.assert_close(train(make, 3, dtype=dtype, in_graph=False), expected, tolerance, name)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_float32_on_replicas_equals_one_device(replicas, on_one_device):
+    def make():
+        return optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5, use_ema=True)
+
+    expected = on_one_device("float32", make, dtype="float32")
+    helpers.assert_close(train(make, replicas, dtype="float32"), expected, helpers.FLOAT32)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_means_of_uneven_replicas_inside_a_step_are_weighted(replicas, on_one_device):
+    def make():
+        return optimizers.Adam(0.05, clipnorm=0.3)
+
+    helpers.assert_close(train(make, replicas, in_step=True), on_one_device("step", make), helpers.FLOAT64)
+
+
+def test_replica_without_rows_adds_nothing_even_if_its_gradient_is_nan(monkeypatch):
+    monkeypatch.setitem(globals(), "ROWS", 2)
+    expected = train(lambda: optimizers.Adam(0.05), 1, in_graph=False)
+    actual = train(lambda: optimizers.Adam(0.05), 3, in_step=True)
+    helpers.assert_close(actual, expected, helpers.FLOAT64)
+
+
+@pytest.mark.parametrize("options", [{"global_clipnorm": 0.3}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_sparse_gradients_on_replicas_equal_dense_on_one_device(options, on_one_device):
+    def make():
+        return optimizers.Adagrad(0.1, **options)
+
+    expected = on_one_device(str(options), make)
+    helpers.assert_close(train(make, 3, sparse=True), expected, helpers.FLOAT64)
+
+
+@pytest.mark.parametrize("dtype, digits", [("float16", 2e-3), ("bfloat16", 2e-2)])
+def test_aggregation_in_16_bits_keeps_its_digits(dtype, digits, on_one_device):
+    def plain():
+        return optimizers.SGD(0.1)
+
+    def short():
+        return optimizers.SGD(0.1, gradient_aggregator=optimizers.HalfPrecisionAggregation(dtype))
+
+    actual = train(short, 3, dtype="float32", in_graph=False)
+    helpers.assert_close(actual, on_one_device("sgd", plain, dtype="float32"), digits)
+
+
+def test_gradients_that_are_reduced_already_are_not_summed_again():
+    strategy = helpers.mirrored(2)
+    with strategy.scope():
+        variables = [keras.Variable([0.0]) for _ in range(4)]
+        by_piece = optimizers.SGD(1.0, gradient_aggregator=optimizers.no_aggregation)
+        plain = [optimizers.SGD(1.0) for _ in range(3)]
+
+    @tf.function
+    def step():
+        def on_replica():
+            by_piece.apply_gradients([(tf.ones([1]), variables[0])])
+            plain[0].apply_gradients([(tf.ones([1]), variables[1])], skip_gradients_aggregation=True)
+            plain[1].apply_gradients([(tf.ones([1]), variables[2])], experimental_aggregate_gradients=False)
+            plain[2].apply_gradients([(tf.ones([1]), variables[3])])
+
+        strategy.run(on_replica)
+
+    step()
+    assert [v.numpy()[0] for v in variables] == [-1.0, -1.0, -1.0, -2.0]
+
+
+def test_overflow_on_the_last_replica_skips_every_replica():
+    strategy = helpers.mirrored(3)
+    with strategy.scope():
+        v = keras.Variable([1.0, 2.0])
+        optimizer = optimizers.Adam(0.1, weight_decay=0.1, use_ema=True)
+
+    def step(last):
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            gradient = tf.where(tf.equal(replica, 2), tf.fill([2], last), tf.ones([2]))
+            return optimizers.run_stages(optimizer, [(gradient, v)], scale=8.0, check_finite=True)
+
+        return strategy.experimental_local_results(strategy.run(on_replica))
+
+    step = tf.function(step)
+    assert [bool(x) for x in step(tf.constant(1.0))] == [True] * 3
+    before = [x.numpy() for x in [v, *optimizer.variables]]
+    assert [bool(x) for x in step(tf.constant(np.inf))] == [False] * 3
+    for old, new in zip(before, [v, *optimizer.variables]):
+        np.testing.assert_array_equal(old, new.numpy())
+    assert helpers.copies_are_equal([v, *optimizer.variables], strategy)
+
+
+def test_small_gradients_share_one_collective_with_the_same_bits(monkeypatch):
+    sent = []
+    original = aggregators.all_reduce_sum
+
+    def counting(tensors):
+        sent.append(len(tensors))
+        return original(tensors)
+
+    monkeypatch.setattr(aggregators, "all_reduce_sum", counting)
+    strategy = helpers.mirrored(3)
+    parts = [np.random.default_rng(i).normal(size=(3, 5, 4)).astype("float32") for i in range(6)]
+    pairs = {}
+    for below in (0, aggregators.SMALL):
+
+        @tf.function
+        def reduce(below=below):
+            def on_replica():
+                r = tf.distribute.get_replica_context().replica_id_in_sync_group
+                return [
+                    g
+                    for g, _ in aggregators.all_reduce_sum_pairs(
+                        [(tf.gather(p, r), None) for p in parts], below
+                    )
+                ]
+
+            return strategy.run(on_replica)
+
+        pairs[below] = [strategy.experimental_local_results(x)[0].numpy() for x in reduce()]
+    assert sent == [6] * 3 + [1] * 3
+    for alone, packed in zip(*pairs.values()):
+        np.testing.assert_array_equal(alone, packed)
