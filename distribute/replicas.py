@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from .parameter_server_updates import on_parameter_servers, update_on_servers
+
 
 def num_replicas() -> int:
     """Replicas in sync of the current strategy; 1 where there is none."""
@@ -133,13 +135,16 @@ def update_copies(fn: Callable[..., Any], *args: Any) -> Any:
 
     Where every replica has its own copies, `fn` runs on each replica and writes its own: the arguments must be equal on
     all replicas for the copies to stay equal. Where all share one copy, `fn` runs once, with the first replica's
-    arguments. Inside `fn` write through `local_copy(variable)` or `keras.Optimizer.assign`; `tf.cond` is allowed.
+    arguments; on parameter servers, while no other worker writes. Inside `fn` write through `local_copy(variable)` or
+    `keras.Optimizer.assign`; `tf.cond` is allowed.
 
     Context: replica; without a strategy any.
     """
     context = tf.distribute.get_replica_context()
     if context is None or not shares_variables():
         return fn(*args)
+    if on_parameter_servers() and num_replicas() == 1:
+        return update_on_servers(fn, args)
 
     def once(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
         first = tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], per_replica)

@@ -34,6 +34,10 @@ class StepContext:
             of a pipeline divides by those of the whole batch).
         writes: the scope that collects the writes of Keras variables in this step.
         verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
+        stream: None or int32 scalar tensor; mixed into the seeds of random layers, so that asynchronous workers that read
+            the same random state draw different numbers.
+        scales: the loss scale that each optimizer has read in this step, by `id`: another worker may change it meanwhile.
+        take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
     """
 
     replica_id: Any
@@ -46,6 +50,9 @@ class StepContext:
     verdicts: list[Any] = dataclasses.field(default_factory=list)
     known_totals: list[Any] | None = None
     writes: Any = None
+    stream: Any = None
+    scales: dict[int, Any] = dataclasses.field(default_factory=dict)
+    take_gradients: Any = None
 
     @property
     def alive(self) -> Any:

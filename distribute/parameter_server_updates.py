@@ -1,0 +1,91 @@
+"""Writing variables that live on parameter servers: one step at a time, next to where they live.
+
+Workers compute at the same time, but the servers apply one step's writes after another's: what reads, changes and writes
+(a momentum, a moving average, a loss scale) would otherwise lose the writes of a worker that came between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from . import parameter_server_internals as internals
+
+_locks: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
+HOME = "/job:ps/replica:0/task:0/device:CPU:0"
+"""Where the lock is and the small work between reading and writing happens."""
+
+
+def on_parameter_servers(strategy: Any = None) -> bool:
+    """Whether the variables of `strategy` (None: the current one) live on parameter servers."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+
+
+def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Runs `fn(*args)`, which writes variables, while no other worker writes.
+
+    The lock is taken when all of `args` have arrived and given back when the last operation of `fn` is done. A worker
+    that dies while it holds the lock gives it back: the lock is a tensor of its step.
+
+    Args:
+        fn: creates the writes; a pure function of the variables and of `args`.
+        args: nest of tensors.
+
+    Context: replica. Eager code runs on one worker at a time already and takes no lock.
+    """
+    if tf.executing_eagerly():
+        return fn(*args)
+    mutex = _mutex(tf.distribute.get_strategy())
+    graph = tf.compat.v1.get_default_graph()
+    arrived = [leaf for leaf in tf.nest.flatten(list(args), expand_composites=True) if tf.is_tensor(leaf)]
+    with tf.device(HOME), tf.control_dependencies(arrived):
+        lock = tf.raw_ops.MutexLock(mutex=mutex)
+    before = len(graph.get_operations())
+    with tf.device(HOME), tf.control_dependencies([lock]):
+        result = fn(*args)
+    done = [op for op in graph.get_operations()[before:] if internals.is_stateful(op)]
+    with tf.device(HOME), tf.control_dependencies(done):
+        tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+    return result
+
+
+def _mutex(strategy: Any) -> tf.Tensor:
+    if strategy not in _locks:
+        with tf.init_scope(), tf.device(HOME):
+            _locks[strategy] = tf.raw_ops.MutexV2(shared_name=f"unisono_{id(strategy)}", container="")
+    return _locks[strategy]
+
+
+def beside(variable: Any) -> Any:
+    """A device scope: what is computed in it is computed on the server of `variable`. Elsewhere it does nothing."""
+    if tf.executing_eagerly() or not on_parameter_servers():
+        return contextlib.nullcontext()
+    device = getattr(variable, "device", None)
+    return tf.device(device) if device else contextlib.nullcontext()
+
+
+def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Each gradient on the server of its variable, so that the lock is not held while it travels.
+
+    The gradient of a sharded variable stays where it is: its parts are sent to their servers one by one.
+    """
+    if tf.executing_eagerly() or not on_parameter_servers():
+        return list(gradients)
+    sent = []
+    for gradient, variable in zip(gradients, variables):
+        value = getattr(variable, "_value", variable)
+        with beside(value):
+            sent.append(tf.nest.map_structure(tf.identity, gradient, expand_composites=True))
+    return sent
+
+
+def shards_of(variable: Any) -> Sequence[tf.Variable] | None:
+    """The parts of a variable that is split over servers by rows; None for any other."""
+    value = variable._value if isinstance(variable, keras.Variable) else variable
+    return value.variables if isinstance(value, internals.ShardedVariable) else None
