@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..distribute.replicas import local_copy, update_copies
+from ..distribute.replicas import local_copy, num_replicas, shares_variables, update_copies
 from .slices import values_of
 
 
@@ -36,6 +36,10 @@ class GradientWatch:
         self._norm = tf.Variable(tf.constant(0.0), **only)
         self._tripped = tf.Variable(tf.constant(False), **only)
         self._not_finite = tf.Variable(tf.zeros([len(self._paths)], tf.bool), **only)
+        self._waited = tf.Variable(tf.zeros([], tf.float64), trainable=False)
+        self._timed = (
+            num_replicas() > 1 and not shares_variables() and not tf.config.list_logical_devices("GPU")
+        )
 
     def covers(self, variables: Sequence[Any]) -> bool:
         """Whether it was made for these variables."""
@@ -56,10 +60,35 @@ class GradientWatch:
         """Paths of the variables whose gradients were not finite in the step that tripped the guard."""
         return [path for path, bad in zip(self._paths, _first(self._not_finite)) if bad]
 
+    @property
+    def all_reduce_seconds(self) -> list[float] | None:
+        """Seconds from a replica's last gradient to the last sum, over all steps, for each replica of this worker.
+
+        The replica that waits least is the one for which the others wait. None where it is not known: with one replica,
+        and on GPUs, whose kernels run later than the operations that start them.
+        """
+        if not self._timed:
+            return None
+        copies = tf.distribute.get_strategy().experimental_local_results(self._waited)
+        return [float(copy.numpy()) for copy in copies]
+
     def reset(self) -> None:
         """Arms the guard again."""
         self._tripped.assign(False)
         self._not_finite.assign(tf.zeros_like(self._not_finite))
+
+    def before_aggregation(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
+        """The time at which this replica's own gradients are there. Context: replica."""
+        if not self._timed:
+            return None
+        with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
+            return tf.timestamp()
+
+    def after_aggregation(self, pairs: Sequence[tuple[Any, Any]], began: Any) -> None:
+        """Notes how long the sums took since then. Context: replica."""
+        if began is not None:
+            with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
+                local_copy(self._waited).assign_add(tf.timestamp() - began)
 
     def look(self, pairs: Sequence[tuple[Any, Any]], verdict: Any) -> Any:
         """Notes the gradients of one step; returns the verdict, which the guard may turn to false.

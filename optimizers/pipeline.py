@@ -70,12 +70,15 @@ def run_stages(
     pairs = checks.with_gradients(optimizer, pairs)
     weight_total = _weight_total(options)
 
+    watch = optimizer.__dict__.get("_gradient_watch")
+    began = watch.before_aggregation(pairs) if watch is not None else None
     pairs = aggregate(optimizer, pairs, options)
+    if watch is not None:
+        watch.after_aggregation(pairs, began)
     pairs = unscale(optimizer, pairs, scale)
     verdict = all_finite(optimizer, pairs, options) if check_finite else True
     if veto is not None:
         verdict = tf.logical_and(verdict, tf.logical_not(veto))
-    watch = optimizer.__dict__.get("_gradient_watch")
     if watch is not None:
         verdict = watch.look(pairs, verdict)
     earlier = EarlierWrites([v for _, v in pairs])
@@ -138,8 +141,11 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
 
 
 def all_finite(optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
-    """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica."""
-    finite = [tf.reduce_all(tf.math.is_finite(values_of(g))) for g, _ in pairs]
+    """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
+
+    It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
+    """
+    finite = [tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs]
     verdict = tf.reduce_all(tf.stack(finite))
     if num_replicas() > 1 and (options.skip_aggregation or optimizer.gradient_aggregator is not None):
         verdict = (
