@@ -222,7 +222,7 @@ def _train_steps(model: Any, state: FitState, callbacks: Any, first_epoch: int) 
     lap = state.times.lap
     lap("other")
     workers = Workers(model, "stop_training")
-    for chunks in _executions(state.source, lambda: workers.settle(pace.next(state.step)), workers):
+    for chunks in _executions(state.source, lambda: workers.settle(pace.next()), workers):
         lap("input")
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
@@ -315,7 +315,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     logs: dict[str, Any] = {}
     step = 0
     workers = Workers(model, "stop_evaluating")
-    for chunks in _executions(source, lambda: workers.settle(pace.next(step)), workers):
+    for chunks in _executions(source, lambda: workers.settle(pace.next()), workers):
         callbacks.on_test_batch_begin(pace.step)
         done, new = _run(model.test_function, chunks, source)
         if done:
@@ -343,7 +343,7 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
     collected: list[Any] = []
     step = 0
     workers = Workers(model, "stop_predicting")
-    for chunks in _executions(source, lambda: workers.settle(pace.next(step)), workers):
+    for chunks in _executions(source, lambda: workers.settle(pace.next()), workers):
         callbacks.on_predict_batch_begin(pace.step)
         done, outputs = 0, []
         for chunk in chunks.chunks:
