@@ -1,0 +1,368 @@
+"""A model trained in stages has the numbers of the model trained on one device, whatever it is made of."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.distribute.pipeline import Pipeline
+from unisono.distribute.pipeline.engine import PipelinedStep, micro_steps
+from unisono.distribute.pipeline.graph import Chain
+from unisono.distribute.pipeline.schedule import SCHEDULES
+
+import unisono
+
+layers = keras.layers
+ROWS, FEATURES, CLASSES = 13, 6, 3
+
+# The norm of the gradient of `golden_model` on `golden_data`, from one tape over the whole model.
+GOLDEN_NORM = 4.169965669442148
+
+
+def golden_model(model_class: Any = keras.Model) -> keras.Model:
+    """Skip connections inside stages and over cuts, operations without layers, two kinds of penalties."""
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((FEATURES,))
+    a = layers.Dense(8, activation="tanh", name="a")(inputs)
+    b = layers.Dense(8, activation="tanh", name="b", kernel_regularizer="l2")(a)
+    c = layers.Add(name="c")([a, b])
+    d = layers.Dense(7, name="d", activity_regularizer="l2")(c)
+    e = keras.ops.tanh(d) + 1.0
+    f = layers.Concatenate(name="f")([e, a])
+    return model_class(inputs, layers.Dense(CLASSES, name="o")(f))
+
+
+def golden_data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(rows, FEATURES)), rng.normal(size=(rows, CLASSES))
+
+
+def test_gradient_norm_is_golden_for_all_stages_micro_batches_schedules_and_rematerialization():
+    model = golden_model()
+    chain = Chain(model)
+    x, y = map(tf.constant, golden_data())
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x, training=True) - y)) + tf.add_n(model.losses)
+    plain = tape.gradient(loss, model.trainable_variables)
+    assert float(tf.linalg.global_norm(plain)) == pytest.approx(GOLDEN_NORM, rel=1e-12)
+    partitions = {1: [6], 2: [3, 3], 3: [2, 2, 2], 4: [1, 2, 2, 1]}
+    for case in itertools.product(partitions.values(), [1, 2, 4, 8], SCHEDULES, [False, True]):
+        # The whole matrix op by op, and a part of it as a graph: tracing all of it would take minutes.
+        in_graph = case[1] == 4 and len(case[0]) in (1, 3)
+        found, gradients = golden_step(chain, x, y, *case, in_graph=in_graph)
+        assert float(tf.linalg.global_norm(gradients)) == pytest.approx(GOLDEN_NORM, rel=1e-12), case
+        assert float(found) == pytest.approx(float(loss), rel=1e-12), case
+        helpers.assert_close(gradients, plain, helpers.FLOAT64, str(case))
+
+
+def golden_step(
+    chain: Chain,
+    x: tf.Tensor,
+    y: tf.Tensor,
+    sizes: list[int],
+    count: int,
+    schedule: str,
+    rematerialize: bool,
+    in_graph: bool = True,
+) -> Any:
+    """Loss and gradients of one pipelined step."""
+    stages = chain.cut(sizes)
+    for stage in stages:
+        stage.devices = [f"CPU:{stage.index}"]
+    edges = [q * ROWS // count for q in range(count + 1)]
+
+    def head(q: int | None, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        part = slice(None) if q is None else slice(edges[q], edges[q + 1])
+        value = tf.reduce_sum(tf.square(outputs - y[part])) / (ROWS * CLASSES)
+        return value, value
+
+    def step() -> Any:
+        parts = [x[first:last] for first, last in itertools.pairwise(edges)]
+        run = PipelinedStep(chain, stages, parts, micro_steps(ROWS, count, True))
+        jobs = SCHEDULES[schedule](len(sizes), count)
+        result = run.train(jobs, head, schedule == "1f1b", lambda value: value, rematerialize)
+        return result.loss, [result.gradients[id(v)] for v in chain.model.trainable_variables]
+
+    return tf.function(step, autograph=False)() if in_graph else step()
+
+
+def pipeline(stages: int, micro_batches: int, replicas: int = 1, **kwargs: Any) -> Pipeline:
+    return Pipeline(
+        [f"CPU:{i}" for i in range(stages * replicas)], micro_batches, replicas=replicas, **kwargs
+    )
+
+
+def train(build: Any, compiled: Any, fit: dict[str, Any], on: Pipeline | None, evaluate: bool = False) -> Any:
+    """Everything that a training program shows: weights, history, evaluation, predictions."""
+    keras.utils.set_random_seed(3)
+    with contextlib.nullcontext() if on is None else on.scope():
+        model = build()
+        model.compile(**compiled())
+    history = model.fit(verbose=0, **fit).history
+    shown = [model.get_weights(), [v.numpy() for v in model.optimizer.variables], history]
+    if evaluate:
+        x, y = fit["x"], fit["y"]
+        shown.append(model.evaluate(x, y, batch_size=5, verbose=0))
+        shown.append(model.predict(x, batch_size=7, verbose=0))
+    return shown
+
+
+@pytest.fixture(scope="module")
+def plain_run():
+    return train(*_golden_program(), on=None)
+
+
+def _golden_program() -> tuple[Any, Any, dict[str, Any]]:
+    x, y = golden_data(50)
+
+    def compiled():
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.3)
+        return {"optimizer": optimizer, "loss": "mse", "metrics": ["mae"]}
+
+    return (
+        lambda: golden_model(unisono.Model),
+        compiled,
+        {"x": x, "y": y, "batch_size": 16, "epochs": 5},
+    )
+
+
+@pytest.mark.parametrize(
+    "stages, micro_batches, replicas, options",
+    [
+        (2, 4, 1, {"schedule": "1f1b"}),
+        (3, 8, 1, {"rematerialize": True, "partition": ["b", "f"]}),
+        (4, 2, 1, {"schedule": "1f1b", "rematerialize": True, "partition": [1, 2, 2, 1]}),
+        (2, 3, 2, {"rematerialize": True}),
+    ],
+    ids=str,
+)
+def test_weights_after_20_steps_with_a_partial_batch_are_those_of_one_device(
+    stages, micro_batches, replicas, options, plain_run
+):
+    shown = train(*_golden_program(), on=pipeline(stages, micro_batches, replicas, **options))
+    helpers.assert_close(shown, plain_run, helpers.FLOAT64)
+
+
+def _sequence(rows: int = 11) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    words = rng.integers(1, 20, size=(rows, 5))
+    for row, length in enumerate(rng.integers(1, 6, size=rows)):
+        words[row, length:] = 0
+    return words, rng.integers(0, CLASSES, size=(rows, 5))
+
+
+def masked_tagger() -> keras.Model:
+    return unisono.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            layers.Embedding(20, 4, mask_zero=True),
+            layers.Dense(4, activation="tanh"),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
+def branches() -> keras.Model:
+    """Two inputs, the second first used late; two outputs, one from the first stage."""
+    left, right = keras.Input((FEATURES,), name="left"), keras.Input((2,), name="right")
+    a = layers.Dense(5, activation="tanh", name="a")(left)
+    early = layers.Dense(1, name="early")(a)
+    b = layers.Dense(5, activation="tanh", name="b")(a)
+    nested = keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(3)], name="nested")(b)
+    late = layers.Dense(CLASSES, name="late")(layers.Concatenate(name="join")([nested, right, a]))
+    return unisono.Model([left, right], {"early": early, "late": late})
+
+
+class OwnLoss(unisono.Model):
+    """Its loss looks at the whole batch."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        spread = keras.ops.std(keras.ops.mean(y_pred, axis=0))
+        return super().compute_loss(x, y, y_pred, sample_weight) + spread
+
+
+def own_loss_model() -> keras.Model:
+    inputs = keras.Input((FEATURES,))
+    hidden = layers.Dense(5, activation="tanh", kernel_regularizer="l2")(inputs)
+    return OwnLoss(inputs, layers.Dense(CLASSES)(hidden))
+
+
+def classifier() -> keras.Model:
+    return unisono.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(5, activation="tanh"),
+            layers.Dense(CLASSES, activation="softmax"),
+        ]
+    )
+
+
+def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
+    rng = np.random.default_rng(1)
+    words, tags = _sequence()
+    x, y = golden_data(11)
+    classes = rng.integers(0, CLASSES, size=11)
+    weight = rng.uniform(0, 2, size=11)
+    crossentropy = keras.losses.SparseCategoricalCrossentropy
+    of_weights = {"reduction": "mean_with_sample_weight"}
+    two = {"early": y[:, :1], "late": y}
+    return {
+        "masks": (
+            masked_tagger,
+            lambda: {
+                "optimizer": "adam",
+                "loss": crossentropy(from_logits=True),
+                "weighted_metrics": ["accuracy"],
+            },
+            {"x": words, "y": tags, "batch_size": 4, "epochs": 1},
+        ),
+        "weights": (
+            classifier,
+            lambda: {
+                "optimizer": "sgd",
+                "loss": crossentropy(**of_weights),
+                "weighted_metrics": ["accuracy"],
+            },
+            {"x": x, "y": classes, "sample_weight": weight, "batch_size": 4, "epochs": 1},
+        ),
+        "class weights": (
+            classifier,
+            lambda: {
+                "optimizer": keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
+                "loss": crossentropy(),
+            },
+            {"x": x, "y": classes, "class_weight": {0: 2.0, 1: 0.5, 2: 1.0}, "batch_size": 6, "epochs": 1},
+        ),
+        "branches": (
+            branches,
+            lambda: {
+                "optimizer": "adam",
+                "loss": {"early": "mae", "late": "mse"},
+                "loss_weights": {"early": 0.3, "late": 1.0},
+                "metrics": {"late": ["mae"]},
+            },
+            {"x": {"left": x, "right": y[:, :2]}, "y": two, "batch_size": 4, "epochs": 1},
+        ),
+        "accumulation": (
+            classifier,
+            lambda: {
+                "optimizer": keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+                "loss": crossentropy(**of_weights),
+            },
+            {"x": x, "y": classes, "sample_weight": weight, "batch_size": 4, "epochs": 2},
+        ),
+    }
+
+
+@pytest.mark.parametrize("schedule, replicas", [("1f1b", 1), ("gpipe", 2)])
+@pytest.mark.parametrize("name", list(_cases()))
+def test_fit_evaluate_predict_are_those_of_one_device(name, schedule, replicas):
+    keras.config.set_floatx("float64")
+    case = _cases()[name]
+    plain = train(*case, on=None, evaluate=True)
+    shown = train(*case, evaluate=True, on=pipeline(2, 4 // replicas, replicas, schedule=schedule))
+    helpers.assert_close(shown, plain, helpers.FLOAT64)
+
+
+def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_refused_under_1f1b():
+    keras.config.set_floatx("float64")
+    x, y = golden_data(11)
+    fit = {"x": x, "y": np.abs(y) % 1.0, "batch_size": 5, "epochs": 1}
+    dice = (classifier, lambda: {"optimizer": "sgd", "loss": keras.losses.Dice()}, fit)
+    own = (own_loss_model, lambda: {"optimizer": "sgd", "loss": "mse"}, fit)
+    for case in (dice, own):
+        plain = train(*case, on=None)
+        helpers.assert_close(train(*case, on=pipeline(2, 4)), plain, helpers.FLOAT64)
+    with pytest.raises(ValueError, match="schedule='1f1b' needs a loss that treats every row by itself"):
+        train(*dice, on=pipeline(2, 4, schedule="1f1b"))
+
+
+def normalized_model() -> keras.Model:
+    return unisono.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.BatchNormalization(momentum=0.7),
+            layers.Dense(8, activation="relu"),
+            layers.Dropout(0.5),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
+def _normalized_program() -> tuple[Any, Any, dict[str, Any]]:
+    x, y = golden_data(13)
+    fit = {"x": x, "y": y, "batch_size": 13, "epochs": 2}
+    return normalized_model, lambda: {"optimizer": "sgd", "loss": "mse"}, fit
+
+
+def test_batch_statistics_for_inference_are_those_of_the_whole_batch():
+    keras.config.set_floatx("float64")
+    plain = train(*_normalized_program(), on=None)[0]
+    shown = train(*_normalized_program(), on=pipeline(2, 4))[0]
+    helpers.assert_close(shown[2:4], plain[2:4], helpers.FLOAT64, "moving mean and variance")
+
+
+def test_dropout_depends_on_the_micro_batches_and_not_on_stages_schedule_or_rematerialization():
+    keras.config.set_floatx("float64")
+    first = train(*_normalized_program(), on=pipeline(1, 4))
+    again = train(*_normalized_program(), on=pipeline(3, 4, schedule="1f1b", rematerialize=True))
+    helpers.assert_close(again, first, helpers.FLOAT64)
+    rematerialized = train(*_normalized_program(), on=pipeline(2, 4, rematerialize=True))
+    helpers.assert_close(rematerialized, first, helpers.FLOAT64)
+
+
+def test_dropout_draws_another_mask_for_each_micro_batch():
+    with pipeline(2, 4).scope():
+        model = unisono.Sequential([keras.Input((50,)), layers.Dropout(0.5), layers.Activation("linear")])
+        model.compile("sgd", lambda y, p: keras.ops.mean(p, axis=-1))
+    plan = model._pipeline.plan(model)
+    run = PipelinedStep(plan.chain, plan.stages, [tf.ones((1, 50))] * 4, micro_steps(4, 4, True))
+    masks = run.forward(plan.forward_jobs).outputs.numpy()
+    assert len({tuple(row) for row in masks}) == 4
+    keras.backend.clear_session(free_memory=False)
+
+
+def test_overflow_in_one_micro_batch_skips_the_step_on_all_stages():
+    unisono.mixed_precision.set_global_policy("mixed_float16")
+    with pipeline(2, 4, schedule="1f1b").scope():
+        model = unisono.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(1, dtype="float32")])
+        model.compile("adam", "mse")
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    model.train_on_batch(x, y)
+    before, count = model.get_weights(), int(model.optimizer.iterations)
+    x[5] = 60000.0
+    model.train_on_batch(x * 10.0, y)
+    helpers.assert_close(model.get_weights(), before, 0.0)
+    x[5] = 1.0
+    model.train_on_batch(x, y)
+    assert any(np.any(a != b) for a, b in zip(model.get_weights(), before))
+    assert int(model.optimizer.iterations) >= count + 1
+
+
+def test_saved_model_opens_without_a_pipeline_and_with_other_stages(tmp_path):
+    keras.config.set_floatx("float64")
+    build, compiled, fit = _golden_program()
+    with pipeline(3, 4).scope():
+        model = build()
+        model.compile(**compiled())
+    model.fit(verbose=0, **fit)
+    model.save(tmp_path / "model.keras")
+    answers = model.predict(fit["x"], verbose=0)
+    opened = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(opened) is not type(model)
+    helpers.assert_close(opened.predict(fit["x"], verbose=0), answers, helpers.FLOAT64)
+    with pipeline(2, 2, schedule="1f1b").scope():
+        other = unisono.load_model(tmp_path / "model.keras")
+    for each in (model, other):
+        keras.utils.set_random_seed(9)
+        each.fit(verbose=0, **fit)
+    helpers.assert_close(other.get_weights(), model.get_weights(), helpers.FLOAT64)
+    devices = {slot.value.device[-5:] for slot in other.optimizer.variables[2:]}
+    assert devices == {"CPU:0", "CPU:1"}, "slots stand with their weights"
