@@ -236,12 +236,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self.schedule.unit != "seconds":
             return 0.0
         passed = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
-        return worker_agreement.largest(self.model.distribute_strategy, int(passed * 1000)) / 1000
+        return worker_agreement.largest(self.model.distribute_strategy, passed)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self.model.fit_state.save_and_exit
         self._save(epoch, step, self._steps_before_epoch + step)
         self._writer.wait()
+        # A worker that went first would look to the others as if it had died.
+        worker_agreement.meet(self.model.distribute_strategy)
         self._handlers.remove()
         interruption.stop(reason)
 

@@ -1,73 +1,57 @@
 """What the workers of one training have to tell each other about backups: small byte strings, and one number.
 
-Context: host. Every worker calls the same function at the same step: the calls are collectives.
+Context: host. Every worker calls the same function at the same step: the calls meet (`distribute.agreement.exchange`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
-from ..distribute.peer_watch import meeting
+from ..distribute import cluster
+from ..distribute.agreement import exchange, spans_workers
+
+# Whole numbers up to 2**53 are exact in float64, the numbers that are exchanged.
+_BYTES_PER_NUMBER = 6
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """Worker processes that run the same step together; 1 for every strategy within one process."""
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return 1
-    return max(1, strategy.num_replicas_in_sync // len(strategy.extended.worker_devices))
+    return cluster.num_workers() if spans_workers(strategy) else 1
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
     """This worker's number, 0 to `num_workers - 1`; replicas are numbered in the order of the workers."""
-    if num_workers(strategy) == 1:
-        return 0
-    first = strategy.run(lambda: tf.distribute.get_replica_context().replica_id_in_sync_group)
-    ids = [int(i) for i in strategy.experimental_local_results(first)]
-    return min(ids) // len(strategy.extended.worker_devices)
+    return cluster.worker_index() if spans_workers(strategy) else 0
 
 
-def largest(strategy: tf.distribute.Strategy, value: int) -> int:
+def largest(strategy: tf.distribute.Strategy, value: float) -> float:
     """The largest of the values that the workers give; `value` itself where there is one worker."""
-    if num_workers(strategy) == 1:
-        return value
-    return max(int(row[0]) for row in _gather(strategy, np.asarray([value], np.int64)))
+    return max(row[0] for row in exchange([value], strategy))
+
+
+def meet(strategy: tf.distribute.Strategy) -> None:
+    """Returns when all workers have come here."""
+    largest(strategy, 0.0)
 
 
 def gather_bytes(strategy: tf.distribute.Strategy, payload: bytes) -> list[bytes]:
     """What each worker gave, in the order of the workers; every worker gets all of it."""
-    if num_workers(strategy) == 1:
+    if not spans_workers(strategy):
         return [payload]
-    size = largest(strategy, len(payload))
-    padded = np.zeros(size + 8, np.uint8)
-    padded[:8] = np.frombuffer(np.asarray([len(payload)], "<i8").tobytes(), np.uint8)
-    padded[8 : 8 + len(payload)] = np.frombuffer(payload, np.uint8)
-    rows = [row.astype(np.uint8).tobytes() for row in _gather(strategy, padded.astype(np.int32))]
-    return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in rows]
+    sizes = [int(row[0]) for row in exchange([float(len(payload))], strategy)]
+    rows = exchange(_to_numbers(payload, max(sizes)), strategy)
+    return [_to_bytes(row)[:size] for row, size in zip(rows, sizes)]
 
 
-def _gather(strategy: tf.distribute.Strategy, row: np.ndarray) -> Sequence[np.ndarray]:
-    """One row of equal length from every worker: each adds its own to zeros, so the sum holds them all."""
-    workers, index, replicas = (
-        num_workers(strategy),
-        worker_index(strategy),
-        len(strategy.extended.worker_devices),
-    )
-    mine = np.zeros((workers, len(row)), row.dtype)
-    mine[index] = row
+def _to_numbers(payload: bytes, size: int) -> list[float]:
+    """`payload`, filled up with zeros to `size`, as whole numbers of six bytes each."""
+    words = np.zeros([-(-size // _BYTES_PER_NUMBER), 8], np.uint8)
+    padded = payload.ljust(len(words) * _BYTES_PER_NUMBER, b"\0")
+    words[:, :_BYTES_PER_NUMBER] = np.frombuffer(padded, np.uint8).reshape(-1, _BYTES_PER_NUMBER)
+    return words.view("<u8")[:, 0].astype(np.float64).tolist()
 
-    @tf.function
-    def total(first: Any, others: Any) -> Any:
-        def on_replica() -> Any:
-            context = tf.distribute.get_replica_context()
-            local = context.replica_id_in_sync_group % replicas
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(local == 0, first, others))
 
-        return strategy.run(on_replica)
-
-    with meeting(familiar=False):
-        result = total(tf.constant(mine), tf.zeros_like(mine))
-    return list(strategy.experimental_local_results(result)[0].numpy())
+def _to_bytes(numbers: list[float]) -> bytes:
+    words = np.asarray(numbers, np.float64).astype("<u8")[:, None].view(np.uint8)
+    return words[:, :_BYTES_PER_NUMBER].tobytes()
