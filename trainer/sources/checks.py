@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from .convert import rows_on_host
+from .rows import is_extension
 
 
 def positive_int(name: str, value: Any) -> int | None:
@@ -106,7 +107,7 @@ def list_sizes(arrays: Any) -> list[tuple[str, int]]:
         for path, leaf in named_leaves(argument, part):
             if leaf is None:
                 continue
-            if leaf.shape.rank == 0 if isinstance(leaf.shape, tf.TensorShape) else len(leaf.shape) == 0:
+            if not is_extension(leaf) and tf.TensorShape(leaf.shape).rank == 0:
                 raise ValueError(
                     f"{path} ({leaf!r}) is a scalar; the first dimension of every array is its rows."
                 )

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .rows import SparseRows, sparse_rows
+from .rows import is_extension, row_count, sparse_rows
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
@@ -51,7 +51,7 @@ def is_array(leaf: Any) -> bool:
     """Whether `as_host_array` takes it."""
     return (
         leaf is None
-        or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable)
+        or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable | tf.experimental.ExtensionType)
         or tf.is_tensor(leaf)
         or _is_scipy_sparse(leaf)
         or hasattr(leaf, "__array__")
@@ -75,7 +75,7 @@ def as_host_array(leaf: Any) -> Any:
         return None
     if isinstance(leaf, tf.Variable):
         return tf.convert_to_tensor(leaf)
-    if tf.is_tensor(leaf):
+    if tf.is_tensor(leaf) or is_extension(leaf):
         return leaf
     if isinstance(leaf, keras.Variable):
         return tf.convert_to_tensor(leaf.value)
@@ -144,7 +144,7 @@ def _defined_in(leaf: Any, package: str) -> bool:
 
 def cast_floats(leaf: Any) -> Any:
     """Casts a NumPy array or tensor with floating point numbers to floatx, as Keras does; leaves the others alone."""
-    if leaf is None or not hasattr(leaf, "dtype"):
+    if not isinstance(leaf, np.ndarray | tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
         return leaf
     dtype = tf.as_dtype(leaf.dtype)
     wanted = tf.as_dtype(keras.config.floatx())
@@ -186,5 +186,4 @@ def as_resident(leaf: Any) -> Any:
 
 def rows_on_host(leaf: Any) -> int:
     """The rows of an array given by the user."""
-    shape = leaf.values.shape if isinstance(leaf, SparseRows) else leaf.shape
-    return int(shape[0])
+    return int(row_count(leaf))

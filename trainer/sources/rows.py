@@ -64,6 +64,8 @@ def row_count(structure: Any) -> Any:
 
 
 def _static_rows(leaf: Any) -> int | None:
+    if is_extension(leaf):
+        return _static_rows(_first_field(leaf))
     shape = getattr(leaf, "shape", None)
     if isinstance(leaf, SparseRows):
         shape = leaf.values.shape
@@ -84,7 +86,11 @@ def _dynamic_rows(leaf: Any) -> tf.Tensor:
         return leaf.values.nrows(out_type=tf.int32)
     if isinstance(leaf, tf.Tensor | tf.Variable):
         return tf.shape(leaf)[0]
-    return _dynamic_rows(tf.nest.flatten(leaf, expand_composites=True)[0])
+    return _dynamic_rows(_first_field(leaf))
+
+
+def _first_field(leaf: Any) -> Any:
+    return next(iter(_tensor_fields(leaf).values()))
 
 
 def slice_rows(structure: Any, start: Any, stop: Any) -> Any:
@@ -112,6 +118,8 @@ def take_rows(structure: Any, start: Any, rows: int) -> Any:
 def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None = None) -> Any:
     if rows is None and isinstance(start, int) and isinstance(stop, int):
         rows = stop - start
+    if is_extension(leaf):
+        return _by_fields(lambda part: _slice_leaf(part, start, stop, rows), leaf)
     if isinstance(leaf, tf.SparseTensor):
         return _slice_sparse(leaf, start, stop, rows)
     if isinstance(leaf, SparseRows):
@@ -164,7 +172,26 @@ def gather_rows(structure: Any, indices: tf.Tensor) -> Any:
     return _map(lambda leaf: _gather_leaf(leaf, indices), structure)
 
 
+def is_extension(leaf: Any) -> bool:
+    """Whether it is an extension type of a user's own: a record of tensors that all have its rows."""
+    return isinstance(leaf, tf.experimental.ExtensionType) and not isinstance(leaf, SparseRows)
+
+
+def _tensor_fields(leaf: Any) -> dict[str, Any]:
+    return {name: v for name, v in vars(leaf).items() if tf.is_tensor(v) or is_extension(v)}
+
+
+def _by_fields(fn: Callable[..., Any], *leaves: Any) -> Any:
+    """Applies `fn` to every tensor of records of one type; their other fields are those of the first."""
+    fields = {name: v for name, v in vars(leaves[0]).items() if not name.startswith("_")}
+    for name in _tensor_fields(leaves[0]):
+        fields[name] = fn(*(getattr(leaf, name) for leaf in leaves))
+    return type(leaves[0])(**fields)
+
+
 def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
+    if is_extension(leaf):
+        return _by_fields(lambda part: _gather_leaf(part, indices), leaf)
     if isinstance(leaf, tf.SparseTensor):
         leaf = sparse_rows(leaf)
     if isinstance(leaf, SparseRows):
@@ -203,6 +230,8 @@ def concat_rows(structures: Sequence[Any]) -> Any:
 def _concat_leaves(*leaves: Any) -> Any:
     if leaves[0] is None:
         return None
+    if is_extension(leaves[0]):
+        return _by_fields(_concat_leaves, *leaves)
     if isinstance(leaves[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(leaves), expand_nonconcat_dims=True)
     return tf.concat(list(leaves), 0)
@@ -217,6 +246,9 @@ def spec_without_rows(leaf: Any) -> Any:
     """The `tf.TypeSpec` of a tensor or the given one, with the row dimension None; None for None."""
     if leaf is None:
         return None
+    if is_extension(leaf):
+        none = tf.type_spec_from_value(slice_rows(leaf, 0, 0))
+        return tf.type_spec_from_value(leaf).most_specific_common_supertype([none]) or none
     spec = leaf if isinstance(leaf, tf.TypeSpec) else tf.type_spec_from_value(leaf)
     if isinstance(spec, SparseRows.Spec):
         parts = (spec_without_rows(spec.columns), spec_without_rows(spec.values), spec.row_shape)
