@@ -1,7 +1,8 @@
 """Pipeline parallelism: one model over several devices, stage by stage, micro-batch by micro-batch."""
 
 from .pipeline import Pipeline, current_pipeline
+from .remote import connect
 from .simulator import Simulation, Span, ideal_speedup, simulate
 from .timeline import Timeline
 
-__all__ = ["Pipeline", "Simulation", "Span", "Timeline", "current_pipeline", "ideal_speedup", "simulate"]
+__all__ = ["Pipeline", "Simulation", "Span", "Timeline", "connect", "current_pipeline", "ideal_speedup", "simulate"]

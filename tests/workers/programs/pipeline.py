@@ -1,0 +1,72 @@
+"""Trains in stages on the processes that the launcher started, and once more on one device: `pipeline.py OUT [wait]`."""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+from unisono.distribute.pipeline import connect
+
+import unisono
+
+OUT = Path(sys.argv[1])
+ROWS, FEATURES = 26, 5
+
+
+def train(pipeline, epochs=5, **fit):
+    keras.utils.set_random_seed(3)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, FEATURES)), rng.normal(size=(ROWS, 2))
+    with contextlib.nullcontext() if pipeline is None else pipeline.scope():
+        model = unisono.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                keras.layers.Dense(8, activation="tanh"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
+                keras.layers.Dense(2),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5), "mse", metrics=["mae"])
+    history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, **fit).history
+    return model, history, model.predict(x, verbose=0)
+
+
+class Ready(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        (OUT / "training").write_text(str(os.getpid()))
+
+
+def main():
+    keras.config.set_floatx("float64")
+    devices = connect()
+    kwargs = {
+        "schedule": "1f1b",
+        "rematerialize": True,
+        "partition": [2, *[1] * (len(devices) - 2), 4 - len(devices)],
+    }
+    pipeline = unisono.distribute.Pipeline(devices, micro_batches=2, **kwargs)
+    if "wait" in sys.argv:
+        train(pipeline, callbacks=[Ready()], epochs=10**6)
+        return
+    model, history, answers = train(pipeline)
+    homes = [variable.value.device for variable in model.weights]
+    near = unisono.distribute.Pipeline(["CPU:0"] * len(devices), micro_batches=2, **kwargs)
+    expected, expected_history, expected_answers = train(near)
+    result = {
+        "devices": devices,
+        "homes": homes,
+        "weights": max(
+            float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected.get_weights())
+        ),
+        "answers": float(np.abs(answers - expected_answers).max()),
+        "loss": abs(history["loss"][-1] - expected_history["loss"][-1]),
+        "summary": pipeline.summary(),
+    }
+    (OUT / "result.json").write_text(json.dumps(result))
+
+
+main()
