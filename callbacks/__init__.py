@@ -21,9 +21,13 @@ from .backup_and_restore import BackupAndRestore
 from .backup_store import BackupInfo, latest_backup, list_backups, read_backup
 from .container import DamagedFileError, NewerFormatError
 from .fit_snapshot import BackupMismatchError
+from .json_lines import JSONLines
 from .model_checkpoint import ModelCheckpoint
+from .profiler import Profiler
+from .progress import ProgressBar
 from .safe_file import SaveError
 from .safe_file import verify_sum as verify_checkpoint
+from .training_report import TrainingReport
 
 __all__ = [
     "BackupAndRestore",
@@ -35,18 +39,22 @@ __all__ = [
     "DamagedFileError",
     "EarlyStopping",
     "History",
+    "JSONLines",
     "LambdaCallback",
     "LearningRateScheduler",
     "ModelCheckpoint",
     "NewerFormatError",
     "OrbaxCheckpoint",
+    "Profiler",
     "ProgbarLogger",
+    "ProgressBar",
     "ReduceLROnPlateau",
     "RemoteMonitor",
     "SaveError",
     "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",
+    "TrainingReport",
     "latest_backup",
     "list_backups",
     "read_backup",

@@ -1,0 +1,150 @@
+"""One profile over all workers: for a range of steps, or on demand from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..distribute.agreement import from_chief
+from ..distribute.cluster import num_workers, worker_index
+
+
+class Profiler(keras.callbacks.Callback):
+    """Captures what all workers do during steps `a` to `b` as one profile for TensorBoard's or XProf's profile plugin.
+
+    Every worker begins after the same step and ends after the same step. Each writes its part to
+    `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where the workers share no directory, copy these files
+    into one to see them together.
+
+    It owns the profiling session from its first step to its last, and the server for profiles on demand. It does not
+    replace the traces of `keras.callbacks.TensorBoard(profile_batch=...)`: only one of the two can run at a time.
+
+    Args:
+        log_dir: directory; the one that TensorBoard is started with.
+        steps: (first, last), both included and counted from 1 over the whole training, as TensorBoard's
+            `profile_batch`; None: only on demand.
+        port: int or None; with a port, worker `i` listens at `port + i` while `fit` runs, and
+            `python -m unisono profile --service HOST:PORT,...` captures a profile. The server accepts connections from
+            everywhere: keep the port behind a firewall.
+
+    Raises:
+        ValueError: `steps` is not such a pair.
+
+    >>> Profiler("logs", steps=(10, 20)).steps
+    (10, 20)
+    """
+
+    def __init__(
+        self, log_dir: str | os.PathLike, steps: tuple[int, int] | None = (10, 20), port: int | None = None
+    ) -> None:
+        super().__init__()
+        if steps is not None:
+            pair = tuple(steps)
+            if len(pair) != 2 or not all(isinstance(s, int) for s in pair) or not 1 <= pair[0] <= pair[1]:
+                raise ValueError(
+                    f"`steps` must be (first, last) with 1 <= first <= last, counted from 1. Received: {pair}"
+                )
+        self.log_dir = Path(log_dir)
+        self.steps = steps
+        self.port = port
+        self._served = False
+        self._steps_before_epoch = 0
+        self._temporary: str | None = None
+        self._captured = False
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """Before the first step of the range, and after its last."""
+        if self.steps is None or self._captured:
+            return None
+        total = self._steps_before_epoch + step
+        edge = self.steps[1] if self._temporary is not None else self.steps[0] - 1
+        return edge - total if edge > total else 1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Opens the server for profiles on demand."""
+        self._captured = False
+        state = getattr(self.model, "fit_state", None)
+        self._steps_before_epoch = 0
+        if state is not None and state.steps_per_epoch:
+            self._steps_before_epoch = state.epoch * state.steps_per_epoch
+        if self.port is not None and not self._served:
+            port = self.port + worker_index()
+            tf.profiler.experimental.server.start(port)
+            self._served = True  # TensorFlow cannot stop it again before the process ends
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begins a range that starts with the first step."""
+        self._look(self._steps_before_epoch + self._step())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Begins or ends the profile."""
+        self._look(self._steps_before_epoch + self._step(batch + 1))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts the steps of the epoch."""
+        self._steps_before_epoch += self._step()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes a profile whose last step did not come."""
+        if self._temporary is not None:
+            self._end()
+        elif self.steps is not None and not self._captured:
+            warnings.warn(
+                f"Profiler captured nothing: training ended before step {self.steps[0]}. Choose earlier `steps`."
+            )
+
+    def on_fit_exit(self) -> None:
+        """Ends the session, whatever ended the training."""
+        if self._temporary is not None:
+            with contextlib.suppress(Exception):
+                tf.profiler.experimental.stop(save=False)
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def _step(self, otherwise: int = 0) -> int:
+        state = getattr(self.model, "fit_state", None)
+        return otherwise if state is None else state.step
+
+    def _look(self, done: int) -> None:
+        if self.steps is None or self._captured:
+            return
+        first, last = self.steps
+        if self._temporary is None and first - 1 <= done < last:
+            self._begin()
+        elif self._temporary is not None and done >= last:
+            self._end()
+
+    def _begin(self) -> None:
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._temporary = tempfile.mkdtemp(prefix=".profile-", dir=self.log_dir)
+        try:
+            tf.profiler.experimental.start(self._temporary)
+        except tf.errors.AlreadyExistsError:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+            raise RuntimeError(
+                "Profiler cannot begin: another profile is being captured in this process. Give TensorBoard "
+                "profile_batch=0, or choose other `steps`."
+            ) from None
+
+    def _end(self) -> None:
+        """Stops, and puts this worker's file where those of the others are."""
+        assert self._temporary is not None  # narrows the type
+        tf.profiler.experimental.stop()
+        moment = int(from_chief([float(int(time.time()))], self.model.distribute_strategy)[0])
+        run = self.log_dir / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(moment))
+        run.mkdir(parents=True, exist_ok=True)
+        for file in Path(self._temporary).rglob("*.xplane.pb"):
+            name = f"worker-{worker_index()}.xplane.pb" if num_workers() > 1 else file.name
+            os.replace(file, run / name)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary, self._captured = None, True
