@@ -73,16 +73,41 @@ def beside(variable: Any) -> Any:
 def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Each gradient on the server of its variable, so that the lock is not held while it travels.
 
-    The gradient of a sharded variable stays where it is: its parts are sent to their servers one by one.
+    The dense gradients for one server travel as one message for each dtype. The gradient of a sharded variable stays
+    where it is: its parts are sent to their servers one by one.
+
+    Context: replica.
     """
     if tf.executing_eagerly() or not on_parameter_servers():
         return list(gradients)
-    sent = []
-    for gradient, variable in zip(gradients, variables):
+    sent: list[Any] = list(gradients)
+    parcels: dict[Any, list[int]] = {}
+    for index, (gradient, variable) in enumerate(zip(gradients, variables)):
         value = getattr(variable, "_value", variable)
-        with beside(value):
-            sent.append(tf.nest.map_structure(tf.identity, gradient, expand_composites=True))
+        device = getattr(value, "device", None)
+        if device and tf.is_tensor(gradient) and gradient.shape.is_fully_defined():
+            parcels.setdefault((device, gradient.dtype), []).append(index)
+        elif device:
+            with tf.device(device):
+                sent[index] = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+    for (device, _), group in parcels.items():
+        for index, gradient in zip(group, _as_one_message([gradients[i] for i in group], device)):
+            sent[index] = gradient
     return sent
+
+
+def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
+    """The tensors, on `device`; one dtype, static shapes."""
+    if len(tensors) > 1:
+        joined = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+    else:
+        joined = tensors[0]
+    with tf.device(device):
+        joined = tf.identity(joined)
+        if len(tensors) == 1:
+            return [joined]
+        parts = tf.split(joined, [tensor.shape.num_elements() for tensor in tensors])
+        return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
 
 
 def shards_of(variable: Any) -> Sequence[tf.Variable] | None:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ..distribute.parameter_server_updates import beside
 from ..distribute.replicas import in_replica_context, local_copy
 from . import accumulation, clipping
 from .call_options import CallOptions, call_options, current_options, frozen_count
@@ -282,7 +283,9 @@ class Optimizer(keras.optimizers.Optimizer):
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         for gradient, variable in zip(grads, trainable_variables):
-            self.update_step(gradient, local_copy(variable), learning_rate)
+            copy = local_copy(variable)
+            with beside(copy):
+                self.update_step(gradient, copy, learning_rate)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:
@@ -399,7 +402,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """Copies keep the pipeline: what is saved as Keras' is adopted again."""
         from .adoption import rebuild
 
-        return rebuild, super().__reduce__()
+        return rebuild, super().__reduce__()[1]
 
 
 @tf.autograph.experimental.do_not_convert

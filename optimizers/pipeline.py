@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..distribute.parameter_server_updates import send_to_servers
 from ..distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id, update_copies
 from ..distribute.step_context import current_step
 from . import checks
@@ -100,7 +101,8 @@ def run_stages(
         else:
             tf.cond(applies, lambda: _nothing(apply_all), lambda: _nothing(None))
 
-    update_copies(write, verdict, [g for g, _ in pairs], weight_total)
+    gradients = send_to_servers([g for g, _ in pairs], [v for _, v in pairs])
+    update_copies(write, verdict, gradients, weight_total)
     step = current_step()
     if step is not None and verdict is not True:
         step.verdicts.append(verdict)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
 
 from ..callbacks.fit_state import FitState
 from ..callbacks.wake import steps_to_wake
