@@ -1,0 +1,139 @@
+"""Logs for machines: one JSON object per line, that a resumed run continues where its backup was made."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class LineFile:
+    """A file of JSON lines. Each line is flushed whole; a new run begins it anew, a resumed one goes on.
+
+    Args:
+        path: of the file; its directory is made when the first line is written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._keep = 0
+        self._stream: Any = None
+
+    def continue_at(self, size: int) -> bool:
+        """Keeps the first `size` bytes that are there; False, and no change, once a line has been written."""
+        if self._stream is not None:
+            return False
+        self._keep = min(size, self.path.stat().st_size) if self.path.exists() else 0
+        return True
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._keep if self._stream is None else self._stream.tell()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends one line."""
+        if self._stream is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            self._stream = open(self.path, "r+b")  # noqa: SIM115 - closed by `close`
+            self._stream.truncate(self._keep)
+            self._stream.seek(self._keep)
+        self._stream.write(json.dumps(jsonable(record), allow_nan=False).encode() + b"\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Ends the file; a next line would begin it anew."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream, self._keep = None, 0
+
+
+def jsonable(value: Any) -> Any:
+    """`value` in JSON's types; numbers that are not finite as "nan", "inf" and "-inf", which `float` reads.
+
+    >>> jsonable({"loss": np.float32(0.5), "bad": float("nan"), "shape": (2, None)})
+    {'loss': 0.5, 'bad': 'nan', 'shape': [2, None]}
+    """
+    if isinstance(value, dict):
+        return {str(key): jsonable(v) for key, v in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [jsonable(v) for v in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, np.generic | np.ndarray) or hasattr(value, "numpy"):
+        return jsonable(np.asarray(value).tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)
+
+
+class JSONLines(keras.callbacks.Callback):
+    """Writes the logs as JSON lines: `{"epoch": 0, "step": 100, "time": ..., "loss": ...}`.
+
+    With several workers the chief writes. After a resume by `BackupAndRestore` the lines after the backup are dropped, so
+    that no step is there twice.
+
+    Args:
+        path: of the file; an existing one is begun anew.
+        every: "epoch", or int: also after so many steps of an epoch (with "steps": true in the line).
+        clock: () -> float; seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int | str = "epoch",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(f'every ({every!r}) must be "epoch" or a number of steps of at least 1.')
+        self._every = None if isinstance(every, str) else every
+        self._file = LineFile(path)
+        self._clock = clock
+        self._epoch = 0
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """After `every` steps."""
+        return None if self._every is None else self._every - step % self._every
+
+    def get_state(self) -> dict[str, int]:
+        """For backups: where the file ends now."""
+        return {"size": self._file.size}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """On resume: goes on there."""
+        self._file.continue_at(state["size"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes a line when one is due."""
+        if self._every is not None and (batch + 1) % self._every == 0:
+            self._write({"epoch": self._epoch, "step": batch + 1, "steps": True}, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes the line of the epoch."""
+        self._write({"epoch": epoch, "step": self.model.fit_state.step}, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def on_fit_exit(self) -> None:
+        """Closes the file, also after an error."""
+        self._file.close()
+
+    def _write(self, where: dict[str, Any], logs: Any) -> None:
+        if self.model.fit_state.chief:
+            self._file.write({**where, "time": self._clock(), **(logs or {})})

@@ -1,0 +1,6 @@
+"""The page that says what one training, or several, did: made from the JSON lines that `TrainingReport` writes."""
+
+from .page import render as render
+from .runs import Run as Run
+from .runs import find_runs as find_runs
+from .runs import read_run as read_run

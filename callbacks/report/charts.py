@@ -1,0 +1,174 @@
+"""Charts as SVG text: curves over epochs, and shares of a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+from collections.abc import Sequence
+
+from .runs import Points, finite
+
+_WIDTH, _HEIGHT = 480, 270
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 34
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve.
+
+    Attributes:
+        name: for the legend.
+        points: (x, y); those that are not finite are left out and counted.
+        color: int; one of eight.
+        dashed: bool; validation is dashed.
+    """
+
+    name: str
+    points: Points
+    color: int = 0
+    dashed: bool = False
+
+
+def line_chart(title: str, lines: Sequence[Line], x_label: str = "epoch", whole: bool = False) -> str:
+    """A `<figure>` with the curves; empty text if none has a point.
+
+    Args:
+        title: above it.
+        lines: at most eight colours are told apart.
+        x_label: below it.
+        whole: bool; the y axis begins at 0.
+    """
+    drawn = [(line, finite(line.points)) for line in lines]
+    drawn = [(line, points) for line, points in drawn if points]
+    lost = sum(len(line.points) for line in lines) - sum(len(points) for _, points in drawn)
+    if not drawn:
+        return _figure(title, "", [], f"{lost} values, none of them finite") if lost else ""
+    xs = [x for _, points in drawn for x, _ in points]
+    ys = [y for _, points in drawn for _, y in points]
+    logarithmic = not whole and min(ys) > 0 and max(ys) > 50 * min(ys)
+    x_axis = _Axis(min([0.0, *xs]), max(xs), _LEFT, _WIDTH - _RIGHT)
+    low, high = (0.0, max(ys)) if whole else (min(ys), max(ys))
+    y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, logarithmic)
+    parts = [*_grid(x_axis, y_axis, x_label)]
+    for line, points in drawn:
+        kind = f"line c{line.color % 8}" + (" dashed" if line.dashed else "")
+        path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in points)
+        if len(points) > 1:
+            parts.append(f'<polyline class="{kind}" points="{path}"/>')
+        x, y = points[-1]
+        parts.append(
+            f'<circle class="dot c{line.color % 8}" cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3"/>'
+        )
+    data = [{"n": line.name, "p": [[round(x, 4), _short(y)] for x, y in points]} for line, points in drawn]
+    scale = {"x0": x_axis.low, "x1": x_axis.high, "l": _LEFT / _WIDTH, "r": (_WIDTH - _RIGHT) / _WIDTH}
+    label = html.escape(
+        f"{title}: " + "; ".join(f"{line.name} ends at {_short(p[-1][1])}" for line, p in drawn)
+    )
+    svg = (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}" '
+        f"data-lines='{_attribute(data)}' data-scale='{_attribute(scale)}'>{''.join(parts)}"
+        f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" hidden=""/></svg>'
+    )
+    note = f"{lost} values are not finite and not drawn" if lost else ""
+    note += ("; " if note else "") + "logarithmic scale" if logarithmic else note and ""
+    return _figure(
+        title, svg, [line for line, _ in drawn], note or (f"{lost} values are not finite" if lost else "")
+    )
+
+
+def shares(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
+    """A `<figure>` with one bar that is divided; each part is (name, amount, what to print for the amount)."""
+    total = sum(amount for _, amount, _ in parts)
+    if total <= 0:
+        return ""
+    bars, rows, x = [], [], 0.0
+    for index, (name, amount, text) in enumerate(parts):
+        width = 100 * amount / total
+        bars.append(f'<rect class="c{index % 8}" x="{x:.3f}" y="0" width="{width:.3f}" height="10"/>')
+        rows.append(
+            f'<tr><td><i class="key c{index % 8}"></i>{html.escape(name)}</td><td>{html.escape(text)}</td>'
+            f"<td>{width:.1f} %</td></tr>"
+        )
+        x += width
+    label = html.escape(f"{title}: " + ", ".join(f"{name} {100 * a / total:.0f} %" for name, a, _ in parts))
+    svg = f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{label}">'
+    return _figure(title, f'{svg}{"".join(bars)}</svg><table class="numbers">{"".join(rows)}</table>', [], "")
+
+
+def _figure(title: str, body: str, lines: Sequence[Line], note: str) -> str:
+    keys = "".join(
+        f'<span><i class="key c{line.color % 8}{" dashed" if line.dashed else ""}"></i>{html.escape(line.name)}</span>'
+        for line in lines
+    )
+    legend = f'<div class="legend">{keys}</div>' if len(lines) > 1 else ""
+    note = f'<p class="note">{html.escape(note)}</p>' if note else ""
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{legend}{body}{note}</figure>"
+
+
+class _Axis:
+    """Maps values to places between `start` and `end`."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, logarithmic: bool = False) -> None:
+        if low == high:
+            low, high = (
+                (low - abs(low) / 2 - 0.5, high + abs(high) / 2 + 0.5)
+                if not logarithmic
+                else (low / 2, high * 2)
+            )
+        self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
+
+    def at(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.logarithmic:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        if self.logarithmic:
+            low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            leads = (1, 2, 5) if high - low <= 2 else (1,)
+            marks = [lead * 10.0**power for power in range(low, high + 1) for lead in leads]
+            return [m for m in marks if self.low <= m <= self.high][:9]
+        step = nice_step((self.high - self.low) / 4)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+
+def nice_step(rough: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 or 10 times a power of ten that is at least `rough`.
+
+    >>> nice_step(0.03), nice_step(7.0)
+    (0.05, 10.0)
+    """
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(lead * power for lead in (1, 2, 2.5, 5, 10, 20) if lead * power >= rough * (1 - 1e-9))
+
+
+def _grid(x_axis: _Axis, y_axis: _Axis, x_label: str) -> list[str]:
+    parts = []
+    for value in y_axis.ticks():
+        y = y_axis.at(value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
+    for value in x_axis.ticks():
+        x = x_axis.at(value)
+        anchor = "end" if x > _WIDTH - 40 else "middle"
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 16}" text-anchor="{anchor}">{_short(value)}</text>')
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{_HEIGHT - 2}" text-anchor="middle">{html.escape(x_label)}</text>')
+    return parts
+
+
+def _short(value: float) -> str:
+    """A number in at most about seven characters."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def _attribute(value: object) -> str:
+    return html.escape(json.dumps(value, separators=(",", ":")), quote=True)

@@ -1,0 +1,133 @@
+"""The facts of a run that do not change while it runs: model, strategy, devices, configuration, versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
+
+
+def facts_of(model: Any, fit_state: Any) -> dict[str, Any]:
+    """Everything a report says about a run before its first number.
+
+    Args:
+        model: compiled and built.
+        fit_state: `FitState` of the `fit` that begins.
+
+    Returns:
+        dict of JSON values: "model", "strategy", "configuration", "versions", "machine", each a flat dict, and "summary",
+        the model's summary as text.
+
+    Context: host.
+    """
+    return {
+        "model": _model(model),
+        "strategy": _strategy(model),
+        "configuration": _configuration(model, fit_state),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "machine": {
+            "host": socket.gethostname(),
+            "system": f"{platform.system()} {platform.release()}",
+            "CPU cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "program": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200],
+        },
+        "summary": _summary(model),
+    }
+
+
+def memory_bytes() -> dict[str, int]:
+    """Bytes in use: of this process ("host"), and of each GPU of it, with their peaks. Context: host."""
+    found: dict[str, int] = {}
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            sizes = {
+                line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "VmHWM"))
+            }
+        found["host"] = int(sizes["VmRSS"]) * 1024
+        found["host peak"] = int(sizes["VmHWM"]) * 1024
+    except (OSError, KeyError, IndexError):
+        pass
+    for gpu in tf.config.list_logical_devices("GPU"):
+        name = gpu.name.rpartition("device:")[2]
+        info = tf.config.experimental.get_memory_info(name)
+        found[name], found[f"{name} peak"] = int(info["current"]), int(info["peak"])
+    return found
+
+
+def _model(model: Any) -> dict[str, Any]:
+    count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
+    return {
+        "name": model.name,
+        "class": type(model).__name__,
+        "layers": len(model.layers),
+        "trainable parameters": count(model.trainable_weights),
+        "other parameters": count(model.non_trainable_weights),
+        "dtype policy": model.dtype_policy.name,
+    }
+
+
+def _strategy(model: Any) -> dict[str, Any]:
+    strategy = model.distribute_strategy
+    devices = getattr(strategy.extended, "_devices", None) or ["default device"]
+    return {
+        "strategy": type(strategy).__name__,
+        "replicas": strategy.num_replicas_in_sync,
+        "devices": [str(d).rpartition("replica:0/task:0/")[2] or str(d) for d in devices],
+        "logical devices": [f"{d.device_type} {d.name}" for d in tf.config.list_logical_devices()],
+    }
+
+
+def _configuration(model: Any, fit_state: Any) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "epochs": fit_state.epochs,
+        "steps per epoch": fit_state.steps_per_epoch or "unknown",
+        "global batch": getattr(fit_state.source, "batch_rows", None) or "unknown",
+        "input": type(fit_state.source).__name__,
+        "steps per execution": "auto" if getattr(model, "_auto_steps", False) else model.steps_per_execution,
+        "loss": _name(model.loss),
+    }
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        inner = getattr(optimizer, "inner_optimizer", None)
+        if inner is not None:
+            result["loss scale"] = "on"
+        result["optimizer"] = type(inner or optimizer).__name__
+        config = (inner or optimizer).get_config()
+        for key, value in config.items():
+            if key not in ("name", "loss_scale_factor") and value is not None:
+                result[f"optimizer.{key}"] = _name(value)
+    return result
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, dict) and "class_name" in value:
+        return f"{value['class_name']} {value.get('config', '')}"
+    if isinstance(value, dict):
+        return {key: _name(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_name(v) for v in value]
+    return getattr(value, "__name__", None) or type(value).__name__
+
+
+def _summary(model: Any) -> str:
+    lines: list[str] = []
+    model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
+    return "\n".join(lines)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
