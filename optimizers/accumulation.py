@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from ..distribute.replicas import local_copy
-from .keras_internals import overwritten_by_gradient
+from .keras_internals import overwritten_by_gradient, track_apart
 from .slices import assign_add, dense, times
 
 Pairs = list[tuple[Any, Any]]
@@ -27,13 +27,13 @@ def create_weight(optimizer: Any) -> None:
 
     It is not among Keras' own variables of an optimizer, so that a saved state still fits plain Keras.
     """
-    optimizer.accumulated_weight = keras.Variable(
+    weight = keras.Variable(
         float(int(optimizer._iterations.numpy()) % optimizer.gradient_accumulation_steps),
         dtype="float64",
         trainable=False,
         name="accumulated_weight",
     )
-    optimizer._untrack_variable(optimizer.accumulated_weight)
+    track_apart(optimizer, "accumulated_weight", weight)
 
 
 def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable[[Pairs], None]) -> None:

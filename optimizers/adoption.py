@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from .keras_internals import save_as
+from .keras_internals import save_as, unpickle
 from .optimizer import Optimizer
 
 _classes: dict[type, type] = {keras.optimizers.Optimizer: Optimizer}
@@ -98,9 +98,9 @@ def adopt(optimizer: Any) -> Any:
     return optimizer
 
 
-def rebuild(restore: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What a copied or unpickled optimizer is made with."""
-    return adopt(restore(*args))
+def rebuild(buffer: Any) -> Any:
+    """What a copied or unpickled optimizer is made with; `buffer` is what Keras' pickling wrote."""
+    return adopt(unpickle(buffer))
 
 
 def _with_arguments(doc: str | None) -> str | None:

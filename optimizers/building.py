@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .keras_internals import stateless_scope
+from .keras_internals import move_variable, stateless_scope
 
 _lock = threading.RLock()
 
@@ -65,19 +65,10 @@ def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     optimizer._distribution_strategy = strategy
     if not tf.distribute.has_strategy():
         return
-    count, rate = optimizer._iterations, optimizer._learning_rate
-    if strategy.extended.variable_created_in_scope(count.value):
-        return
-    renewed = [count] + ([rate] if isinstance(rate, keras.Variable) else [])
-    copies = [
-        keras.Variable(v.numpy(), dtype=v.dtype, trainable=False, aggregation=v.aggregation, name=v.name)
-        for v in renewed
-    ]
-    for variable in renewed:
-        optimizer._untrack_variable(variable)
-    optimizer._iterations = copies[0]
-    if len(copies) == 2:
-        optimizer._learning_rate = copies[1]
+    for variable in (optimizer._iterations, optimizer._learning_rate):
+        if isinstance(variable, keras.Variable):
+            if not strategy.extended.variable_created_in_scope(variable.value):
+                move_variable(variable)
 
 
 def run_in_thread(fn: Callable[[], Any]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.saving import object_registration
@@ -28,6 +29,24 @@ def direct_writes() -> Iterator[None]:
         yield
     finally:
         global_state.set_global_attribute(_SCOPE, scope)
+
+
+def track_apart(optimizer: keras.optimizers.Optimizer, name: str, variable: keras.Variable) -> None:
+    """Makes `variable` an attribute that `tf.train.Checkpoint` saves, but none of Keras' own list of variables."""
+    vars(optimizer)[name] = variable
+    optimizer._track_trackable(variable, name, overwrite=True)
+
+
+def move_variable(variable: keras.Variable) -> None:
+    """Makes the TensorFlow variable inside `variable` again, with its value, under the current strategy."""
+    value = variable.numpy()
+    variable._value = None
+    variable._initialize(tf.constant(value))
+
+
+def unpickle(buffer: Any) -> keras.optimizers.Optimizer:
+    """The reverse of Keras' own `__reduce__`, without the class that it was called on."""
+    return keras.optimizers.Optimizer._unpickle_model(buffer)
 
 
 def overwritten_by_gradient(variable: Any) -> bool:

@@ -1,0 +1,52 @@
+"""Under parameter servers the count of updates loses nothing, whoever adds to it."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Servers of one process share its threads: with fewer threads than workers they wait for each other for ever.
+PROGRAM = """
+import socket
+import keras, numpy as np, tensorflow as tf
+from unisono import optimizers
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+spec = tf.train.ClusterSpec({job: [f"localhost:{free_port()}" for _ in range(n)] for job, n in (("worker", 3), ("ps", 2))})
+threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
+servers = [
+    tf.distribute.Server(spec, job_name=job, task_index=i, protocol="grpc", config=threads)
+    for job in ("worker", "ps") for i in range(spec.num_tasks(job))
+]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    v, table = keras.Variable(np.ones(2)), keras.Variable(np.ones((4, 2)))
+    optimizer = optimizers.SGD(0.001, weight_decay=0.1, global_clipnorm=1.0)
+
+@tf.function
+def step():
+    def on_worker():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v**2) + tf.reduce_sum(tf.gather(table.value, [1, 1, 2]))
+        optimizer.minimize(loss, [v, table], tape=tape)
+    strategy.run(on_worker)
+
+for _ in range(200):
+    coordinator.schedule(step)
+coordinator.join()
+assert optimizer.iterations.numpy() == 200, optimizer.iterations.numpy()
+assert np.isfinite(v.numpy()).all() and (table.numpy()[1] < table.numpy()[2]).all()
+print("counted", optimizer.iterations.numpy())
+"""
+
+
+@pytest.mark.process
+def test_200_scheduled_steps_are_200_counted_updates():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0 and "counted 200" in done.stdout, done.stderr[-3000:]
