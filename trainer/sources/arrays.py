@@ -142,6 +142,7 @@ class ArraySource:
         with tf.device(device):
             self._arrays = tf.nest.map_structure(as_resident, arrays)
         self._order = order
+        self._pass_on_device: tuple[np.ndarray, tf.Tensor] | None = None
         self._signature = batch_spec(self._arrays)
         self._layout = str(self._signature)
         self.spec = batch_spec(_one_batch(self._arrays))
@@ -167,10 +168,17 @@ class ArraySource:
                 tf.TensorSpec([], tf.int64),
             )
         else:
-            place = tf.constant(order[start : start + steps * rows])
-            reader, spec = gather_reader(rows, self._layout), tf.TensorSpec([None], tf.int64)
+            place = (self._order_of(order), tf.constant(start, tf.int64))
+            spec = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64))
+            reader = gather_reader(rows, self._layout)
         signature = (self._signature, spec)
         return Chunk((self._arrays, place), steps, rows, reader, signature=signature)
+
+    def _order_of(self, order: np.ndarray) -> tf.Tensor:
+        """The order of a pass as a tensor, made once for all of its chunks."""
+        if self._pass_on_device is None or self._pass_on_device[0] is not order:
+            self._pass_on_device = order, tf.constant(order)
+        return self._pass_on_device[1]
 
     def drawn(self, steps: int) -> None:
         """Every step of a chunk is there."""

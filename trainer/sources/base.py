@@ -26,6 +26,7 @@ class Chunk:
         signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of
             steps and of rows in the data left open), so that one trace serves them all; None: as the inputs
             are.
+        per_worker: whether the batches hold this worker's rows only; then the chunk is `open_ended`.
     """
 
     inputs: Any
@@ -34,6 +35,7 @@ class Chunk:
     reader: Callable[[Any, Any], Any]
     open_ended: bool = False
     signature: Any = None
+    per_worker: bool = False
 
 
 class Source(Protocol):

@@ -57,7 +57,8 @@ class DatasetSource:
         self._dataset = _refusing_external_state(dataset)
         self._parts = parts
         self.per_worker = per_worker
-        self._setup(batch_spec(dataset.element_spec), _cardinality(dataset), steps_per_epoch, parts)
+        length = None if per_worker else _cardinality(dataset)  # the worker with the most data ends the epoch
+        self._setup(batch_spec(dataset.element_spec), length, steps_per_epoch, parts)
         self._saves: bool | None = None
 
     def _setup(self, spec: Any, elements: int | None, steps_per_epoch: int | None, parts: int) -> None:
@@ -125,7 +126,7 @@ class DatasetSource:
         else:
             reader = optional_reader(layout) if self._parts == 1 else joining_reader(self._parts, layout)
         rows = self.batch_rows
-        return Chunk(self._iterator, steps, rows, reader, not self._exact, self._signature())
+        return Chunk(self._iterator, steps, rows, reader, not self._exact, self._signature(), self.per_worker)
 
     def _signature(self) -> Any:
         return tf.type_spec_from_value(self._iterator)
@@ -239,12 +240,12 @@ class DistributedSource(DatasetSource):
         self._setup(self._finish.spec, None, steps_per_epoch, 1)
         self._iterator = iterator
         known = _cardinality(dataset)
-        self.steps_per_epoch = steps_per_epoch or known
+        self.steps_per_epoch = steps_per_epoch or (None if per_worker else known)
         self.batch_rows = None
 
     def _chunk(self, steps: int) -> Chunk:
         reader = distributed_reader(self._finish)
-        return Chunk(self._iterator, steps, None, reader, True, None)
+        return Chunk(self._iterator, steps, None, reader, True, None, self.per_worker)
 
 
 class _Finish:

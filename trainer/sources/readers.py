@@ -31,11 +31,14 @@ def slice_reader(rows: int, layout: str = "") -> Reader:
 
 @functools.cache
 def gather_reader(rows: int, layout: str = "") -> Reader:
-    """Reads batch `i` as the rows of `(arrays, indices)` that part `i` of `indices` (`[steps * rows]`) names."""
+    """Reads batch `i` of `(arrays, (order, start))` as the rows that `order` names from `start + i * rows` on.
+
+    The order is that of the whole pass, int64 `[rows of the data]`, so its shape does not depend on the steps.
+    """
 
     def read(inputs: Any, i: Any) -> Any:
-        arrays, indices = inputs
-        chosen = tf.slice(indices, [tf.cast(i, tf.int32) * rows], [rows])
+        arrays, (order, start) = inputs
+        chosen = tf.slice(order, [start + tf.cast(i, tf.int64) * rows], [rows])
         return gather_rows(arrays, tf.ensure_shape(chosen, [rows]))
 
     return read

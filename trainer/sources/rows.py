@@ -132,7 +132,9 @@ def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None = None) -> An
         )
         if begin is None:
             begin = [start, *([0] * len(rest))]
-        return _with_rows(tf.slice(leaf, begin, [size, *rest]), rows)
+        part = tf.slice(leaf, begin, [size, *rest])
+        part.set_shape([rows, *leaf.shape[1:]])
+        return part
     return _with_rows(leaf[start:stop], rows)
 
 
