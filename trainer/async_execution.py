@@ -21,6 +21,7 @@ from ..distribute.step_context import StepContext
 from .async_inputs import Piece, WorkerMemory
 from .async_step import worker_step
 from .async_totals import RowLayout, Totals, result_function
+from .homes import accumulates
 from .keras_internals import scratch_graph
 from .sources.rows import row_count
 from .tensorflow_internals import graph_function
@@ -110,7 +111,7 @@ class WorkerSteps:
 
     def _context(self, batch: Any, rows: int | None, worker: Any) -> StepContext:
         total = rows if rows is not None else row_count(batch)
-        weigh = bool(getattr(self._model.optimizer, "gradient_accumulation_steps", None)) and self._training
+        weigh = self._training and accumulates(self._model.optimizer)
         stream = worker if self._num_workers > 1 else None
         return StepContext(0, 1, total, total, self._training, weigh, stream=stream)
 

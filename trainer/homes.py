@@ -44,6 +44,13 @@ def optimizers_of(model: Any) -> list[keras.optimizers.Optimizer]:
     return found
 
 
+def accumulates(optimizer: Any) -> bool:
+    """Whether the optimizer, or one inside of it, joins the gradients of several calls into one update."""
+    inside = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
+    own = getattr(optimizer, "gradient_accumulation_steps", None)
+    return bool(own) or any(accumulates(each) for each in inside if each is not None)
+
+
 def move(variables: list[Any], strategy: tf.distribute.Strategy) -> None:
     """Makes the TensorFlow variable inside each Keras variable again under `strategy`, where it is another's."""
     if strategy.num_replicas_in_sync == 1:
