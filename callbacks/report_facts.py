@@ -81,8 +81,8 @@ def _strategy(model: Any) -> dict[str, Any]:
     return {
         "strategy": type(strategy).__name__,
         "replicas": strategy.num_replicas_in_sync,
-        "devices": [str(d).rpartition("replica:0/task:0/")[2] or str(d) for d in devices],
-        "logical devices": [f"{d.device_type} {d.name}" for d in tf.config.list_logical_devices()],
+        "devices": [str(d).rpartition("device:")[2] for d in devices],
+        "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
     }
 
 

@@ -50,6 +50,8 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "epoch", whole:
     logarithmic = not whole and min(ys) > 0 and max(ys) > 50 * min(ys)
     x_axis = _Axis(min([0.0, *xs]), max(xs), _LEFT, _WIDTH - _RIGHT)
     low, high = (0.0, max(ys)) if whole else (min(ys), max(ys))
+    margin = 0.0 if logarithmic else 0.05 * (high - low)
+    low, high = (low if whole else low - margin), high + margin
     y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, logarithmic)
     parts = [*_grid(x_axis, y_axis, x_label)]
     for line, points in drawn:
@@ -71,11 +73,8 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "epoch", whole:
         f"data-lines='{_attribute(data)}' data-scale='{_attribute(scale)}'>{''.join(parts)}"
         f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" hidden=""/></svg>'
     )
-    note = f"{lost} values are not finite and not drawn" if lost else ""
-    note += ("; " if note else "") + "logarithmic scale" if logarithmic else note and ""
-    return _figure(
-        title, svg, [line for line, _ in drawn], note or (f"{lost} values are not finite" if lost else "")
-    )
+    notes = ["logarithmic scale"] * logarithmic + [f"{lost} values are not finite"] * (lost > 0)
+    return _figure(title, svg, [line for line, _ in drawn], "; ".join(notes))
 
 
 def shares(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
@@ -112,11 +111,8 @@ class _Axis:
 
     def __init__(self, low: float, high: float, start: float, end: float, logarithmic: bool = False) -> None:
         if low == high:
-            low, high = (
-                (low - abs(low) / 2 - 0.5, high + abs(high) / 2 + 0.5)
-                if not logarithmic
-                else (low / 2, high * 2)
-            )
+            margin = abs(low) / 2 or 0.5
+            low, high = (low / 2, high * 2) if logarithmic else (low - margin, high + margin)
         self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
 
     def at(self, value: float) -> float:

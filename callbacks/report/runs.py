@@ -153,7 +153,10 @@ def find_runs(folder: Path) -> list[Run]:
                 raise
             continue
         if path != folder:
-            run.name = str(path.relative_to(folder).with_suffix(""))
+            place = path.relative_to(folder)
+            run.name = str(
+                place.parent if place.stem == "report" and place.parent.name else place.with_suffix("")
+            )
         runs.append(run)
     return sorted(runs, key=lambda run: run.began)
 

@@ -15,18 +15,20 @@ p{margin:.4em 0}.dim,.note{color:var(--dim);font-size:.87rem}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px;margin:14px 0}
 .tile,figure,.box{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:10px 12px;margin:0}
 .tile b{display:block;font-size:1.2rem;font-variant-numeric:tabular-nums}.tile span{color:var(--dim);font-size:.8rem}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:12px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:12px;align-items:start}
 figure{min-width:0}figcaption{font-weight:600;margin-bottom:4px}
 svg{display:block;width:100%;height:auto}svg text{fill:var(--dim);font-size:13px}
 svg.bar{height:22px;border-radius:4px;margin-bottom:8px}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}.dashed{stroke-dasharray:6 4}
 .grid{stroke:var(--edge);stroke-width:1}.cursor{stroke:var(--dim);stroke-width:1}
+.cursor[hidden],#tip[hidden]{display:none}.box td:first-child{white-space:nowrap;overflow-wrap:normal}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.82rem;color:var(--dim)}
 .key{display:inline-block;width:16px;height:0;border-top:3px solid var(--k);margin-right:6px;vertical-align:middle}
 .key.dashed{border-top-style:dashed}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.87rem}
 td,th{text-align:left;padding:3px 10px 3px 0;border-bottom:1px solid var(--edge);vertical-align:top}
 td{overflow-wrap:anywhere}.numbers td{overflow-wrap:normal;white-space:nowrap;font-variant-numeric:tabular-nums}
+.numbers td:first-child{white-space:normal}.scroll th{white-space:nowrap}
 th{font-weight:600;color:var(--dim)}pre{overflow-x:auto;font-size:.78rem;line-height:1.35;margin:.4em 0}
 summary{cursor:pointer;font-weight:600}details.box{margin-top:10px}
 #tip{position:fixed;pointer-events:none;background:var(--bg);border:1px solid var(--edge);border-radius:6px;
@@ -37,6 +39,7 @@ padding:4px 8px;font-size:.8rem;max-width:90vw;z-index:1;white-space:pre}
         for i in range(8)
     )
     + """
+@media (max-width:600px){body{padding:12px}svg text{font-size:16px}.numbers td{padding-right:6px}}
 @media print{:root{--bg:#fff;--fg:#000;--dim:#444;--card:#fff;--edge:#bbb;--c0:#0b66c3;--c1:#c2410c;--c2:#15803d;
 --c3:#9333ea;--c4:#a16207;--c5:#0e7490;--c6:#be185d;--c7:#57534e}
 body{max-width:none;padding:0;font-size:11px}.charts{grid-template-columns:1fr 1fr}

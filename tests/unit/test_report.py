@@ -1,0 +1,199 @@
+"""The report's page, from lines written by hand: what is read, what is drawn, what is escaped."""
+
+import json
+import re
+
+import pytest
+from unisono.callbacks.json_lines import LineFile, jsonable
+from unisono.callbacks.report import find_runs, read_run, render
+from unisono.callbacks.report.charts import Line, line_chart, shares
+
+from unisono import cli_report
+
+FACTS = {
+    "title": "A <b>bold</b> title",
+    "model": {"name": "m", "trainable parameters": 1234},
+    "strategy": {"strategy": "MirroredStrategy", "replicas": 2, "devices": ["CPU:0", "CPU:1"]},
+    "configuration": {"epochs": 3, "optimizer": "SGD", "optimizer.learning_rate": 0.1},
+    "versions": {"python": "3.11"},
+    "machine": {"host": "h"},
+    "summary": "Model: <m>",
+}
+
+
+def worker(**seconds):
+    return {"steps": 10, "seconds": seconds, "memory": {"host": 10**8}, "waited": [0.5, 0.25]}
+
+
+def step(epoch, done, loss):
+    return {
+        "event": "step",
+        "time": 100.0 + epoch,
+        "epoch": epoch,
+        "step": done,
+        "steps_per_epoch": 10,
+        "logs": {"loss": loss},
+        "learning_rate": 0.1,
+        "gradient_norm": 1.0,
+    }
+
+
+def epoch(number, **logs):
+    return {
+        "event": "epoch",
+        "time": 101.0 + number,
+        "epoch": number,
+        "step": 10,
+        "steps_per_epoch": 10,
+        "logs": logs,
+        "learning_rate": 0.1,
+        "gradient_norm": 0.5,
+        "steps": 10,
+        "rows_per_step": 32,
+        "elapsed": 2.0,
+        "workers": [worker(compute=1.5, input=0.25, callbacks=0.25)],
+    }
+
+
+LINES = [
+    {"event": "begin", "time": 100.0, **FACTS},
+    step(0, 5, 2.0),
+    epoch(0, loss=1.0, val_loss=1.5, loss_scale=32768.0, skipped_steps=1),
+    step(1, 5, 0.9),
+    epoch(1, loss="nan", val_loss=1.25, loss_scale=16384.0, skipped_steps=2),
+    {"event": "end", "time": 103.0, "how": "finished"},
+]
+
+
+def write(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_run_positions_steps_within_their_epoch(tmp_path):
+    run = read_run(write(tmp_path / "r.jsonl", LINES))
+    assert [x for x, _ in run.log("loss")] == [0.5, 1.0, 1.5, 2.0]
+    assert run.log("val_loss", fine=False) == [(1.0, 1.5), (2.0, 1.25)]
+    assert run.rows_per_second() == [(1.0, 160.0), (2.0, 160.0)]
+    assert run.metric_names() == ["loss"]
+    assert run.how == "finished"
+
+
+def test_run_whose_last_line_was_cut_off_is_read_without_it(tmp_path):
+    path = write(tmp_path / "r.jsonl", LINES[:3])
+    path.write_text(path.read_text() + '{"event": "ep')
+    assert len(read_run(path).epochs) == 1
+
+
+def test_run_with_a_damaged_line_in_its_middle_is_refused_with_its_number(tmp_path):
+    path = write(tmp_path / "r.jsonl", LINES[:2])
+    path.write_text("{oops\n" + path.read_text())
+    with pytest.raises(ValueError, match="line 1 is no line of a training report"):
+        read_run(path)
+
+
+def test_run_that_was_killed_and_restarted_says_so(tmp_path):
+    again = {"event": "restart", "time": 110.0, **FACTS}
+    run = read_run(write(tmp_path / "r.jsonl", [*LINES[:3], again, *LINES[3:]]))
+    assert len(run.restarts) == 1 and run.began == 100.0
+    assert "1 restart" in render([run])
+
+
+def test_page_of_one_run_holds_every_chart_and_nothing_from_elsewhere(tmp_path):
+    page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
+    for title in ("loss", "learning rate", "gradient norm", "loss scale", "skipped steps", "rows a second"):
+        assert f"<figcaption>{title}</figcaption>" in page
+    assert "1 values are not finite" in page
+    assert not re.search(r"(?:src|href)=|url\(|@import|https?://", page)
+    assert "Content-Security-Policy" in page and "default-src 'none'" in page
+
+
+def test_page_escapes_what_users_wrote(tmp_path):
+    page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
+    assert "A &lt;b&gt;bold&lt;/b&gt; title" in page and "<b>bold" not in page
+    assert "Model: &lt;m&gt;" in page
+
+
+def test_page_reloads_itself_only_while_the_run_is_under_way(tmp_path):
+    running = render([read_run(write(tmp_path / "a.jsonl", LINES[:3]))], refresh_seconds=10)
+    ended = render([read_run(write(tmp_path / "b.jsonl", LINES))], refresh_seconds=10)
+    assert 'http-equiv="refresh" content="10"' in running and "refresh" not in ended
+
+
+def test_page_of_several_runs_names_what_is_different(tmp_path):
+    other = {**LINES[0], "configuration": {**FACTS["configuration"], "optimizer.learning_rate": 0.5}}
+    runs = [
+        read_run(write(tmp_path / "a.jsonl", LINES)),
+        read_run(write(tmp_path / "b.jsonl", [other, *LINES[1:]])),
+    ]
+    page = render(runs)
+    different = page.split("What is different")[1]
+    assert "optimizer.learning_rate" in different and "0.5" in different and "SGD" not in different
+
+
+def test_time_is_shared_out_between_compute_and_waiting_for_sums(tmp_path):
+    page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
+    assert "waiting for the sum of gradients" in page and "waiting for input" in page
+
+
+def test_chart_without_points_is_empty_and_with_none_finite_says_so():
+    assert line_chart("t", [Line("a", [])]) == ""
+    assert "1 values, none of them finite" in line_chart("t", [Line("a", [(0.0, float("inf"))])])
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [-5.0, 5.0], [1e30, 2e30]])
+def test_chart_draws_any_range(values):
+    svg = line_chart("t", [Line("a", list(enumerate(values)))])
+    assert "nan" not in svg and "inf" not in svg and svg.count("<text") >= 3
+
+
+def test_shares_add_up_to_a_hundred():
+    text = shares("t", [("a", 1.0, "1 s"), ("b", 3.0, "3 s")])
+    assert "25.0 %" in text and "75.0 %" in text
+    assert shares("t", [("a", 0.0, "")]) == ""
+
+
+def test_find_runs_passes_over_other_json_lines(tmp_path):
+    write(tmp_path / "one" / "report.jsonl", LINES)
+    write(tmp_path / "one" / "log.jsonl", [{"epoch": 0, "loss": 1.0}])
+    assert [run.name for run in find_runs(tmp_path)] == ["one"]
+
+
+def test_command_makes_the_page_again(tmp_path, capsys):
+    write(tmp_path / "one" / "report.jsonl", LINES)
+    write(tmp_path / "two" / "report.jsonl", LINES)
+    assert cli_report.main([str(tmp_path)]) == 0
+    assert "2 trainings" in capsys.readouterr().out
+    assert "side by side" in (tmp_path / "report.html").read_text()
+
+
+def test_command_without_numbers_or_folder_says_so(tmp_path, capsys):
+    assert cli_report.main([str(tmp_path)]) == 1
+    assert "TrainingReport writes them" in capsys.readouterr().err
+    assert cli_report.main([str(tmp_path / "nowhere")]) == 2
+
+
+def test_line_file_goes_on_where_a_backup_was_made(tmp_path):
+    first = LineFile(tmp_path / "sub" / "a.jsonl")
+    first.write({"n": 1})
+    kept = first.size
+    first.write({"n": 2})
+    again = LineFile(first.path)
+    assert again.continue_at(kept)
+    again.write({"n": 3})
+    assert not again.continue_at(0)
+    assert first.path.read_text() == '{"n": 1}\n{"n": 3}\n'
+
+
+def test_line_file_of_a_new_run_begins_anew(tmp_path):
+    for n in (1, 2):
+        file = LineFile(tmp_path / "a.jsonl")
+        file.write({"n": n})
+        file.close()
+    assert (tmp_path / "a.jsonl").read_text() == '{"n": 2}\n'
+
+
+def test_json_of_numbers_that_are_not_finite_can_be_read_back():
+    assert [float(v) for v in jsonable([float("inf"), 1.5])] == [float("inf"), 1.5]
+    assert json.loads(json.dumps(jsonable({"x": float("nan")}))) == {"x": "nan"}
