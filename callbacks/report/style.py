@@ -21,7 +21,7 @@ svg{display:block;width:100%;height:auto}svg text{fill:var(--dim);font-size:13px
 svg.bar{height:22px;border-radius:4px;margin-bottom:8px}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}.dashed{stroke-dasharray:6 4}
 .grid{stroke:var(--edge);stroke-width:1}.cursor{stroke:var(--dim);stroke-width:1}
-.cursor[hidden],#tip[hidden]{display:none}.box td:first-child{white-space:nowrap;overflow-wrap:normal}
+.cursor[hidden],#tip[hidden]{display:none}.box td:first-child{min-width:8.5em}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.82rem;color:var(--dim)}
 .key{display:inline-block;width:16px;height:0;border-top:3px solid var(--k);margin-right:6px;vertical-align:middle}
 .key.dashed{border-top-style:dashed}

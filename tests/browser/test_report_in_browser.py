@@ -1,0 +1,117 @@
+"""The report's page in a real browser: nothing overflows, nothing is loaded, the tooltip works, light, dark, print."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+from unisono.callbacks.report import read_run, render
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium in PATH (apt-get install chromium)"),
+    pytest.mark.process,
+]
+
+FACTS = {
+    "title": "Digits with a rather long title that has to wrap on a phone",
+    "model": {"name": "digits", "trainable parameters": 1234567},
+    "strategy": {
+        "strategy": "MirroredStrategy",
+        "replicas": 4,
+        "devices": ["CPU:0", "CPU:1", "CPU:2", "CPU:3"],
+    },
+    "configuration": {"epochs": 3, "optimizer": "Adam", "optimizer.a_rather_long_name_of_an_option": 0.1},
+    "versions": {"python": "3.11"},
+    "machine": {"host": "h", "program": "train.py --with=" + 80 * "x"},
+    "summary": "Model: digits\n" + 96 * "-",
+}
+NUMBERS = {"steps_per_epoch": 10, "learning_rate": 0.1, "gradient_norm": 1.0}
+WORKERS = [{"steps": 10, "seconds": {"compute": 1.0, "input": 0.5}, "memory": {"host": 10**8}}]
+
+PROBE = """<script>addEventListener('load',function(){
+if (WIDTH) document.documentElement.style.width=WIDTH+'px';
+var svg=document.querySelector('svg[data-lines]'),box=svg.getBoundingClientRect();
+var over=[].filter.call(document.querySelectorAll('body *'),function(e){
+ var scrolls=e.closest('.scroll,pre,#tip,svg');
+ return !scrolls&&e.getBoundingClientRect().right>document.documentElement.getBoundingClientRect().right+1});
+svg.dispatchEvent(new PointerEvent('pointermove',{clientX:box.left+box.width/2,clientY:box.top+5}));
+var out=document.createElement('script');out.type='application/json';out.id='answer';
+out.textContent=JSON.stringify({over:over.map(function(e){return e.tagName+'.'+e.className}),
+ tip:document.getElementById('tip').textContent,hidden:document.getElementById('tip').hidden,
+ background:getComputedStyle(document.body).backgroundColor,errors:window.errors,
+ loaded:performance.getEntriesByType('resource').length,charts:document.querySelectorAll('svg[data-lines]').length,
+ violations:window.violations});
+document.body.appendChild(out)})</script>"""
+EARS = """<script>window.errors=[];window.violations=[];addEventListener('error',function(e){errors.push(e.message)});
+addEventListener('securitypolicyviolation',function(e){violations.push(e.blockedURI)})</script>"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    lines = [{"event": "begin", "time": 100.0, **FACTS}]
+    for epoch in range(3):
+        logs = {
+            "loss": 1.0 / (epoch + 1),
+            "val_loss": 1.1 / (epoch + 1),
+            "accuracy": 0.5,
+            "loss_scale": 2.0**15,
+        }
+        where = {"epoch": epoch, "step": 10, "time": 101.0 + epoch, "logs": logs, **NUMBERS}
+        extra = {"steps": 10, "rows_per_step": 32, "elapsed": 2.0, "workers": WORKERS}
+        lines.append({"event": "epoch", **where, **extra})
+    lines.append({"event": "end", "time": 105.0, "how": "finished"})
+    path = tmp_path_factory.mktemp("report") / "report.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return render([read_run(path)])
+
+
+def browse(folder, *arguments):
+    command = [CHROMIUM, "--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    if os.geteuid() == 0:
+        command.append("--no-sandbox")  # Chromium refuses to run as root otherwise; the page is our own
+    command += [f"--user-data-dir={folder / 'profile'}", *arguments, (folder / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr[-500:]
+    return done.stdout
+
+
+def ask(page, folder, width=0, *arguments):
+    probe = EARS + PROBE.replace("WIDTH", str(width))
+    (folder / "page.html").write_text(page.replace("</head>", probe + "</head>"))
+    dom = browse(folder, "--window-size=1280,900", "--dump-dom", "--virtual-time-budget=2000", *arguments)
+    return json.loads(dom.split('id="answer">')[1].split("</script>")[0])
+
+
+@pytest.mark.parametrize("width", [1280, 390, 320])
+def test_page_at_any_width_has_no_part_beyond_the_edge(page, tmp_path, width):
+    answer = ask(page, tmp_path, width)
+    assert answer["over"] == []
+    assert answer["errors"] == [] and answer["violations"] == [] and answer["loaded"] == 0
+    assert answer["charts"] >= 5
+
+
+def test_page_shows_the_values_under_the_pointer(page, tmp_path):
+    answer = ask(page, tmp_path)
+    assert not answer["hidden"]
+    assert (
+        answer["tip"].startswith("epoch ") and "training  " in answer["tip"] and "validation" in answer["tip"]
+    )
+
+
+def test_page_follows_the_reader_into_the_dark(page, tmp_path):
+    light = ask(page, tmp_path)
+    dark = ask(page, tmp_path, 0, "--blink-settings=preferredColorScheme=0")
+    assert light["background"] == "rgb(255, 255, 255)"
+    assert dark["background"] == "rgb(20, 23, 27)"
+
+
+def test_page_can_be_printed_and_photographed(page, tmp_path):
+    (tmp_path / "page.html").write_text(page)
+    browse(tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}", "--no-pdf-header-footer")
+    browse(tmp_path, f"--screenshot={tmp_path / 'page.png'}", "--window-size=1280,900")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF") and (
+        tmp_path / "page.pdf"
+    ).stat().st_size > 10_000
+    assert (tmp_path / "page.png").stat().st_size > 20_000
