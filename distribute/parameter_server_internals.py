@@ -7,10 +7,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator import coordinator_context
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
 __all__ = ["ShardedVariable"]
+
+
+class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
+    """Reconnects to the workers that are there. TensorFlow's own waits until all of them are, for ever if need be."""
+
+    answers: Callable[[str, int], bool]
+    whole: Any
+
+    @property
+    def _server_def(self) -> Any:
+        """The cluster without the workers that do not answer. Read before each attempt to reconnect."""
+        definition = tensorflow_server_pb2.ServerDef()
+        definition.CopyFrom(self.whole)
+        for job in definition.cluster.job:
+            if job.name == "worker":
+                for index in [i for i in job.tasks if not self.answers("worker", i)]:
+                    del job.tasks[index]
+        return definition
+
+
+def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> None:
+    """Has the coordinator go on with the workers for which `answers("worker", index)` is true when one was lost."""
+    handler = coordinator._cluster.failure_handler
+    if type(handler) is not cluster_coordinator.WorkerPreemptionHandler:
+        return
+    whole = handler.__dict__.pop("_server_def")
+    handler.__class__ = _PartialRecovery
+    handler.whole, handler.answers = whole, answers
 
 
 def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:

@@ -42,6 +42,7 @@ class WorkerPool:
             k: list(v) for k, v in internals.resolver_of(strategy).cluster_spec().as_dict().items()
         }
         self.num_workers = len(self.addresses["worker"])
+        internals.recover_in_part(self.coordinator, self.answers)
 
     @contextlib.contextmanager
     def phase(
@@ -174,6 +175,8 @@ class Phase:
     def loop(self) -> None:
         """Takes pieces until the list is closed. Context: host, in the thread of a worker."""
         worker = internals.current_worker()
+        while not self._closed and not self._pool.answers("worker", worker):
+            time.sleep(_TICK)
         with self._changed:
             self._steps_of[worker] = min(self._steps_of.values(), default=0)
         try:
