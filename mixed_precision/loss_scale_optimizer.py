@@ -111,10 +111,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
         Context: replica; inside the tape.
         """
         scale_variables.move_to_current_strategy(self)
-        loss = tf.convert_to_tensor(loss)
-        loss = _widen(loss)
-        scale = local_copy(self.dynamic_scale) if in_replica_context() else self.dynamic_scale
-        return loss * tf.cast(tf.convert_to_tensor(scale), loss.dtype)
+        loss = _widen(tf.convert_to_tensor(loss))
+        scale = _read_copy(self.dynamic_scale)
+        scale_variables.note(self, scale)
+        return loss * tf.cast(scale, loss.dtype)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """As `optimizers.Optimizer.apply_gradients`, with gradients of the scaled loss: they are unscaled here.
@@ -147,14 +147,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
         variables: list[Any] = list(trainable_variables) if given else inner._built_variables(len(grads))
         ensure_built(self, variables)
         pairs = [(_widen_gradient(g), v) for g, v in zip(grads, variables)]
-        scale = local_copy(self.dynamic_scale) if in_replica_context() else self.dynamic_scale
-        scale = tf.identity(tf.convert_to_tensor(scale))
+        noted = scale_variables.noted(self)
+        scale = _read_copy(self.dynamic_scale) if noted is None else noted
         if not inner.gradient_accumulation_steps:
             verdict = run_stages(inner, pairs, scale=scale, check_finite=True)
             self._write(lambda finite: scale_variables.write(self, self._next(finite)), verdict)
             return
         overflowed = _read_copy(self.overflowed)
-        calls = tf.identity(_read_copy(inner._iterations))
+        calls = _read_copy(inner._iterations)
         verdict = run_stages(inner, pairs, scale=scale, check_finite=True, veto=overflowed > 0)
         self._write(lambda finite, before: self._close_call(finite, before), verdict, calls)
 
@@ -255,7 +255,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
 
 
 def _read_copy(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(local_copy(variable) if in_replica_context() else variable)
+    return tf.identity(tf.convert_to_tensor(local_copy(variable) if in_replica_context() else variable))
 
 
 def _widen(value: tf.Tensor) -> tf.Tensor:

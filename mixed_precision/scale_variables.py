@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..distribute.replicas import local_copy
+from ..distribute.step_context import current_step
 from ..optimizers.building import run_in_thread
 from . import keras_internals
 from .loss_scale import ScaleState
@@ -62,6 +63,26 @@ def move_to_current_strategy(optimizer: Any) -> None:
             keras_internals.set_strategy(optimizer, strategy)
 
     run_in_thread(move)
+
+
+def note(optimizer: Any, scale: tf.Tensor) -> None:
+    """Remembers the scale that this step multiplies its loss with.
+
+    With parameter servers another worker may move the scale before this step's gradients arrive.
+    """
+    step = current_step()
+    if step is not None:
+        step.scales[id(optimizer)] = scale
+
+
+def noted(optimizer: Any) -> tf.Tensor | None:
+    """The scale that this step multiplied its loss with; None if that is not known in the current graph."""
+    step = current_step()
+    scale = None if step is None else step.scales.get(id(optimizer))
+    if scale is None or tf.executing_eagerly():
+        return scale
+    is_of_this_graph = getattr(scale, "graph", None) is tf.compat.v1.get_default_graph()
+    return scale if is_of_this_graph else None
 
 
 def read(optimizer: Any) -> ScaleState:

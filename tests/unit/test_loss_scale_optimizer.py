@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from unisono.distribute.step_context import StepContext, step_scope
 from unisono.mixed_precision import LossScaleOptimizer
 
 from unisono import mixed_precision, optimizers
@@ -337,3 +338,15 @@ def test_checkpoint_of_tensorflow_holds_scale_and_counters(tmp_path):
     again.build([variable()])
     tf.train.Checkpoint(optimizer=again).restore(path)
     assert mixed_precision.step_logs(again) == {"loss_scale": 2.0**14, "skipped_steps": 1}
+
+
+def test_step_divides_by_the_scale_that_it_multiplied_with():
+    """Another worker may move the scale between the loss of a step and its gradients."""
+    step = StepContext(replica_id=0, num_replicas=1, rows=4, global_rows=4)
+    optimizer, v = LossScaleOptimizer(keras.optimizers.SGD(0.5)), variable()
+    with step_scope(step):
+        optimizer.scale_loss(1.0)
+        optimizer.dynamic_scale.assign(2.0)
+        optimizer.apply([tf.constant(GRADIENT) * 2.0**15], [v])
+    np.testing.assert_array_equal(v.numpy(), [0.5, -1.0, -0.5, 3.0])
+    assert [bool(verdict) for verdict in step.verdicts] == [True]

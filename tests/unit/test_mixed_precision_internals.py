@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from unisono.mixed_precision import keras_internals, policy
 
+from unisono import mixed_precision
+
 
 def nested():
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="inside")])
@@ -48,3 +50,38 @@ def test_optimizer_strategy_is_the_one_it_was_made_under():
     import tensorflow as tf
 
     assert keras_internals.optimizer_strategy(keras.optimizers.SGD()) is tf.distribute.get_strategy()
+
+
+def test_keras_counts_and_lays_out_the_variables_of_a_loss_scale_optimizer_as_we_save_them():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    optimizer.build([keras.Variable([1.0])])
+    names = [variable.name for variable in optimizer._variables]
+    assert names == ["iteration", "learning_rate", "step_counter", "dynamic_scale"]
+    assert optimizer.variables[4:] == optimizer.inner_optimizer.variables
+
+
+def test_keras_takes_the_limits_of_the_scale_for_a_truth_value():
+    config = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).get_config()
+    again = keras.optimizers.LossScaleOptimizer.from_config({**config, "dynamic": {"min_scale": 1.0}})
+    assert again.get_config() == config
+
+
+def test_save_under_keras_name_is_found_by_keras_with_and_without_us():
+    ours = keras.optimizers.serialize(mixed_precision.LossScaleOptimizer(keras.optimizers.SGD()))
+    assert type(keras.optimizers.deserialize(dict(ours))) is mixed_precision.LossScaleOptimizer
+    registered = keras.saving.get_custom_objects().pop("LossScaleOptimizer")
+    try:
+        assert type(keras.optimizers.deserialize(dict(ours))) is keras.optimizers.LossScaleOptimizer
+    finally:
+        keras.saving.get_custom_objects()["LossScaleOptimizer"] = registered
+
+
+def test_make_again_keeps_the_variable_and_its_value():
+    import tensorflow as tf
+
+    variable = keras.Variable(3.0)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        keras_internals.make_again(variable)
+    assert len(strategy.experimental_local_results(variable.value)) == 2
+    assert variable.numpy() == 3.0
