@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.parameter_server_shards import gradient
+
 
 def compute_gradients(
     optimizer: Any, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
@@ -35,7 +37,7 @@ def compute_gradients(
             with tape:
                 value = optimizer.scale_loss(loss)
     variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
-    gradients = tape.gradient(value, variables, output_gradients=grad_loss)
+    gradients = gradient(tape, value, variables, grad_loss)
     return list(zip(gradients, variables))
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..distribute.parameter_server_updates import beside
+from ..distribute.parameter_server_shards import register_shards, slots_beside, updates_of
 from ..distribute.replicas import in_replica_context, local_copy
 from . import accumulation, clipping
 from .call_options import CallOptions, call_options, current_options, frozen_count
@@ -212,8 +212,14 @@ class Optimizer(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the slots, as in Keras."""
         super().build(variables)
+        register_shards(self, variables)
         if self.gradient_accumulation_steps:
             accumulation.create_weight(self)
+
+    def add_variable_from_reference(self, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        """A slot, as in Keras; on parameter servers it lives beside its variable."""
+        with slots_beside(reference_variable):
+            return super().add_variable_from_reference(reference_variable, *args, **kwargs)
 
     @property
     def variables(self) -> list[Any]:
@@ -283,9 +289,8 @@ class Optimizer(keras.optimizers.Optimizer):
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         for gradient, variable in zip(grads, trainable_variables):
-            copy = local_copy(variable)
-            with beside(copy):
-                self.update_step(gradient, copy, learning_rate)
+            for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
+                self.update_step(part, copy, learning_rate)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:

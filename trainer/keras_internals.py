@@ -7,6 +7,7 @@ does what Keras does when there is none, so that plain Keras in the same process
 - the scaling of a loss by the number of replicas, which our reduction makes superfluous;
 - the clearing of added losses, which must leave those of a replica whose thread is waiting in a collective;
 - the seed that a random layer draws, into which the replica's number is mixed;
+- taking rows of a variable, which must not send all of it from a parameter server;
 - the moments of synchronized batch normalization, which must not count a borrowed row.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ import tensorflow as tf
 from keras.src.api_export import REGISTERED_NAMES_TO_OBJS, REGISTERED_OBJS_TO_NAMES
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import nn as backend_nn
+from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow.trainer import (
     TensorFlowTrainer,
     convert_to_np_if_not_ragged,
@@ -43,9 +46,11 @@ from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.traceback_utils import filter_traceback
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
+from ..distribute.parameter_server_shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import current_step
 from . import exact_loss
+from .collectives import refuse_collective
 
 __all__ = [
     "CompileLoss",
@@ -98,7 +103,9 @@ class thread_state:
     """
 
     def __init__(self) -> None:
+        drawn = random.getstate()  # on one device the generator is made, from a random seed, only where one is used
         keras.src.random.seed_generator.global_seed_generator()
+        random.setstate(drawn)
         self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))
 
     def enter(self) -> None:
@@ -169,6 +176,7 @@ def _synchronized_moments(original: Any) -> Any:
         step = current_step()
         if step is None:
             return original(x, axes, keepdims)
+        refuse_collective("a synchronized BatchNormalization")
         alive = tf.cast(step.alive, x.dtype)
         total = tf.reduce_sum(x, axis=axes, keepdims=True)
         count = tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True)
@@ -207,6 +215,18 @@ def forget_losses(model: Any, losses: list[Any]) -> None:
         layer._loss_ids.difference_update(ids)
 
 
+def _take(original: Any) -> Any:
+    def take(x: Any, indices: Any, axis: Any = None) -> Any:
+        if isinstance(x, keras.Variable) and axis == 0 and not isinstance(indices, tf.SparseTensor):
+            rows = None if x._value is None else lookup(x, indices)
+            if rows is not None:
+                return x._maybe_autocast(rows)
+        return original(x, indices, axis)
+
+    return take
+
+
+_replace(backend_numpy, "take", _take)
 _replace(keras.layers.Layer, "_clear_losses", _clear_losses)
 _replace(loss_module, "reduce_weighted_values", _reduction)
 _replace(loss_module, "scale_loss_for_distribution", _scaling)

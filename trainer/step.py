@@ -12,11 +12,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.parameter_server_shards import gradient
 from ..distribute.step_context import StepContext, current_step, step_scope
 from ..optimizers.call_options import CallOptions, call_options
 from .exact_metrics import variable_ids
 from .keras_internals import forget_losses, unpack_x_y_sample_weight
 from .writes import CollectedWrites, make_writes
+from .xla import compile_compute
 
 
 def replica_step(model: Any, step_fn: Any, data: Any, step: StepContext) -> dict[str, tf.Tensor]:
@@ -63,21 +65,46 @@ def default_train_step(model: Any, data: Any) -> dict[str, Any]:
     step = current_step()
     assert step is not None
     x, y, sample_weight = unpack_x_y_sample_weight(data)
+    variables = model.trainable_weights
+
+    def compute(data: Any) -> tuple[Any, list[Any], Any]:
+        return forward_and_backward(model, variables, data)
+
+    if step.num_replicas > 1 and model.jit_compile:
+        loss, gradients, y_pred = compile_compute(compute, data)
+    else:
+        loss, gradients, y_pred = compute(data)
+    track_loss(model, loss, step)
+    if variables:
+        weight_total = step.weight_totals[0] if len(step.weight_totals) == 1 else None
+        with call_options(CallOptions(contributions=True, weight_total=weight_total)):
+            model.optimizer.apply_gradients(list(zip(gradients, variables)))
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
+    """This replica's loss, its part of the gradients, and the outputs.
+
+    Args:
+        model: the model.
+        variables: what to differentiate with respect to.
+        data: this replica's rows.
+
+    Returns:
+        (loss in units of a local mean, gradients of `scale * share * loss`: None where there is none, outputs).
+    """
+    step = current_step()
+    assert step is not None
+    x, y, sample_weight = unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = forward(model, x, training=True)
         loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
-    track_loss(model, loss, step)
-    variables = model.trainable_weights
-    if variables:
-        gradients = tape.gradient(scaled, variables)
-        if step.num_replicas > 1 and not (isinstance(step.rows, int) and step.rows > 0):
-            gradients = [None if g is None else _zero_unless(step.alive, g) for g in gradients]
-        weight_total = step.weight_totals[0] if len(step.weight_totals) == 1 else None
-        with call_options(CallOptions(contributions=True, weight_total=weight_total)):
-            model.optimizer.apply_gradients(list(zip(gradients, variables)))
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    gradients = tape.gradient(scaled, variables) if variables else []
+    if step.num_replicas > 1 and not (isinstance(step.rows, int) and step.rows > 0):
+        gradients = [None if g is None else _zero_unless(step.alive, g) for g in gradients]
+    return loss, gradients, y_pred
 
 
 def default_test_step(model: Any, data: Any) -> dict[str, Any]:
