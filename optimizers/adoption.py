@@ -8,7 +8,6 @@ calls our methods with `super()`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import keras

@@ -66,9 +66,8 @@ def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     if not tf.distribute.has_strategy():
         return
     for variable in (optimizer._iterations, optimizer._learning_rate):
-        if isinstance(variable, keras.Variable):
-            if not strategy.extended.variable_created_in_scope(variable.value):
-                move_variable(variable)
+        if isinstance(variable, keras.Variable) and not strategy.extended.variable_created_in_scope(variable.value):
+            move_variable(variable)
 
 
 def run_in_thread(fn: Callable[[], Any]) -> Any:

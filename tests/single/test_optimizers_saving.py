@@ -80,7 +80,7 @@ def test_transformers_can_be_given_to_an_adopted_instance():
     assert step(optimizer, keras.Variable([0.0, 0.0])).tolist() == [-0.5, 0.5]
     assert optimizers.serialize(optimizer)["registered_name"] == "unisono>SGD"
     assert isinstance(optimizers.adopt("adam"), optimizers.Adam)
-    with pytest.raises(ValueError, match="Could not interpret|Unknown|Could not locate"):
+    with pytest.raises(ValueError, match=r"Could not interpret|Unknown|Could not locate"):
         optimizers.adopt("adamant")
 
 

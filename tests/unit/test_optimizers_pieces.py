@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from unisono import distribute, optimizers
 from unisono.distribute import global_batch_size, global_mean
 from unisono.distribute.step_context import StepContext, step_scope
+
+from unisono import distribute, optimizers
 
 KERNEL = np.array([[3.0, 1.0], [4.0, 1.0]])
 BIAS = np.array([12.0])
@@ -217,7 +217,7 @@ def test_weights_fit_values_of_more_axes(shape):
 def test_weights_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="`sample_weight` of shape"):
         global_mean(np.ones((2, 3)), np.ones(5))
-    with pytest.raises(ValueError, match="`reduction`.*Received: 'sum'"):
+    with pytest.raises(ValueError, match=r"`reduction`.*Received: 'sum'"):
         global_mean(np.ones(2), reduction="sum")
 
 

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from unisono.optimizers.call_options import CallOptions, call_options
 
 from unisono import optimizers
-from unisono.optimizers.call_options import CallOptions, call_options
 
 
 def two_variables():
@@ -151,7 +151,7 @@ def test_unknown_variable_is_refused():
     a, b = two_variables()
     optimizer = optimizers.SGD(1.0)
     optimizer.build([a])
-    with pytest.raises(ValueError, match="[Uu]nknown variable"):
+    with pytest.raises(ValueError, match=r"[Uu]nknown variable"):
         optimizer.apply_gradients([(tf.ones([1]), b)])
 
 

@@ -1,0 +1,166 @@
+"""The custom loop of the guide gives, step by step, the losses and weights of one device and of `fit`."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.distribute import global_batch_size, global_mean
+
+import unisono
+
+STEPS, ROWS = 4, 7  # rows do not divide by 2, 3 or 4
+OPTIONS = {"learning_rate": 0.05, "global_clipnorm": 0.5, "weight_decay": 0.01}
+
+
+def batch(step, dtype):
+    numbers = np.random.default_rng(step)
+    x = numbers.normal(size=(ROWS, 3)).astype(dtype)
+    y = numbers.integers(0, 2, size=(ROWS,))
+    weight = numbers.uniform(0, 2, size=(ROWS,)).astype(dtype)
+    return x, y, weight
+
+
+def build(model_class=keras.Sequential):
+    keras.utils.set_random_seed(5)
+    return model_class([keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2)])
+
+
+def loop(strategy, dtype, weighted, in_graph=True):
+    """The losses of each step and the weights at the end."""
+    replicas = strategy.num_replicas_in_sync
+    with strategy.scope():
+        model, optimizer = build(), unisono.optimizers.Adam(**OPTIONS)
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def replica_step(x, y, weight):
+        with tf.GradientTape() as tape:
+            loss = global_mean(
+                loss_fn(y, model(x, training=True)), sample_weight=weight if weighted else None
+            )
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+        return loss
+
+    def train_step(*parts):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=parts), axis=None)
+
+    function = tf.function(train_step, reduce_retracing=True) if in_graph else train_step
+    losses = []
+    for step in range(STEPS):
+        cuts = [np.array_split(array, replicas) for array in batch(step, dtype)]
+        parts = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, cut=cut: tf.constant(cut[context.replica_id_in_sync_group])
+            )
+            for cut in cuts
+        ]
+        losses.append(float(function(*parts)))
+    assert helpers.copies_are_equal([*model.trainable_variables, *optimizer.variables], strategy)
+    return losses, model.get_weights()
+
+
+def fit(dtype, weighted):
+    """The same with `train_on_batch` on one device."""
+    model = build(unisono.Sequential)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(unisono.optimizers.Adam(**OPTIONS), loss, jit_compile=False)
+    losses = []
+    for step in range(STEPS):
+        x, y, weight = batch(step, dtype)
+        model.reset_metrics()
+        losses.append(float(model.train_on_batch(x, y, sample_weight=weight if weighted else None)))
+    return losses, model.get_weights()
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_loop_equals_fit_on_one_device(dtype, weighted):
+    keras.config.set_floatx(dtype)
+    expected = fit(dtype, weighted)
+    tolerance = helpers.FLOAT32 if dtype == "float32" else helpers.FLOAT64
+    for replicas in (1, 2, 3, 4):
+        actual = loop(helpers.mirrored(replicas), dtype, weighted)
+        helpers.assert_close(actual[0], expected[0], helpers.FLOAT32, "losses")  # fit logs in float32
+        helpers.assert_close(actual[1], expected[1], tolerance, "weights")
+
+
+def test_loop_under_central_storage_and_in_eager_mode():
+    expected = fit("float32", weighted=True)
+    for strategy, in_graph in ((helpers.strategy("central2"), True), (helpers.mirrored(2), False)):
+        actual = loop(strategy, "float32", weighted=True, in_graph=in_graph)
+        helpers.assert_close(actual[1], expected[1], helpers.FLOAT32, "weights")
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_global_mean_of_uneven_and_empty_replicas(replicas):
+    strategy = helpers.mirrored(replicas)
+    values, weights = np.array([1.0, 5.0, 3.0, 2.0]), np.array([1.0, 0.0, 0.5, 2.0])
+    cuts = {1: [4], 2: [0, 4], 3: [1, 0, 3]}[replicas]
+    bounds = np.cumsum([0, *cuts])
+
+    def mean(reduction, weight):
+        def on_replica():
+            r = tf.distribute.get_replica_context().replica_id_in_sync_group
+            rows = tf.range(tf.gather(bounds, r), tf.gather(bounds, r + 1))
+            w = None if weight is None else tf.gather(weight, rows)
+            return global_mean(tf.gather(values, rows), w, reduction)
+
+        return float(strategy.reduce("SUM", strategy.run(on_replica), axis=None))
+
+    assert mean("sum_over_batch_size", None) == pytest.approx(values.mean(), rel=1e-12)
+    assert mean("sum_over_batch_size", weights) == pytest.approx((values * weights).mean(), rel=1e-12)
+    expected = np.average(values, weights=weights)
+    assert mean("mean_with_sample_weight", weights) == pytest.approx(expected, rel=1e-12)
+    with strategy.scope():
+        assert global_batch_size(8) == global_batch_size(8, strategy) == 8 * replicas
+
+
+def test_global_mean_outside_of_the_replicas_is_refused():
+    with helpers.mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside of `strategy.run`"):
+        global_mean([1.0])
+
+
+def test_loop_written_without_global_mean_like_the_tutorials():
+    """`tf.nn.compute_average_loss` with the global batch size, then `apply_gradients`."""
+    strategy = helpers.mirrored(2)
+    with strategy.scope():
+        model, optimizer = build(), keras.optimizers.Adam(**OPTIONS)
+    unisono.optimizers.adopt(optimizer)
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def replica_step(x, y, _):
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss(loss_fn(y, model(x, training=True)), global_batch_size=ROWS)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    @tf.function
+    def train(iterator):
+        for _ in tf.range(STEPS):
+            strategy.run(replica_step, args=next(iterator))
+
+    batches = [batch(step, "float32") for step in range(STEPS)]
+    data = tf.data.Dataset.from_tensor_slices(tuple(np.concatenate(part) for part in zip(*batches))).batch(
+        ROWS
+    )
+    train(iter(strategy.experimental_distribute_dataset(data)))
+    helpers.assert_close(model.get_weights(), fit("float32", False)[1], helpers.FLOAT32, "weights")
+
+
+@pytest.mark.process
+@pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="scikit-learn, which has the digits, is missing"
+)
+def test_example_of_the_guide_runs(tmp_path):
+    program = pathlib.Path(__file__).parents[2] / "examples" / "digits_custom_loop.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "0.0e+00 between uninterrupted and resumed" in done.stdout
