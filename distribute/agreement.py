@@ -21,7 +21,10 @@ _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDicti
 def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Whether the replicas of `strategy` (None: the current one) live in several processes that train in step."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and _workers(strategy)[1] > 1
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and place_among_workers(strategy)[1] > 1
+    )
 
 
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
@@ -38,7 +41,7 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not spans_workers(strategy):
         return [[float(value) for value in values]]
-    me, workers = _workers(strategy)
+    me, workers = place_among_workers(strategy)
     rows = [[float(v) for v in values] if worker == me else [0.0] * len(values) for worker in range(workers)]
     return _sum(strategy, rows)
 
@@ -70,7 +73,7 @@ def check_same_everywhere(
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not spans_workers(strategy):
         return
-    me, workers = _workers(strategy)
+    me, workers = place_among_workers(strategy)
     place, timeout = next(_numbers), peer_timeout()
     mine = json.loads(json.dumps(dict(values), default=repr))
     set_value(f"unisono/same/{place}/{me}", json.dumps({"what": what, "values": mine}))
@@ -102,7 +105,7 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
             )
 
 
-def _workers(strategy: Any) -> tuple[int, int]:
+def place_among_workers(strategy: Any) -> tuple[int, int]:
     """This worker's number, and how many there are."""
     from .cluster import Cluster
 

@@ -28,11 +28,14 @@ class StepContext:
         global_rows: int or int32 scalar tensor; rows of the global batch.
         training: bool; whether the step updates weights.
         weigh_losses: bool; whether losses must note their weight totals although there is one replica (accumulation).
+        in_xla: bool; whether this part of the step is compiled by XLA, where no collective can stand.
         weight_totals: scalar tensors; the all-reduced divisor of each loss that is not divided by its rows (masks,
             `mean_with_sample_weight`), in the order of the losses.
         known_totals: list of scalar tensors or None; the weight totals where they are known beforehand (a micro-batch
             of a pipeline divides by those of the whole batch).
         writes: the scope that collects the writes of Keras variables in this step.
+        first_row: int or int32 scalar tensor or None; where this replica's rows begin in the global batch. None: the
+            rows are shared out evenly, in the order of the replicas.
         verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
         stream: None or int32 scalar tensor; mixed into the seeds of random layers, so that asynchronous workers that read
             the same random state draw different numbers.
@@ -46,10 +49,12 @@ class StepContext:
     global_rows: Any
     training: bool = True
     weigh_losses: bool = False
+    in_xla: bool = False
     weight_totals: list[Any] = dataclasses.field(default_factory=list)
     verdicts: list[Any] = dataclasses.field(default_factory=list)
     known_totals: list[Any] | None = None
     writes: Any = None
+    first_row: Any = None
     stream: Any = None
     scales: dict[int, Any] = dataclasses.field(default_factory=dict)
     take_gradients: Any = None

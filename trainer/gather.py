@@ -62,11 +62,18 @@ def _gather_dense(value: tf.Tensor) -> tf.Tensor:
     per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
     own = as_number if isinstance(step.rows, int) and step.rows > 0 else as_number[: step.rows * per_row]
     everyone = tf.distribute.get_replica_context().all_gather(tf.stop_gradient(own), axis=0)
-    first = replica_bounds(step.global_rows, step.num_replicas, step.replica_id)[0] * per_row
+    first = _first_row(step) * per_row
     last = first + tf.shape(own)[0]
     result = tf.concat([everyone[:first], own, everyone[last:]], 0)
     result = tf.ensure_shape(result, [None, *value.shape[1:]])
     return tf.cast(result, tf.bool) if value.dtype == tf.bool else result
+
+
+def _first_row(step: StepContext) -> Any:
+    """The number of this replica's first row in the global batch."""
+    if step.first_row is not None:
+        return step.first_row
+    return replica_bounds(step.global_rows, step.num_replicas, step.replica_id)[0]
 
 
 def value_with_full_gradient(value: tf.Tensor) -> tf.Tensor:
@@ -100,7 +107,7 @@ def _rows_of_all(value: Any, step: StepContext) -> Any:
             _all_gather(value.flat_values), lengths, validate=False
         )
     if isinstance(value, tf.SparseTensor):
-        first = tf.cast(replica_bounds(step.global_rows, step.num_replicas, step.replica_id)[0], tf.int64)
+        first = tf.cast(_first_row(step), tf.int64)
         moved = tf.concat([value.indices[:, :1] + first, value.indices[:, 1:]], 1)
         sizes = tf.reduce_max(_all_gather(value.dense_shape[None]), 0)
         shape = tf.concat([tf.cast([step.global_rows], tf.int64), sizes[1:]], 0)

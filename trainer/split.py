@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.agreement import place_among_workers
 from ..distribute.replicas import local_replica_index
 from ..distribute.step_context import StepContext
 from .sources.rows import slice_rows
@@ -34,6 +35,7 @@ def run_on_replicas(
     global_rows: Any,
     training: bool,
     weigh_losses: bool = False,
+    worker_rows: tf.Tensor | None = None,
 ) -> Any:
     """Runs `fn(slice, step)` on every replica with its rows of `batch`.
 
@@ -42,10 +44,12 @@ def run_on_replicas(
     Args:
         strategy: the strategy; its number of replicas R.
         fn: called in replica context; may return a nest of tensors.
-        batch: nest of tensors `[global_rows, ...]` (dense, ragged or sparse) and Nones; the whole global batch.
+        batch: nest of tensors `[global_rows, ...]` (dense, ragged or sparse) and Nones; the whole global batch, or
+            this worker's part of it.
         global_rows: int, or int32 scalar tensor when it is not known while tracing.
         training: for the `StepContext`.
         weigh_losses: for the `StepContext`.
+        worker_rows: int32 `[workers]` or None; the rows of each worker, where `batch` holds this worker's rows only.
 
     Returns:
         What `strategy.run` returns.
@@ -62,10 +66,11 @@ def run_on_replicas(
 
         return strategy.run(alone, args=(leaves,))
 
+    bounds = _bounds(strategy, global_rows, worker_rows)
     present = [leaf for leaf in leaves if leaf is not None]
 
     def part(context: Any) -> list[Any]:
-        first, last = replica_bounds(global_rows, count, context.replica_id_in_sync_group)
+        first, last, _ = bounds(context.replica_id_in_sync_group)
         rows = last - first
         if isinstance(rows, int):
             first, last = (first, last) if rows else (0, 1)
@@ -79,11 +84,25 @@ def run_on_replicas(
         values = iter(parts)
         own = [None if leaf is None else next(values) for leaf in leaves]
         replica = global_replica_id(strategy)
-        first, last = replica_bounds(global_rows, count, replica)
+        first, last, before = bounds(replica)
         step = StepContext(replica, count, last - first, global_rows, training, weigh_losses)
+        step.first_row = before + first
         return fn(keras.tree.pack_sequence_as(batch, own), step)
 
     return strategy.run(one_of_many, args=(parts,))
+
+
+def _bounds(
+    strategy: tf.distribute.Strategy, global_rows: Any, worker_rows: tf.Tensor | None
+) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """A function of the replica: its rows `[first, last)` in the batch, and the rows of the workers before its own."""
+    count = strategy.num_replicas_in_sync
+    if worker_rows is None:
+        return lambda replica: (*replica_bounds(global_rows, count, replica), 0)
+    each = len(strategy.extended.worker_devices)
+    me, _ = place_among_workers(strategy)
+    before = tf.reduce_sum(worker_rows[:me])
+    return lambda replica: (*replica_bounds(worker_rows[me], each, replica % each), before)
 
 
 def global_replica_id(strategy: tf.distribute.Strategy) -> int:
