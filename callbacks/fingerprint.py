@@ -91,11 +91,7 @@ def _layout(spec: Any) -> str:
 def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]]) -> list[str]:
     old, new = ([(_plain_path(path), shape, dtype) for path, shape, dtype in group] for group in (saved, now))
     if len(old) == len(new):
-        return [
-            f"{kind} {new[i][0]}: {_shown(old[i])} in the backup, {_shown(new[i])} now"
-            for i in range(len(old))
-            if old[i] != new[i]
-        ]
+        return [f"{kind} {_change(a, b)}" for a, b in zip(old, new) if a != b]
     only_old = [entry for entry in old if entry not in new]
     only_new = [entry for entry in new if entry not in old]
     return (
@@ -122,6 +118,12 @@ def _setting_differences(
 def _plain_path(path: str) -> str:
     """A path without the numbers that Keras appends when a process makes several models: `dense_3/kernel`."""
     return "/".join(re.sub(r"_\d+$", "", part) for part in path.split("/"))
+
+
+def _change(old: tuple[str, list[int], str], new: tuple[str, list[int], str]) -> str:
+    if old[0] == new[0]:
+        return f"{old[0]}: {old[2]}{old[1]} in the backup, {new[2]}{new[1]} now"
+    return f"{_shown(old)} in the backup, {_shown(new)} now"
 
 
 def _shown(entry: tuple[str, list[int], str]) -> str:

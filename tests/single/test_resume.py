@@ -1,0 +1,437 @@
+"""A fit that is interrupted and called again in a new model ends with the bits of the one that was left alone."""
+
+import contextlib
+import errno
+import os
+import threading
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.callbacks import backup_store, container
+
+import unisono
+from unisono import callbacks
+
+ROWS, BATCH = 44, 16  # three steps, the last of 12 rows
+
+
+class Stop(Exception):
+    """The interruption."""
+
+
+class StopAt(keras.callbacks.Callback):
+    """Raises after the n-th step of all, without being woken for other steps."""
+
+    def __init__(self, nth):
+        super().__init__()
+        self.left = nth
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise Stop
+
+
+class Own(keras.callbacks.Callback):
+    """A user's callback with state, which the hooks change."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.best = [], np.zeros(2)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(("begin", epoch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append((batch, logs["loss"]))
+        self.best += batch
+
+    def get_state(self):
+        return {"seen": self.seen, "best": self.best}
+
+    def set_state(self, state):
+        self.seen, self.best = list(state["seen"]), np.array(state["best"])
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, 4)).astype("float32")
+    return x, (x @ rng.normal(size=(4, 3))).argmax(1)
+
+
+def make_model(units=6, optimizer="adam", strategy=None, noise=0.2):
+    """The same model as any script would make it again."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(11)
+    with helpers.scope(strategy):
+        model = unisono.Sequential(
+            [keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(noise), keras.layers.Dense(3)]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.get(optimizer), loss, metrics=["accuracy"])
+    return model
+
+
+def fit(model, *extra, x=None, epochs=3, validation=True, **arguments):
+    """Trains, and gives everything that must be equal."""
+    inputs = {"x": data()[0], "y": data()[1], "batch_size": BATCH} if x is None else {"x": x}
+    if validation:
+        inputs["validation_data"] = data()
+        inputs["validation_batch_size"] = 22
+    history = model.fit(**inputs, epochs=epochs, verbose=0, callbacks=list(extra), **arguments)
+    return {"bits": bits(model), "history": history.history, "epochs": history.epoch}
+
+
+def bits(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return [np.asarray(tf.convert_to_tensor(v.value)).tobytes() for v in variables]
+
+
+def interrupted(directory, nth, *extra, save_freq=1, model=None, **arguments):
+    backup = callbacks.BackupAndRestore(directory, save_freq=save_freq, **arguments.pop("backup", {}))
+    with pytest.raises(Stop):
+        fit(model or make_model(), *extra, backup, StopAt(nth), **arguments)
+    return backup
+
+
+def resumed(directory, *extra, model=None, save_freq=1, backup=None, **arguments):
+    return fit(
+        model or make_model(),
+        *extra,
+        callbacks.BackupAndRestore(directory, save_freq=save_freq, **(backup or {})),
+        **arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def left_alone():
+    return fit(make_model())
+
+
+@pytest.mark.parametrize("nth", [2, 7])
+def test_resumed_fit_ends_with_the_same_bits(tmp_path, left_alone, nth, capsys):
+    interrupted(tmp_path, nth)
+    assert resumed(tmp_path) == left_alone
+    epoch, step = divmod(nth - 2, 3)  # the save after the last step but one
+    assert (
+        f"at epoch {epoch + 1}, step {step + 1}; position in the data: by index." in capsys.readouterr().out
+    )
+
+
+def test_last_step_of_an_epoch_keeps_its_logs(tmp_path, left_alone):
+    """A backup after the last step: nothing is left to train in that epoch, and its logs are not lost."""
+
+    class StopInValidation(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(make_model(), callbacks.BackupAndRestore(tmp_path, save_freq=1), StopInValidation())
+    info = callbacks.latest_backup(tmp_path)
+    assert (info.epoch, info.step, info.total_steps) == (0, 3, 3)
+    assert resumed(tmp_path) == left_alone
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches that depend on Python's and NumPy's generators."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        x, y = data()
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return x[rows] + np.float32(0.01 * index), y[rows]
+
+
+def test_pydataset_resumes_by_index(tmp_path, capsys):
+    expected = fit(make_model(), x=Batches())
+    interrupted(tmp_path, 5, x=Batches())
+    assert resumed(tmp_path, x=Batches()) == expected
+    assert "by index" in capsys.readouterr().out
+
+
+def test_generator_is_warned_about(tmp_path):
+    def endless():
+        while True:
+            x, y = data()
+            yield x[:BATCH], y[:BATCH]
+
+    with pytest.warns(UserWarning, match="cannot be rewound"):
+        backup = callbacks.BackupAndRestore(tmp_path)
+        fit(make_model(), backup, x=endless(), steps_per_epoch=2, epochs=1, validation=False, shuffle=False)
+
+
+class Lazy(keras.Model):
+    """Built at the first batch, with state in a plain `tf.Variable` and a `tf.random.Generator`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.noise = tf.random.Generator.from_seed(5)
+
+    def call(self, x, training=False):
+        return self.dense(x)
+
+
+def test_model_built_at_the_first_batch_resumes(tmp_path):
+    def model():
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(2)
+        model = unisono.adopt(Lazy())
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    expected = fit(model())
+    interrupted(tmp_path, 5, model=model())
+    assert resumed(tmp_path, model=model()) == expected
+
+
+def test_random_generators_go_on(tmp_path):
+    """A callback that draws from Python, NumPy, Keras and TensorFlow gets the numbers that it would have got."""
+    import random
+
+    class Draws(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.drawn = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            one = tf.random.get_global_generator().uniform([]).numpy()
+            self.drawn.append(
+                (random.random(), np.random.rand(), float(keras.random.uniform(())), float(one))
+            )
+
+        def get_state(self):
+            return self.drawn
+
+        def set_state(self, state):
+            self.drawn = list(state)
+
+    def run(*extra, nth=None):
+        model, draws = make_model(), Draws()
+        tf.random.set_global_generator(tf.random.Generator.from_seed(4))
+        with contextlib.suppress(Stop):
+            fit(model, draws, *extra)
+        return draws.drawn
+
+    expected = run()
+    run(callbacks.BackupAndRestore(tmp_path, save_freq=1), StopAt(5))
+    assert run(callbacks.BackupAndRestore(tmp_path, save_freq=1)) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [("none", "mirrored2"), ("mirrored3", "mirrored2")])
+def test_another_number_of_replicas_goes_on(tmp_path, before, after):
+    """Without dropout the numbers are those of one device: the sums of the epoch under way come along."""
+    expected = fit(make_model(noise=0.0))
+    interrupted(tmp_path, 5, model=make_model(noise=0.0, strategy=helpers.strategy(before)))
+    result = resumed(tmp_path, model=make_model(noise=0.0, strategy=helpers.strategy(after)))
+    for name, values in expected["history"].items():
+        np.testing.assert_allclose(result["history"][name], values, 1e-4, err_msg=name)
+
+
+DIFFERENT = [
+    ({"units": 7}, {}, r"dense/kernel: float32\[4, 6\] in the backup, float32\[4, 7\] now"),
+    ({"optimizer": "sgd"}, {}, r"optimizer: Adam in the backup, SGD now"),
+    ({"optimizer": "adam 0.5"}, {}, r"optimizer beta_1: 0.9 in the backup, 0.5 now"),
+    ({}, {"rows": 33}, r"data rows: 44 in the backup, 33 now"),
+    ({}, {"batch_size": 11}, r"data batch_rows: 16 in the backup, 11 now"),
+]
+
+
+def test_another_training_is_refused_with_what_differs(tmp_path):
+    interrupted(tmp_path, 2)
+    for settings, inputs, message in DIFFERENT:
+        if settings.get("optimizer") == "adam 0.5":
+            settings = {"optimizer": keras.optimizers.Adam(beta_1=0.5)}
+        model = make_model(**settings)
+        model.build((None, 4))
+        before = bits(model)[:4]
+        x, y = (part[: inputs.get("rows", ROWS)] for part in data())
+        with pytest.raises(callbacks.BackupMismatchError, match=message) as caught:
+            backup = callbacks.BackupAndRestore(tmp_path)
+            model.fit(x, y, batch_size=inputs.get("batch_size", BATCH), verbose=0, callbacks=[backup])
+        assert "backup-000001.unisono belongs to another training" in str(caught.value)
+        assert bits(model)[:4] == before
+    assert callbacks.latest_backup(tmp_path).status == "good"
+
+
+def test_damaged_newest_is_named_and_the_one_before_it_gives_the_same_bits(tmp_path, left_alone):
+    interrupted(tmp_path, 5)
+    newest = backup_store.backup_paths(tmp_path)[0]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
+        assert resumed(tmp_path) == left_alone
+
+
+def test_all_damaged_starts_from_the_beginning_and_says_so(tmp_path, left_alone):
+    interrupted(tmp_path, 3)
+    for path in backup_store.backup_paths(tmp_path):
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning) as caught:
+        assert resumed(tmp_path) == left_alone
+    assert "training starts from the beginning" in str(caught[-1].message)
+
+
+def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, monkeypatch):
+    """The file that is written while later steps run is that of a run that waits for the write."""
+    write, go_on = backup_store.BackupStore.write, threading.Event()
+
+    def late_write(self, *arguments):
+        assert go_on.wait(60)
+        return write(self, *arguments)
+
+    class Release(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                go_on.set()
+
+    contents = []
+    for background in (False, True):
+        folder = tmp_path / str(background)
+        if background:
+            monkeypatch.setattr(backup_store.BackupStore, "write", late_write)
+        backup = callbacks.BackupAndRestore(
+            folder, save_freq=1000, background=background, delete_when_done=False
+        )
+        # One save, after the first step; the write of it begins when two more steps have run.
+        monkeypatch.setattr(type(backup.schedule), "due", lambda self, steps, saved, waited: steps == 1)
+        with pytest.raises(Stop):
+            fit(make_model(), Release(), backup, StopAt(3))
+        contents.append(container.read(backup_store.backup_paths(folder)[0])[1])
+    assert contents[0]["calendar"]["step"] == contents[1]["calendar"]["step"] == 1
+    del contents[0]["callbacks"], contents[1]["callbacks"]
+    np.testing.assert_equal(contents[1], contents[0])
+
+
+def test_error_of_a_background_write_is_raised_at_a_later_step(tmp_path, monkeypatch):
+    interrupted(tmp_path, 3)
+    before = sorted(os.listdir(tmp_path))
+
+    def full(self, *arguments):
+        raise callbacks.SaveError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(backup_store.BackupStore, "write", full)
+    with pytest.raises(callbacks.SaveError, match="No space left"):
+        resumed(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == before
+    monkeypatch.undo()
+    assert callbacks.latest_backup(tmp_path).step == 2
+
+
+def test_vanished_directory_is_an_error(tmp_path):
+    class Vanish(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            os.rename(tmp_path / "b", tmp_path / "elsewhere")
+
+    with pytest.raises(callbacks.SaveError, match="the directory is gone"):
+        fit(make_model(), Vanish(), callbacks.BackupAndRestore(tmp_path / "b", save_freq=3, background=False))
+    assert callbacks.latest_backup(tmp_path / "elsewhere").status == "good"
+
+
+def test_read_only_place_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "file").touch()
+    model = make_model()
+    with pytest.raises(callbacks.SaveError):
+        fit(model, callbacks.BackupAndRestore(tmp_path / "file" / "b"))
+    assert int(model.optimizer.iterations.numpy()) == 0
+
+
+def test_finished_training_is_not_repeated(tmp_path):
+    backup = {"delete_when_done": False}
+    stopping = {"epochs": 9}
+    first = resumed(tmp_path, keras.callbacks.EarlyStopping("loss", min_delta=9.0), backup=backup, **stopping)
+    assert len(first["epochs"]) == 2
+    again = resumed(tmp_path, keras.callbacks.EarlyStopping("loss", min_delta=9.0), backup=backup, **stopping)
+    assert again == first
+
+
+def test_backups_are_kept_and_deleted_as_asked(tmp_path):
+    class Count(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.seen = sorted(os.listdir(tmp_path / "b"))
+
+    count = Count()
+    backup = callbacks.BackupAndRestore(tmp_path / "b", keep=2, background=False)
+    fit(make_model(), count, backup, epochs=5, validation=False)
+    assert backup.saves == 5 and backup.stall_seconds > 0
+    assert count.seen == ["backup-000003.unisono", "backup-000004.unisono"]
+    assert not (tmp_path / "b").exists()
+
+
+def test_seconds_are_looked_at_whenever_an_execution_ends(tmp_path):
+    now = iter(range(0, 10**6, 4))
+    backup = callbacks.BackupAndRestore(tmp_path, save_freq="10s", background=False, delete_when_done=False)
+    backup._clock = lambda: next(now)
+    fit(make_model(), StopAt(10**6), backup, validation=False)
+    # Nine steps and three ends of an epoch, a tick of 4 s at each look and three at each save.
+    assert 2 <= backup.saves <= 6
+
+
+def test_signal_handlers_are_given_back_after_an_error(tmp_path):
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    interrupted(tmp_path, 2)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_fit_in_another_thread_works_without_signals(tmp_path, left_alone):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(resumed(tmp_path)))
+    thread.start()
+    thread.join(120)
+    assert results == [left_alone]
+
+
+class Board(keras.callbacks.TensorBoard):
+    """Tells how many batches it has counted."""
+
+    def on_train_end(self, logs=None):
+        self.counted = self._global_train_batch
+        super().on_train_end(logs)
+
+
+def test_callbacks_that_write_or_remember_go_on(tmp_path):
+    """Rows of a CSV file are neither lost nor doubled, a board counts on, a user's state is as before its hooks."""
+
+    class StopAfterRow(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise Stop
+
+    def given(folder):
+        folder.mkdir(exist_ok=True)
+        if not (folder / "appended").exists():
+            (folder / "appended").write_text("epoch,accuracy,learning_rate,loss\r\n77,0,0,0\r\n")
+        return [
+            Own(),
+            Board(folder / "board", update_freq=1),
+            keras.callbacks.CSVLogger(str(folder / "log")),
+            keras.callbacks.CSVLogger(str(folder / "appended"), append=True),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        ]
+
+    alone, first, second = given(tmp_path / "alone"), given(tmp_path / "killed"), given(tmp_path / "killed")
+    expected = fit(make_model(), *alone)
+    with pytest.raises(Stop):
+        # The rows of epoch 1 are written, and no backup after them: they must not be there twice.
+        fit(make_model(), *first, callbacks.BackupAndRestore(tmp_path / "b", save_freq=5), StopAfterRow())
+    assert resumed(tmp_path / "b", *second) == expected
+    assert second[0].seen == alone[0].seen
+    np.testing.assert_array_equal(second[0].best, alone[0].best)
+    assert second[1].counted == alone[1].counted == 9
+    for name in ("log", "appended"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+def test_plain_keras_model_is_told_what_to_do(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match=r"unisono\.adopt"):
+        model.fit(
+            np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[callbacks.BackupAndRestore(tmp_path)]
+        )

@@ -1,0 +1,229 @@
+"""The pieces of a snapshot: when it is due, whose state, which copies, what differs, what a signal asks for."""
+
+import datetime
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.callbacks import (
+    BackupAndRestore,
+    callback_state,
+    fingerprint,
+    interruption,
+    variable_state,
+    worker_agreement,
+)
+from unisono.callbacks.fit_state import FitState
+from unisono.callbacks.save_schedule import SaveSchedule
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "amount"),
+    [
+        ("epoch", "epoch", 1),
+        (100, "steps", 100),
+        (30.0, "seconds", 30.0),
+        ("30s", "seconds", 30.0),
+        ("1.5 min", "seconds", 90.0),
+        ("2 hours", "seconds", 7200.0),
+        (datetime.timedelta(minutes=1), "seconds", 60.0),
+        (False, "never", 1),
+    ],
+)
+def test_save_freq_is_read(given, unit, amount):
+    assert SaveSchedule.parse(given) == SaveSchedule(unit, amount)
+
+
+@pytest.mark.parametrize("given", ["batch", 0, -3, 0.15, True, "0s", [1], "10"])
+def test_other_save_freq_is_refused_with_its_value(given):
+    with pytest.raises(ValueError, match="Invalid value for argument `save_freq`") as caught:
+        BackupAndRestore("somewhere", save_freq=given)
+    assert repr(given) in str(caught.value)
+
+
+def test_steps_are_counted_over_all_epochs_and_long_executions():
+    every = SaveSchedule("steps", 10)
+    assert [every.steps_to_wake(n) for n in (0, 1, 9, 10, 19)] == [10, 9, 1, 10, 1]
+    assert [every.due(n, 0, 0.0) for n in (9, 10, 25)] == [False, True, True]
+    assert not every.due(29, 25, 0.0) and every.due(30, 25, 0.0)
+    assert SaveSchedule("seconds", 5.0).steps_to_wake(3) is None
+    assert [SaveSchedule("seconds", 5.0).due(1, 0, t) for t in (4.9, 5.0)] == [False, True]
+    assert not SaveSchedule("epoch").due(100, 0, 100.0) and not SaveSchedule("never").due(100, 0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"directory": ""}, "Empty `backup_dir` argument passed"),
+        ({"directory": None}, "Empty `backup_dir` argument passed"),
+        ({"directory": "gs://bucket/b"}, "gs://bucket/b.*local or mounted"),
+        ({"directory": "b", "keep": 0}, r"keep \(0\) must be an int of at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BackupAndRestore(**arguments)
+
+
+def test_names_of_keras_are_taken():
+    backup = BackupAndRestore(
+        backup_dir="b", save_freq="epoch", double_checkpoint=True, delete_checkpoint=False
+    )
+    assert (str(backup.directory), backup._store._keep, backup.delete_when_done) == ("b", 2, False)
+    assert BackupAndRestore("b", "epoch", True)._store._keep == 2
+    assert BackupAndRestore("b", double_checkpoint=False)._store._keep == 1
+
+
+class Counting(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.counts = {"a": [1]}
+
+    def get_state(self):
+        return self.counts
+
+    def set_state(self, state):
+        self.counts = state
+
+
+def test_states_go_to_the_callback_of_the_same_class_and_number():
+    def given():
+        return [Counting(), keras.callbacks.EarlyStopping(), Counting()]
+
+    before, after = given(), [keras.callbacks.TerminateOnNaN(), *given()]
+    before[2].counts = {"a": [7, 8]}
+    before[1].wait, before[1].best = 3, 0.25
+    before[1].best_weights = [np.ones(3)]
+    saved = callback_state.capture(before)
+    before[2].counts["a"].append(9)  # what was captured does not change
+    assert callback_state.restore(after, saved) == []
+    assert after[3].counts == {"a": [7, 8]} and after[1].counts == {"a": [1]}
+    assert (after[2].wait, after[2].best, after[2].best_weights[0].tolist()) == (3, 0.25, [1, 1, 1])
+    assert callback_state.restore([Counting()], saved) == ["EarlyStopping", "Counting#2"]
+
+
+def test_subclass_of_a_keras_callback_is_known():
+    class Mine(keras.callbacks.ReduceLROnPlateau):
+        pass
+
+    before, after = Mine(), Mine()
+    before.wait, before.cooldown_counter, before.best = 2, 1, 0.5
+    callback_state.restore([after], callback_state.capture([before]))
+    assert (after.wait, after.cooldown_counter, after.best) == (2, 1, 0.5)
+
+
+def variable(aggregation, synchronization="auto"):
+    return keras.Variable(np.zeros(2, "float32"), aggregation=aggregation, synchronization=synchronization)
+
+
+@pytest.mark.parametrize(
+    ("kind", "copies", "expected"),
+    [
+        (("sum", "on_read"), 2, [[6.0, 8.0], [0.0, 0.0]]),
+        (("sum", "on_read"), 1, [[6.0, 8.0]]),
+        (("sum", "on_read"), 3, [[1.0, 2.0], [2.0, 2.0], [3.0, 4.0]]),
+        (("mean", "auto"), 2, [[2.0, 8 / 3], [2.0, 8 / 3]]),
+        (("none", "auto"), 2, [[1.0, 2.0], [1.0, 2.0]]),
+    ],
+)
+def test_three_copies_become_as_many_as_there_are_replicas(kind, copies, expected):
+    saved = {"copies": [np.array(v, "float32") for v in ([1, 2], [2, 2], [3, 4])]}
+    target = variable(*kind)
+    result = variable_state.spread(saved, copies, target._value, target)
+    np.testing.assert_array_equal(np.array(result), np.array(expected, "float32"))
+
+
+def test_one_sum_is_given_to_the_first_of_several():
+    target = variable("sum", "on_read")
+    result = variable_state.spread(np.array([3.0, 4.0], "float32"), 3, target._value, target)
+    np.testing.assert_array_equal(np.array(result), [[3, 4], [0, 0], [0, 0]])
+
+
+def test_host_buffers_copy_and_are_used_again():
+    buffers, array = variable_state.HostBuffers(), np.arange(4.0)
+    first = buffers.copy("a", array)
+    array[:] = 0
+    assert first.tolist() == [0, 1, 2, 3]
+    assert buffers.copy("a", array) is first and first.tolist() == [0, 0, 0, 0]
+    assert buffers.copy("a", np.ones(3)) is not first
+
+
+def prints(**changes):
+    base = {
+        "variables": {
+            "model": [["dense_3/kernel", [2, 3], "float32"]],
+            "optimizer": [],
+            "metrics": [],
+            "other": [],
+        },
+        "optimizer": {"class": "Adam", "beta_1": 0.9},
+        "data": {"rows": 10, "batch_rows": 4, "steps_per_epoch": None, "layout": ["float32(2,)"]},
+    }
+    return {**base, **changes}
+
+
+def test_names_counted_up_by_keras_and_unknown_sizes_are_no_difference():
+    other = prints(data={"rows": None, "batch_rows": 4, "steps_per_epoch": 3, "layout": ["float32(2,)"]})
+    other["variables"] = {**other["variables"], "model": [["dense/kernel", [2, 3], "float32"]]}
+    assert fingerprint.differences(prints(), other) == []
+
+
+def test_more_and_fewer_variables_are_listed():
+    more = prints()["variables"] | {
+        "model": [["dense/kernel", [2, 3], "float32"], ["dense/bias", [3], "float32"]]
+    }
+    found = fingerprint.differences(prints(), prints(variables=more))
+    assert found == [
+        "1 model variables in the backup, 2 now",
+        "model variable dense/bias float32[3] only now",
+    ]
+
+
+def test_long_lists_are_cut():
+    many = prints()["variables"] | {"model": [[f"d{i}/k", [1], "float32"] for i in range(30)]}
+    fewer = prints()["variables"] | {"model": [[f"e{i}/k", [1], "float32"] for i in range(30)]}
+    found = fingerprint.differences(prints(variables=many), prints(variables=fewer))
+    assert len(found) == 13 and found[-1] == "and 18 more"
+
+
+def test_learning_rate_number_is_state_and_a_schedule_is_not():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    numbers = [fingerprint._optimizer(keras.optimizers.SGD(rate)) for rate in (0.1, 0.2)]
+    assert numbers[0] == numbers[1]
+    assert fingerprint._optimizer(keras.optimizers.SGD(schedule)) != numbers[0]
+
+
+def test_first_signal_asks_and_the_second_acts():
+    before = signal.getsignal(signal.SIGINT)
+    handlers, fit_state = interruption.InterruptionHandlers(), FitState()
+    handlers.install(fit_state)
+    signal.raise_signal(signal.SIGINT)
+    assert fit_state.asked_to_exit == fit_state.save_and_exit == "SIGINT"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_with_several_workers_the_loop_decides_the_step():
+    handlers, fit_state = interruption.InterruptionHandlers(), FitState(settles_exit=True)
+    handlers.install(fit_state)
+    signal.raise_signal(signal.SIGTERM)
+    handlers.remove()
+    assert (fit_state.asked_to_exit, fit_state.save_and_exit) == ("SIGTERM", None)
+
+
+@pytest.mark.parametrize(("reason", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
+def test_stop_ends_as_documented(reason, error):
+    with pytest.raises(error) as caught:
+        interruption.stop(reason)
+    assert getattr(caught.value, "code", None) == (143 if error is SystemExit else None)
+
+
+def test_bytes_travel_as_numbers():
+    for payload in (b"", b"\0", bytes(range(256)) * 3, b"\xff" * 6):
+        numbers = worker_agreement._to_numbers(payload, 800)
+        assert all(float(n).is_integer() and n < 2**48 for n in numbers)
+        assert worker_agreement._to_bytes(numbers)[: len(payload)] == payload
+    assert worker_agreement.gather_bytes(tf.distribute.get_strategy(), b"alone") == [b"alone"]
