@@ -99,7 +99,7 @@ def local_copy(variable: Any) -> tf.Variable:
 
     Context: replica.
     """
-    value = variable if isinstance(variable, tf.Variable) else variable.value
+    value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
     if not isinstance(value, tf.distribute.DistributedValues):
         return value
     strategy = tf.distribute.get_strategy()

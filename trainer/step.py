@@ -101,7 +101,7 @@ def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[A
         loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
-    gradients = tape.gradient(scaled, variables) if variables else []
+    gradients = gradient(tape, scaled, variables) if variables else []
     if step.num_replicas > 1 and not (isinstance(step.rows, int) and step.rows > 0):
         gradients = [None if g is None else _zero_unless(step.alive, g) for g in gradients]
     return loss, gradients, y_pred
