@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .auto import auto_strategy as auto_strategy
+    from .auto import cluster_resolver as cluster_resolver
     from .auto import simulate_devices as simulate_devices
     from .cluster import is_chief as is_chief
     from .cluster import num_workers as num_workers
     from .cluster import worker_index as worker_index
     from .means import global_batch_size as global_batch_size
     from .means import global_mean as global_mean
+    from .peer_watch import meeting as meeting
     from .pipeline import Pipeline as Pipeline
 
 _HOMES = {
     "Pipeline": "pipeline",
     "auto_strategy": "auto",
+    "cluster_resolver": "auto",
     "global_batch_size": "means",
     "global_mean": "means",
     "is_chief": "cluster",
+    "meeting": "peer_watch",
     "num_workers": "cluster",
     "simulate_devices": "auto",
     "worker_index": "cluster",

@@ -11,6 +11,8 @@ from . import cluster_start
 from .cluster import Cluster, ClusterError, read_cluster, read_tf_config
 from .cluster_start import replicas_per_worker
 
+cluster_resolver = tf.distribute.cluster_resolver  # TensorFlow's own, for clusters that none of the above describes
+
 
 def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     """Picks the strategy for the machine and the cluster that this process belongs to.

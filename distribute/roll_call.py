@@ -43,7 +43,13 @@ def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
             for index, address in list(missing.items()):
                 answer = _ask(address, max(0.1, min(_ASK, until - time.monotonic())))
                 if answer.startswith(_HELLO):
-                    _compare(answer, mark, f"worker {index} at {address}", f"worker {cluster.worker_index}")
+                    try:
+                        _compare(
+                            answer, mark, f"worker {index} at {address}", f"worker {cluster.worker_index}"
+                        )
+                    except ClusterError:
+                        time.sleep(_ASK)  # go on answering, so that the peer learns of it too
+                        raise
                 if answer.startswith(_HELLO) or _is_grpc(answer):
                     del missing[index]
             if not missing:

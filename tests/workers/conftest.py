@@ -26,11 +26,15 @@ class Ended:
 
 
 class Workers:
-    """The processes of one cluster. Each runs `programs/<name>.py` with the directory for its results first."""
+    """The processes of one cluster. Each runs `programs/<name>.py` with the directory for its results first.
+
+    `program` is that name, or a list with one for each worker.
+    """
 
     def __init__(self, program, out, count, replicas, arguments, start, timeout, env):
         layout = Layout(workers=count, replicas_per_worker=replicas, timeout=timeout)
-        tasks = plan(layout, [str(PROGRAMS / f"{program}.py"), str(out), *arguments])
+        names = [program] * count if isinstance(program, str) else program
+        tasks = plan(layout, [str(out), *arguments])
         base = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
         base["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.out, self._began = out, time.monotonic()
@@ -40,7 +44,11 @@ class Workers:
             self._files.append(files)
             self.processes.append(
                 subprocess.Popen(
-                    tasks[index].command,
+                    [
+                        *tasks[index].command[:2],
+                        str(PROGRAMS / f"{names[index]}.py"),
+                        *tasks[index].command[2:],
+                    ],
                     env={**base, **tasks[index].env, **(env or {})},
                     stdin=subprocess.DEVNULL,
                     stdout=files[0],

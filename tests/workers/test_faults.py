@@ -36,3 +36,30 @@ def test_worker_that_never_comes_is_named(start_workers):
     (ended,) = workers.wait(60)
     assert ended.code == 1
     assert re.search(r"TimeoutError: worker 1 \(127.0.0.1:\d+\) did not come within 3 s", ended.err)
+
+
+def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
+    workers = start_workers("differs", timeout=20)
+    workers.succeed()
+    for index in range(2):
+        printed = workers.printed(index)
+        assert re.search(
+            r"rows: ValueError: the number of training rows must be the same on all workers for fit. "
+            r"Received: 20 on worker 0, 21 on worker 1.",
+            printed,
+        ), printed
+        assert (
+            "epochs: ValueError: epochs must be the same on all workers for fit. Received: 1 on worker 0"
+            in printed
+        )
+        assert (
+            "generator: ValueError: The input must give the same global batches on every worker." in printed
+        )
+        assert "same: went through" in printed
+
+
+def test_workers_with_different_scripts_are_refused(start_workers):
+    workers = start_workers(["faults", "collectives"], arguments=["none"], timeout=10)
+    ended = workers.wait(60)
+    assert all(one.code == 1 for one in ended)
+    assert any("runs another script than this one (worker " in one.err for one in ended)

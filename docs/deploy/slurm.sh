@@ -1,0 +1,32 @@
+#!/bin/bash
+# Trains on several machines of a Slurm cluster: one task is one worker, with all GPUs that Slurm gives to it.
+#
+#   sbatch docs/deploy/slurm.sh train.py --epochs 10
+#
+# The script calls unisono.distribute.auto_strategy(), which reads Slurm's variables; nothing else has to be set.
+# The backup directory must be one that every node sees.
+#SBATCH --job-name=unisono
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=16
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@120   # two minutes before the end: all workers save at the same step and stop
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+
+set -euo pipefail
+
+# A job that was preempted, lost a node or ran out of time is queued again; it goes on from its last backup.
+attempts=${SLURM_RESTART_COUNT:-0}
+echo "attempt $attempts on $SLURM_JOB_NODELIST"
+
+status=0
+srun --kill-on-bad-exit=1 --wait=60 --label \
+    env UNISONO_TIMEOUT=60 PYTHONUNBUFFERED=1 python "$@" || status=$?
+
+if ((status != 0 && attempts < 20)); then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

@@ -1,0 +1,36 @@
+"""Worker 1 calls fit with something else than worker 0, and each says what it was told."""
+
+import sys
+
+import keras
+import numpy as np
+from unisono.distribute import auto_strategy, worker_index
+
+import unisono
+
+strategy = auto_strategy()
+with strategy.scope():
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+rows = 20 + worker_index()
+
+
+def batches(count):
+    for _ in range(count):
+        yield np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+
+
+def attempt(name, *arguments, **options):
+    try:
+        model.fit(*arguments, verbose=0, shuffle=False, **options)
+    except (ValueError, TimeoutError) as error:
+        print(f"{name}: {type(error).__name__}: {error}", flush=True)
+    else:
+        print(f"{name}: went through", flush=True)
+
+
+attempt("rows", np.ones((rows, 2), "float32"), np.ones((rows, 1), "float32"), batch_size=32)
+attempt("epochs", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"), epochs=1 + worker_index())
+attempt("generator", batches(6 - worker_index()))
+attempt("same", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"))
+assert sys.argv[1]
