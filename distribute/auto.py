@@ -129,8 +129,9 @@ def _parameter_servers(cluster: Cluster) -> tf.distribute.Strategy:
             f"TF_CONFIG names parameter servers, so the program runs on the 'chief' alone; this process is "
             f"{cluster.task_type} {cluster.task_index}: run `python -m unisono.distribute.server` here instead."
         )
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    return tf.distribute.ParameterServerStrategy(resolver)
+    from .parameter_server import ParameterServerStrategy
+
+    return ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
 
 
 def _has_tpu() -> bool:
