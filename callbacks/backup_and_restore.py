@@ -118,12 +118,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         if fit_state.chief:
             self._store.prepare()
         self._resume(fit_state)
-        # After the resume: asking a dataset how it resumes starts an iterator, which changes the order of the next.
-        if getattr(fit_state.source, "resume_by", None) == "none":
+        if not getattr(fit_state.source, "rewinds", True):
             warnings.warn(
-                "The training data comes from a Python generator, which cannot be rewound: a resumed training goes "
-                "on with what the generator yields from its beginning. Give a keras.utils.PyDataset or a "
-                "tf.data.Dataset to resume to the bit."
+                "The training data comes from a Python generator, which cannot be rewound: a resumed training draws "
+                "from a new one and drops the batches that were used, which is right only if the new one yields the "
+                "same batches. Give a keras.utils.PyDataset or a tf.data.Dataset to resume to the bit in any case."
             )
         self._saved_at_time = self._clock()
         self._before_validation = None
@@ -209,7 +208,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         elif calendar["stop_training"]:
             fit_state.epoch = fit_state.epochs
         if fit_state.chief:
-            _announce(path, calendar, fit_state, left_over)
+            _announce(path, content, fit_state, left_over)
 
     def _after_epoch_begin(self, content: dict[str, Any]) -> None:
         """Within an epoch: once more, because `on_epoch_begin` may have changed something."""
@@ -269,15 +268,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.stall_seconds += self._saved_at_time - begin
 
 
-def _announce(path: Any, calendar: dict[str, Any], fit_state: Any, left_over: list[str]) -> None:
+def _announce(path: Any, content: dict[str, Any], fit_state: Any, left_over: list[str]) -> None:
     """One line: from where, to where, and how the position in the data was found."""
     ways = {
         "index": "by index",
         "iterator": "by the iterator's own checkpoint",
         "skip": "by skipping the batches before it",
-        "none": "not restored (a Python generator)",
     }
-    how = ways.get(getattr(fit_state.source, "resume_by", ""), "by the source")
+    calendar, by = content["calendar"], getattr(fit_state.source, "resume_by", "")
+    if by == "iterator" and "iterator" not in content["workers"][0]["source"]:
+        by = "skip"  # between passes, or where the checkpoint would not have had everything
+    how = ways.get(by, "by the source")
     where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
     lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
     print(

@@ -131,6 +131,13 @@ def read_result(path: Path) -> dict[str, Any]:
     return container.read(path)[1]
 
 
+def differences(result: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """The names of what is not the same to the bit; empty when all is."""
+    found = [name for name in expected if name != "variables" and result[name] != expected[name]]
+    pairs = [(i, result["variables"][i], value) for i, value in expected["variables"].items()]
+    return found + [f"variable {i}" for i, mine, value in pairs if mine.tobytes() != value.tobytes()]
+
+
 # From here on: the child.
 
 

@@ -26,7 +26,7 @@ class StreamSource:
 
     Owns the thread that draws. Draws as many batches as an epoch has steps, and no more. An iterator is one
     stream over all epochs; an iterable starts again with every epoch, unless `steps_per_epoch` lets a pass
-    last longer.
+    last longer. `rewinds` is false for an iterator: then a resume is exact only if a new one gives the same batches.
     """
 
     per_worker = False
@@ -48,6 +48,7 @@ class StreamSource:
         self._stream = stream
         self._kind = kind
         self._once = hasattr(stream, "__next__")
+        self.rewinds = not self._once
         self._wanted = steps_per_epoch
         self.steps_per_epoch = steps_per_epoch or (None if self._once else _length(stream))
         self._grouping = Grouping(steady)

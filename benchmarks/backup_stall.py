@@ -1,0 +1,120 @@
+"""How much training time saving takes: one save per 10 s of a model of about 50 MB, in the background and not.
+
+Trains the same model three times for the same number of steps: without backups, with `background=True`, with
+`background=False`. Prints for each: seconds per 1,000 steps, the ratio to no backups, the time for which saving held up
+training (the stall) as a share of training time, the size of a backup, and the time a plain copy of as many bytes to the
+same disk takes, as a floor.
+
+    python benchmarks/backup_stall.py --seconds 60 --every 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+
+import unisono
+
+WIDTH = 2500  # two layers of 2500 x 2500 float32: 50 MB; with Adam's slots 150 MB
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Stops after so many seconds or steps; counts steps and the seconds after the first execution."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.seconds, self.begin, self.first, self.steps = seconds, None, 0, 0
+
+    def steps_to_wake(self, step: int) -> int | None:
+        return None
+
+    def on_train_batch_end(self, batch, logs=None):
+        now = time.perf_counter()
+        if self.begin is None:  # compiling is not counted
+            self.begin, self.first = now, batch + 1
+        self.steps, self.took = batch + 1 - self.first, now - self.begin
+        if self.took >= self.seconds:
+            self.model.stop_training = True
+
+
+class Sizes(keras.callbacks.Callback):
+    """The largest backup seen."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder, self.bytes = folder, 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.bytes = max([self.bytes, *(path.stat().st_size for path in self.folder.glob("*.unisono"))])
+
+
+def train(seconds: float, every: float, folder: Path, background: bool | None) -> dict[str, float]:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    model = unisono.Sequential(
+        [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, activation="relu"), keras.layers.Dense(WIDTH)]
+    )
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).normal(size=(64, WIDTH)).astype("float32")
+    stop, sizes = StopAfter(seconds), Sizes(folder)
+    callbacks = [stop, sizes]
+    backup = None
+    if background is not None:
+        backup = unisono.callbacks.BackupAndRestore(folder, save_freq=float(every), background=background)
+        callbacks.append(backup)
+    model.fit(np.tile(x, [2000, 1]), np.tile(x, [2000, 1]), batch_size=64, verbose=0, callbacks=callbacks)
+    return {
+        "per step": stop.took / max(1, stop.steps),
+        "stall": 0.0 if backup is None else backup.stall_seconds / stop.took,
+        "saves": 0 if backup is None else backup.saves,
+        "bytes": sizes.bytes,
+    }
+
+
+def plain_write(size: int, folder: Path) -> float:
+    data = np.zeros(size, np.uint8)
+    begin = time.perf_counter()
+    with open(folder / "plain", "wb") as stream:
+        stream.write(data.data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each training")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between saves")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = {
+            name: train(arguments.seconds, arguments.every, Path(folder, name.replace(" ", "-")), background)
+            for name, background in (
+                ("no backups", None),
+                ("in the background", True),
+                ("not in the background", False),
+            )
+        }
+        plain = plain_write(int(results["in the background"]["bytes"]), Path(folder))
+    base = results["no backups"]["per step"]
+    for name, result in results.items():
+        print(
+            f"{name:22} {1e3 * result['per step']:8.2f} s / 1000 steps  x {result['per step'] / base:.3f}  "
+            f"{result['saves']:3.0f} saves  stall {100 * result['stall']:.2f} % of training time"
+        )
+    size = results["in the background"]["bytes"]
+    print(f"one backup: {size / 1e6:.1f} MB; a plain write and fsync of as many bytes: {plain:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Kills real trainings with SIGKILL at random moments until 100 kills have struck, and compares bits.
+
+Each training is started again until it ends, being killed up to `--most` times on the way; then its weights, optimizer
+slots, History, logs of every step, CSV rows and checkpoint names are compared with those of the training left alone.
+The scenarios are those of `tests/kill_driver.py`: shuffled arrays with dropout, EarlyStopping, ReduceLROnPlateau and
+checkpoints; mixed_float16 with a loss scale and accumulation; a shuffled tf.data pipeline with three steps per execution;
+each on one device and on two mirrored replicas.
+
+    python benchmarks/hundred_kills.py --kills 100 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import kill_driver
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100, help="kills that must strike")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--most", type=int, default=5, help="kills of one training")
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    combinations = [(s, t) for s in kill_driver.SCENARIOS for t in kill_driver.STRATEGIES]
+    struck: collections.Counter[str] = collections.Counter()
+    trainings = different = 0
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, kill_driver.Driver() as driver:
+        alone = {}
+        for scenario, strategy in combinations:
+            directory = Path(folder, "alone", scenario, strategy)
+            order = {"scenario": scenario, "strategy": strategy, "directory": str(directory), "backup": False}
+            if driver.start(order) != 0:
+                raise RuntimeError(f"The training left alone failed: {order}.")
+            alone[scenario, strategy] = kill_driver.read_result(directory / "result")
+        while struck.total() < arguments.kills:
+            scenario, strategy = combinations[trainings % len(combinations)]
+            directory = Path(folder, str(trainings))
+            order = {"scenario": scenario, "strategy": strategy, "directory": str(directory), "backup": True}
+            left = arguments.kills - struck.total()
+            kills = [kill_driver.Kill.draw(rng) for _ in range(min(left, rng.randint(1, arguments.most)))]
+            count = driver.run_killed(order, kills)
+            struck.update(kill.kind for kill in kills[:count])
+            found = kill_driver.differences(
+                kill_driver.read_result(directory / "result"), alone[scenario, strategy]
+            )
+            trainings += 1
+            different += bool(found)
+            print(
+                f"{struck.total():4} kills  {scenario:7} {strategy:10} {count} here  {found or 'same bits'}",
+                flush=True,
+            )
+    moments = ", ".join(f"{count} during a {kind}" for kind, count in sorted(struck.items()))
+    print(
+        f"seed {arguments.seed}: {struck.total()} kills ({moments}) of {trainings} trainings; {different} differ from the "
+        f"training left alone; {time.monotonic() - begin:.0f} s"
+    )
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

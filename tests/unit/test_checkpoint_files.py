@@ -1,0 +1,210 @@
+"""ModelCheckpoint: what stays, what is counted, what survives a crash and a restart."""
+
+import errno
+import os
+import types
+
+import keras
+import numpy as np
+import pytest
+from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
+
+
+class Saver:
+    """Stands for a model: saving writes its value."""
+
+    metrics = ()
+    fit_state = None
+    value = "new"
+
+    def save(self, path, overwrite=True):
+        with open(path, "w") as file:
+            file.write(self.value)
+
+    save_weights = save
+
+
+def checkpoint(filepath, **arguments):
+    callback = ModelCheckpoint(filepath, **{"monitor": "loss", **arguments})
+    callback.set_model(Saver())
+    callback.on_train_begin()
+    return callback
+
+
+def epochs(callback, losses, first=0):
+    for epoch, loss in enumerate(losses, first):
+        callback.on_epoch_begin(epoch)
+        callback.on_epoch_end(epoch, {"loss": loss})
+
+
+def saved(folder):
+    return sorted(name for name in os.listdir(folder) if name.endswith((".keras", ".h5")))
+
+
+LOSSES = [5.0, 3.0, 4.0, 1.0, 2.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6]),
+        ({"keep_last": 2}, [5, 6]),
+        ({"keep_best": 2}, [4, 5]),
+        ({"keep_best": 1, "keep_last": 2}, [4, 5, 6]),
+        ({"keep_best": 2, "mode": "max"}, [1, 6]),
+        ({"save_best_only": True}, [1, 2, 4]),
+        ({"save_best_only": True, "keep_last": 2}, [2, 4]),
+        ({"save_best_only": True, "initial_value_threshold": 2.5}, [4]),
+    ],
+)
+def test_the_best_and_the_last_stay(tmp_path, arguments, kept):
+    epochs(checkpoint(tmp_path / "{epoch}.keras", **arguments), LOSSES)
+    assert saved(tmp_path) == [f"{epoch}.keras" for epoch in kept]
+    assert sorted(os.listdir(tmp_path)) == sorted(f"{e}.keras{s}" for e in kept for s in ("", ".b2"))
+    assert all(verify_checkpoint(tmp_path / name) for name in saved(tmp_path))
+
+
+def test_what_is_not_among_the_best_is_not_written(tmp_path):
+    callback = checkpoint(tmp_path / "{epoch}-{loss:.1f}.keras", keep_best=1)
+    written = []
+    callback.model.save = lambda path, overwrite=True: written.append(path) or Saver().save(path)
+    epochs(callback, LOSSES)
+    assert len(written) == 3 and saved(tmp_path) == ["4-1.0.keras"]
+
+
+def test_nan_is_never_the_best(tmp_path):
+    epochs(
+        checkpoint(tmp_path / "{epoch}.keras", save_best_only=True), [float("nan"), 2.0, float("nan"), 1.0]
+    )
+    assert saved(tmp_path) == ["1.keras", "2.keras", "4.keras"]
+    epochs(checkpoint(tmp_path / "b{epoch}.keras", keep_best=1), [2.0, float("nan")])
+    assert "b1.keras" in saved(tmp_path)
+
+
+def test_restart_remembers_the_best_and_the_files(tmp_path):
+    for number, arguments in enumerate(({"save_best_only": True}, {"keep_best": 2}, {"keep_last": 2})):
+        alone, killed = tmp_path / f"alone{number}", tmp_path / f"killed{number}"
+        epochs(checkpoint(alone / "{epoch}.keras", **arguments), LOSSES)
+        first = checkpoint(killed / "{epoch}.keras", **arguments)
+        epochs(first, LOSSES[:3])
+        state = first.get_state()
+        epochs(first, LOSSES[3:4], 3)  # what is done after the backup is done again
+        second = checkpoint(killed / "{epoch}.keras", **arguments)
+        second.set_state(state)
+        epochs(second, LOSSES[3:], 3)
+        assert saved(killed) == saved(alone)
+
+
+@pytest.mark.parametrize("execution", [1, 2, 3, 5, 8])
+def test_steps_are_counted_exactly(tmp_path, execution):
+    """Executions end where the callback asks for it, and epochs are of 8, 8 and 5 steps: a save at every sixth."""
+    callback = checkpoint(tmp_path / "{epoch}-{batch}.keras", save_freq=6)
+    for epoch, steps in enumerate([8, 8, 5]):
+        callback.on_epoch_begin(epoch)
+        step = 0
+        while step < steps:
+            step += min(execution, steps - step, callback.steps_to_wake(step))
+            callback.on_train_batch_end(step - 1, {"loss": 1.0})
+        callback.on_epoch_end(epoch, {"loss": 1.0})
+    assert saved(tmp_path) == ["1-6.keras", "2-4.keras", "3-2.keras"]
+
+
+def test_fixed_executions_do_not_drift(tmp_path):
+    callback = checkpoint(tmp_path / "{epoch}-{batch}.keras", save_freq=4)
+    callback.on_epoch_begin(0)
+    for last in (2, 5, 8, 11):  # three steps each: due after 4, 8 and 12
+        callback.on_train_batch_end(last, {"loss": 1.0})
+    assert saved(tmp_path) == ["1-12.keras", "1-6.keras", "1-9.keras"]
+
+
+def test_crash_within_a_save_leaves_the_old_file(tmp_path):
+    callback = checkpoint(tmp_path / "m.keras")
+    callback.model.value = "old"
+    epochs(callback, [1.0])
+
+    def half(path, overwrite=True):
+        Saver().save(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    callback.model.save = half
+    with pytest.raises(SaveError, match="No space left on device"):
+        epochs(callback, [1.0])
+    assert (tmp_path / "m.keras").read_text() == "old" and verify_checkpoint(tmp_path / "m.keras")
+    assert sorted(os.listdir(tmp_path)) == ["m.keras", "m.keras.b2"]
+
+
+def test_damage_is_seen(tmp_path):
+    epochs(checkpoint(tmp_path / "m.keras"), [1.0])
+    (tmp_path / "m.keras").write_text("neu")
+    assert verify_checkpoint(tmp_path / "m.keras") is False
+
+
+def test_leftovers_of_a_killed_save_are_removed(tmp_path):
+    left = tmp_path / f".m.{2**22 + 5}.tmp.keras"
+    left.touch()
+    checkpoint(tmp_path / "m.keras")
+    assert not left.exists()
+
+
+def test_only_the_chief_writes_and_all_decide_the_same(tmp_path):
+    callback = checkpoint(tmp_path / "{epoch}.keras", keep_best=1)
+    callback.model.fit_state = types.SimpleNamespace(chief=False)
+    epochs(callback, LOSSES)
+    assert os.listdir(tmp_path) == []
+    assert [value for _, value in callback._saved] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"filepath": "m.keras", "keep_last": 2}, r"keep_last \(2\) needs a name for each file"),
+        (
+            {"filepath": "{epoch}.keras", "keep_best": 0},
+            r"keep_best \(0\) must be None or an int of at least 1",
+        ),
+        ({"filepath": "{epoch}.keras", "save_freq": 0}, "Unrecognized save_freq: 0"),
+        ({"filepath": "{epoch}.keras", "save_freq": "often"}, "Unrecognized save_freq"),
+        ({"filepath": "m.ckpt"}, "must end in `.keras`"),
+        ({"filepath": "m.h5", "save_weights_only": True}, "must end in `.weights.h5`"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ModelCheckpoint(**arguments)
+
+
+def test_directory_in_the_way_and_unknown_placeholder_are_errors(tmp_path):
+    (tmp_path / "m.keras").mkdir()
+    with pytest.raises(OSError, match="non-directory filepath"):
+        epochs(checkpoint(tmp_path / "m.keras"), [1.0])
+    with pytest.raises(KeyError, match="Failed to format"):
+        epochs(checkpoint(tmp_path / "{nothing}.keras"), [1.0])
+
+
+def test_missing_monitor_is_warned_about(tmp_path):
+    with pytest.warns(UserWarning, match="needs the log nothing"):
+        epochs(checkpoint(tmp_path / "{epoch}.keras", monitor="nothing", mode="min", keep_best=1), [1.0])
+    assert saved(tmp_path) == ["1.keras"]
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_files_open_in_keras(tmp_path, weights_only):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    name = "{epoch:02d}-{loss:.2f}" + (".weights.h5" if weights_only else ".keras")
+    callback = ModelCheckpoint(tmp_path / name, save_weights_only=weights_only)
+    callback.set_model(model)
+    callback.on_epoch_begin(0)
+    callback.on_epoch_end(0, {"loss": 0.126})
+    path = tmp_path / name.format(epoch=1, loss=0.126)
+    assert path.name.startswith("01-0.13") and verify_checkpoint(path)
+    if weights_only:
+        loaded = keras.models.clone_model(model)
+        loaded.compile("adam", "mse")
+        loaded.optimizer.build(loaded.trainable_variables)
+        loaded.load_weights(path, skip_mismatch=False)
+    else:
+        loaded = keras.saving.load_model(path)
+    for mine, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
