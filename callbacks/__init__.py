@@ -20,6 +20,8 @@ from keras.callbacks import (
 from .backup_and_restore import BackupAndRestore
 from .backup_store import BackupInfo, latest_backup, list_backups, read_backup
 from .container import DamagedFileError, NewerFormatError
+from .diagnosis import Diagnosis, DiagnosisWarning, RetracingWarning, SlowInputWarning, StragglerWarning
+from .diagnosis_anomaly import AnomalyReport, AnomalyWarning
 from .fit_snapshot import BackupMismatchError
 from .json_lines import JSONLines
 from .model_checkpoint import ModelCheckpoint
@@ -30,6 +32,8 @@ from .safe_file import verify_sum as verify_checkpoint
 from .training_report import TrainingReport
 
 __all__ = [
+    "AnomalyReport",
+    "AnomalyWarning",
     "BackupAndRestore",
     "BackupInfo",
     "BackupMismatchError",
@@ -37,6 +41,8 @@ __all__ = [
     "Callback",
     "CallbackList",
     "DamagedFileError",
+    "Diagnosis",
+    "DiagnosisWarning",
     "EarlyStopping",
     "History",
     "JSONLines",
@@ -50,7 +56,10 @@ __all__ = [
     "ProgressBar",
     "ReduceLROnPlateau",
     "RemoteMonitor",
+    "RetracingWarning",
     "SaveError",
+    "SlowInputWarning",
+    "StragglerWarning",
     "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",

@@ -28,6 +28,7 @@ class FitState:
         after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume in mid-epoch
             sets here what that hook would otherwise have changed.
         chief: bool; whether this process writes files.
+        execution: the execution that ran last, or runs: its `chunks` (`trainer.sources.base.Chunk`) hold its batches.
         times: where the time of this `fit` goes.
         save_and_exit: the reason for which training should save and stop at the next step, on all workers.
         asked_to_exit: set by a signal handler: the reason for which this process was asked to.
@@ -45,6 +46,7 @@ class FitState:
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     after_epoch_begin: Callable[[], None] | None = None
     chief: bool = True
+    execution: Any = None
     times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None
     asked_to_exit: str | None = None

@@ -34,6 +34,7 @@ class GradientWatch:
         self._paths = [getattr(v, "path", v.name) for v in variables]
         only: Any = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
         self._norm = tf.Variable(tf.constant(0.0), **only)
+        self._good = tf.Variable(tf.constant(0, tf.int64), **only)
         self._tripped = tf.Variable(tf.constant(False), **only)
         self._not_finite = tf.Variable(tf.zeros([len(self._paths)], tf.bool), **only)
         self._waited = tf.Variable(tf.zeros([], tf.float64), trainable=False)
@@ -55,6 +56,15 @@ class GradientWatch:
         """Whether the guard has skipped a step."""
         return bool(_first(self._tripped))
 
+    def has_tripped(self) -> tf.Tensor:
+        """`tripped` as bool scalar tensor. Context: cross-replica, while a step is traced."""
+        return tf.distribute.get_strategy().experimental_local_results(self._tripped)[0].read_value()
+
+    @property
+    def good_steps(self) -> int:
+        """Calls before the guard tripped, since `reset`."""
+        return int(_first(self._good))
+
     @property
     def not_finite(self) -> list[str]:
         """Paths of the variables whose gradients were not finite in the step that tripped the guard."""
@@ -75,6 +85,7 @@ class GradientWatch:
     def reset(self) -> None:
         """Arms the guard again."""
         self._tripped.assign(False)
+        self._good.assign(0)
         self._not_finite.assign(tf.zeros_like(self._not_finite))
 
     def before_aggregation(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
@@ -116,6 +127,7 @@ class GradientWatch:
 
     def _note(self, norm: Any, finite: Any, before: Any, bad: Any) -> None:
         local_copy(self._norm).assign(norm)
+        local_copy(self._good).assign_add(tf.cast(tf.logical_and(finite, tf.logical_not(before)), tf.int64))
         local_copy(self._tripped).assign(tf.logical_or(before, tf.logical_not(finite)))
         kept = local_copy(self._not_finite)
         kept.assign(tf.where(before, kept, bad))
