@@ -1,0 +1,91 @@
+"""`fit`, `evaluate`, `predict` and `*_on_batch` on real workers give what one device gives."""
+
+import csv
+import runpy
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.process
+
+PROGRAMS = Path(__file__).parent / "programs"
+RELATIVE = 2e-5  # float32: sums over replicas are added in another order than on one device
+ABSOLUTE = 2e-6
+HALF = 2e-2  # float16 has 11 bits
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    program = runpy.run_path(str(PROGRAMS / "fit.py"))
+    found = program["run"](tf.distribute.get_strategy(), tmp_path_factory.mktemp("one"))
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), (3, 1)])
+def test_training_on_workers_equals_one_device(start_workers, one_device, workers, replicas):
+    run = start_workers("fit", count=workers, replicas=replicas)
+    run.succeed(240)
+    found = [dict(np.load(run.out / f"worker-{i}.npz")) for i in range(workers)]
+    for name, expected in one_device.items():
+        for one in found:
+            if name == "copies" or name.startswith("own "):
+                continue
+            got = one[name]
+            assert got.shape == expected.shape, name
+            if got.dtype.kind != "f":
+                np.testing.assert_array_equal(got, expected, err_msg=name)
+            else:
+                relative = HALF if "float16" in name else RELATIVE
+                np.testing.assert_allclose(got, expected, relative, ABSOLUTE, err_msg=name)
+    for one in found:
+        for name in ("own weights", "arrays weight 0", "dataset weights", "generator weights"):
+            np.testing.assert_array_equal(one[name], found[0][name], err_msg=name)  # to the bit
+        for copy in one["copies"]:
+            np.testing.assert_array_equal(copy, found[0]["copies"][0])
+        assert one["own stop"].tolist() == [1, 3]  # one worker decided, all stopped after the same step
+    check_files(run)
+    check_own_rows(found, replicas)
+
+
+def check_own_rows(found, replicas):
+    """Workers that read rows of their own train on the union of their rows, also when the data of some ends early."""
+    program = runpy.run_path(str(PROGRAMS / "fit.py"))
+    steps = program["rows_of_steps"](len(found), replicas)
+    assert len({len(rows) for rows in steps}) > 1
+    keras.utils.set_random_seed(8)
+    model = program["classifier"](tf.distribute.get_strategy())
+    x, y = program["X"], program["Y"]
+    losses = []
+    for _ in range(2):
+        history = model.fit(iter([(x[rows], y[rows]) for rows in steps]), verbose=0, shuffle=False)
+        losses += history.history["loss"]
+    for one in found:
+        np.testing.assert_allclose(one["own rows loss"], losses, RELATIVE)
+        np.testing.assert_allclose(one["own rows val_loss"][-1], model.evaluate(x, y, verbose=0)[0], RELATIVE)
+        weights = np.concatenate([np.ravel(w) for w in model.get_weights()])
+        np.testing.assert_allclose(one["own rows weights"], weights, RELATIVE, ABSOLUTE)
+        order = [row for rows in steps for row in rows]
+        np.testing.assert_allclose(
+            one["own rows predict"], model.predict(x[order], verbose=0), RELATIVE, ABSOLUTE
+        )
+
+
+def check_files(run):
+    """The chief alone wrote, and what it wrote is right."""
+    rows = list(csv.reader((run.out / "log.csv").read_text().splitlines()))
+    assert [row[0] for row in rows] == ["epoch", "0", "1", "2"]
+    assert keras.saving.load_model(run.out / "keras.keras").count_params() == 75
+    assert keras.saving.load_model(run.out / "ours.keras").count_params() == 75
+    assert len(list((run.out / "board").rglob("events*"))) == 2  # train and validation
+    assert "Epoch 1/3" in run.printed(0)
+    assert all("Epoch" not in run.printed(i) for i in range(1, len(run.processes)))
+    for index in range(len(run.processes)):
+        lines = [
+            line
+            for line in run.printed(index, "err").splitlines()
+            if "Warning" in line or "WARNING:tensor" in line
+        ]
+        assert not lines, lines
