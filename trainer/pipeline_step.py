@@ -180,7 +180,7 @@ def _head(
     parts = list(zip(*(_slices(part, run.steps) for part in (x, y, sample_weight))))
 
     def loss_of(q: int, outputs: Any, context: StepContext) -> tf.Tensor:
-        with step_scope(context):
+        with step_scope(context), _unwritten():
             x_q, y_q, weight_q = parts[q]
             loss = _own_loss(model, x_q, y_q, outputs, weight_q, training=True)
             return loss * context.share(loss.dtype)
@@ -205,8 +205,7 @@ def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.T
 
     def of(q: int) -> list[tf.Tensor]:
         context = dataclasses.replace(run.steps[q], weight_totals=[])
-        with _unwritten():
-            loss_of(q, run.peek(q), context)
+        loss_of(q, run.peek(q), context)
         return context.weight_totals
 
     first = of(0)
@@ -230,7 +229,7 @@ def _own_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, train
 
 
 def _track_single_losses(model: Any, y: Any, outputs: Any, sample_weight: Any) -> None:
-    """Counts the losses of several outputs, on the whole batch: each micro-batch's are not kept."""
+    """Counts the losses of several outputs, on the whole batch: what they wrote for micro-batches is dropped."""
     if model._compile_loss is not None and model._compile_loss.metrics and not _overrides_compute_loss(model):
         model._compile_loss(y, outputs, sample_weight)
 

@@ -1,0 +1,160 @@
+"""Peak activation memory of a pipelined step, by stages, schedule and rematerialization, beside what the paper says.
+
+    python benchmarks/pipeline_memory.py --stages 1 2 4 --micro-batches 8 --json memory.json
+
+On GPUs it is each stage's peak from TensorFlow's allocator. On a CPU it is what the process has grown by in its
+first step, all stages together.
+
+The rule, in activations of one layer for one micro-batch (L layers in a stage, M micro-batches, K stages): the M inputs,
+and on stage k GPipe keeps M L, 1F1B min(M, K - k) L; with rematerialization a stage keeps one boundary for each of these
+micro-batches, and the L activations of the micro-batch at work. What a backward pass is working on comes on top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tensorflow as tf
+from unisono.distribute.pipeline import Pipeline
+from unisono.distribute.pipeline.engine import PipelinedStep, micro_steps
+
+LAYERS = 8
+
+
+class Scale(keras.layers.Layer):
+    """tanh(x w), one number w: one activation kept, hardly any weights."""
+
+    def build(self, shape: Any) -> None:
+        """Makes w."""
+        self.w = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        """The layer's output, of the shape of x."""
+        return tf.math.tanh(x * self.w)
+
+
+def main() -> None:
+    options = _options()
+    if options.case:
+        stages, schedule, rematerialize = options.case.split(",")
+        print(json.dumps(_case(options, int(stages), schedule, rematerialize == "True")))
+        return
+    results = []
+    for case in itertools.product(options.stages, options.schedules, (False, True)):
+        # A process for each: memory that a step has used stays with the process.
+        command = [sys.executable, __file__, "--case", ",".join(map(str, case))]
+        for name in ("micro_batches", "megabytes", "gpu_megabytes"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        found = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=600, text=True)
+        results.append(json.loads(found.stdout.splitlines()[-1]))
+        print(_line(results[-1], options.megabytes), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1))
+
+
+def _logical_devices(options: Any, stages: int) -> list[str]:
+    gpus = tf.config.list_physical_devices("GPU")
+    limit = options.gpu_megabytes // stages if gpus else None
+    configuration = [tf.config.LogicalDeviceConfiguration(memory_limit=limit)] * stages
+    tf.config.set_logical_device_configuration(
+        (gpus or tf.config.list_physical_devices("CPU"))[0], configuration
+    )
+    return [f"{'GPU' if gpus else 'CPU'}:{i}" for i in range(stages)]
+
+
+def _case(options: Any, stages: int, schedule: str, rematerialize: bool) -> dict[str, Any]:
+    width = options.megabytes * 2**20 // 4
+    m = options.micro_batches
+    devices = _logical_devices(options, stages)
+    partition = [LAYERS // stages] * stages
+    pipeline = Pipeline(devices, m, schedule=schedule, partition=partition, rematerialize=rematerialize)
+    model = keras.Sequential([keras.Input((width,)), *[Scale() for _ in range(LAYERS)]])
+    plan = pipeline.plan(model, m)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        parts = [tf.reshape(x[q], [1, 1]) * tf.ones([1, width]) for q in range(m)]
+        run = PipelinedStep(plan.chain, plan.stages, parts, micro_steps(m, m, True))
+
+        def head(q: int | None, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            loss = tf.reduce_sum(outputs)
+            return loss, loss
+
+        # The outputs are not returned: what is not used any more is let go of.
+        result = run.train(plan.jobs, head, True, lambda value: value, rematerialize)
+        return [result.gradients[id(v)] for v in model.trainable_variables]
+
+    x = tf.linspace(0.1, 0.2, m)
+    run = step.get_concrete_function(x)
+    if devices[0].startswith("CPU"):
+        before = _resident()
+        run(x)[0].numpy()
+        peak = [_resident() - before]
+    else:
+        run(x)[0].numpy()
+        peak = [tf.config.experimental.get_memory_info(device)["peak"] for device in devices]
+    return {
+        "stages": stages,
+        "micro_batches": m,
+        "schedule": schedule,
+        "rematerialize": rematerialize,
+        "peak": peak,
+        "rule": _rule(stages, m, schedule, rematerialize, shared=len(peak) == 1 < stages),
+    }
+
+
+def _rule(stages: int, m: int, schedule: str, rematerialize: bool, shared: bool) -> list[int]:
+    """What the paper says, in activations of one layer for one micro-batch: by stage, or of a process that has all."""
+    layers = LAYERS // stages
+    kept = [m if schedule == "gpipe" else min(m, stages - k) for k in range(stages)]
+    boundaries = [m, *kept[1:]]
+    if rematerialize:
+        work = [layers] * stages
+    else:
+        work = [count * layers for count in kept]
+        boundaries = [m, *([0] * (stages - 1))] if shared else boundaries
+    by_stage = [boundary + count for boundary, count in zip(boundaries, work)]
+    return [sum(by_stage)] if shared else by_stage
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _line(result: dict[str, Any], megabytes: int) -> str:
+    units = [f"{peak / megabytes / 2**20:.1f}" for peak in result["peak"]]
+    again = "rematerialized" if result["rematerialize"] else ""
+    return (
+        f"{result['stages']} stages  {result['schedule']:6} {again:15} "
+        f"measured {' '.join(units):22} rule {' '.join(map(str, result['rule']))}"
+    )
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--megabytes", type=int, default=40, help="size of one activation")
+    parser.add_argument(
+        "--gpu-megabytes", type=int, default=32768, help="shared out over the stages on one GPU"
+    )
+    parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b"])
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="file for the numbers")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
