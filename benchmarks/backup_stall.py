@@ -34,9 +34,11 @@ class StopAfter(keras.callbacks.Callback):
         self.seconds, self.begin, self.first, self.steps = seconds, None, 0, 0
 
     def steps_to_wake(self, step: int) -> int | None:
+        """At any time."""
         return None
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Looks at the clock."""
         now = time.perf_counter()
         if self.begin is None:  # compiling is not counted
             self.begin, self.first = now, batch + 1
@@ -52,7 +54,8 @@ class Sizes(keras.callbacks.Callback):
         super().__init__()
         self.folder, self.bytes = folder, 0
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """Looks into the directory, before the backups are deleted."""
         self.bytes = max([self.bytes, *(path.stat().st_size for path in self.folder.glob("*.unisono"))])
 
 
