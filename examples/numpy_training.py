@@ -38,9 +38,13 @@ class Rings(keras.layers.Layer):
         self.units = units
 
     def build(self, shape: Any) -> None:
-        self.points = self.add_weight(shape=(self.units, shape[-1]), initializer="random_normal", name="points")
+        """Makes the points."""
+        self.points = self.add_weight(
+            shape=(self.units, shape[-1]), initializer="random_normal", name="points"
+        )
 
     def call(self, inputs: Any) -> Any:
+        """How near each row is to each point."""
         points = tf.convert_to_tensor(self.points)
         far = tnp.sum(tnp.square(inputs[:, None, :] - points[None, :, :]), axis=-1)
         return tnp.exp(-far / (2.0 * inputs.shape[-1]))
@@ -59,7 +63,9 @@ def cross_entropy(y_true: Any, y_pred: Any) -> Any:
 def in_top_two(y_true: Any, y_pred: Any) -> Any:
     """Whether the right digit is one of the two best: a metric, one number a row."""
     best = tnp.argsort(-y_pred, axis=-1)[:, :2]
-    right = tnp.any(tnp.equal(tf.cast(best, tf.int32), tf.reshape(tf.cast(y_true, tf.int32), [-1, 1])), axis=-1)
+    right = tnp.any(
+        tnp.equal(tf.cast(best, tf.int32), tf.reshape(tf.cast(y_true, tf.int32), [-1, 1])), axis=-1
+    )
     return tf.cast(right, tf.float32)
 
 

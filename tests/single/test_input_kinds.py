@@ -1,0 +1,156 @@
+"""Every kind of input x strategies x {fit, evaluate, predict} x {even, uneven}: the numbers of arrays on one device."""
+
+import functools
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+import unisono
+
+# One float32 rounding for each of the few sums over replicas; the numbers are of order one.
+TOLERANCE = 2e-5
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(24, 3)).astype("float32")
+Y = RANDOM.integers(0, 3, 24)
+W = RANDOM.uniform(0.5, 2, 24).astype("float32")
+SIZES = {
+    "even": (24, 6),
+    "uneven": (22, 5),
+}  # 22 = 4 * 5 + 2: with 3 replicas, one has no row of the last batch
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, batches, **kwargs):
+        super().__init__(**kwargs)
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+class Iterable:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def arrays(rows):
+    return X[:rows], Y[:rows], W[:rows]
+
+
+def parts(rows, batch):
+    return [tuple(a[i : i + batch] for a in arrays(rows)) for i in range(0, rows, batch)]
+
+
+def dataset(rows, batch):
+    return tf.data.Dataset.from_tensor_slices(arrays(rows)).batch(batch)
+
+
+def memory_mapped(folder, rows):
+    path = folder / f"x{rows}.npy"
+    np.save(path, X[:rows])
+    return np.load(path, mmap_mode="r"), Y[:rows], W[:rows]
+
+
+def optioned(data):
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = 1
+    return data.with_options(options)
+
+
+# Each gives the arguments (x[, y, sample_weight]) from (rows, batch, strategy, folder).
+KINDS = {
+    "arrays": lambda n, b, s, f: arrays(n),
+    "not contiguous": lambda n, b, s, f: (np.asfortranarray(X[:n]), np.repeat(Y[:n], 2)[::2], W[:n]),
+    "float64, int8": lambda n, b, s, f: (X[:n].astype("float64"), Y[:n].astype("int8"), W[:n]),
+    "lists": lambda n, b, s, f: (X[:n].tolist(), Y[:n].tolist(), W[:n].tolist()),
+    "pandas": lambda n, b, s, f: (pd.DataFrame(X[:n]), pd.Series(Y[:n]), W[:n]),
+    "tensors": lambda n, b, s, f: tuple(tf.constant(a) for a in arrays(n)),
+    "memory-mapped": lambda n, b, s, f: memory_mapped(f, n),
+    "dataset": lambda n, b, s, f: (dataset(n, b),),
+    "dataset with options": lambda n, b, s, f: (optioned(dataset(n, b)),),
+    "dataset of unknown length": lambda n, b, s, f: (dataset(n, b).filter(lambda *batch: True),),
+    "generator": lambda n, b, s, f: ((batch for batch in parts(n, b)),),
+    "iterable": lambda n, b, s, f: (Iterable(parts(n, b)),),
+    "PyDataset": lambda n, b, s, f: (Batches(parts(n, b)),),
+    "PyDataset with threads": lambda n, b, s, f: (Batches(parts(n, b), workers=2),),
+    "distributed dataset": lambda n, b, s, f: (s.experimental_distribute_dataset(dataset(n, b)),),
+    "function of the context": lambda n, b, s, f: (
+        lambda context: dataset(n, context.get_per_replica_batch_size(b)),
+    ),
+}
+
+
+def make_strategy(replicas):
+    if replicas == 1:
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(replicas)], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+def make_model(strategy):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = unisono.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(3)]
+        )
+        model.compile(
+            unisono.optimizers.SGD(0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            weighted_metrics=["accuracy"],
+            jit_compile=False,  # trying out which way is the fastest would only cost time here
+        )
+    return model, model.get_weights()
+
+
+def results(model, weights, data, batch):
+    """Loss of training, trained weights, evaluation and predictions."""
+    model.set_weights(weights)
+
+    def fresh(last=3):
+        return dict(zip(("x", "y", "sample_weight")[:last], data()))
+
+    keywords = {"verbose": 0, **({"batch_size": batch} if "y" in fresh() else {})}
+
+    history = model.fit(**fresh(), shuffle=False, **keywords).history
+    trained = np.concatenate([w.ravel() for w in model.get_weights()])
+    evaluated = model.evaluate(**fresh(), **keywords)
+    predicted = model.predict(**fresh(1), **keywords)
+    return [np.array(history["loss"]), np.array(history["weighted_accuracy"]), trained, evaluated, predicted]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    model, weights = make_model(make_strategy(1))
+    return {
+        name: results(model, weights, functools.partial(arrays, rows), batch)
+        for name, (rows, batch) in SIZES.items()
+    }
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_every_kind_gives_the_numbers_of_arrays_on_one_device(replicas, reference, tmp_path):
+    strategy = make_strategy(replicas)
+    model, weights = make_model(strategy)
+    for size, (rows, batch) in SIZES.items():
+        for kind, make in KINDS.items():
+            if kind == "distributed dataset" and replicas == 1:
+                continue  # without a strategy there is none
+            if kind == "function of the context" and batch % replicas:
+                continue  # its batches are those of one replica: the global batch is divisible by definition
+            found = results(model, weights, functools.partial(make, rows, batch, strategy, tmp_path), batch)
+            for value, right in zip(found, reference[size]):
+                np.testing.assert_allclose(
+                    value, right, atol=TOLERANCE, err_msg=f"{kind}, {size}, {replicas} replicas"
+                )

@@ -1,0 +1,187 @@
+"""Ragged and sparse tensors, strings, structures and preprocessing layers: replicas give the numbers of one device."""
+
+import gc
+import threading
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import unisono
+
+ROWS, BATCH = 11, 4  # 4, 4 and 3 rows: never divisible by both 2 and 3
+RANDOM = np.random.default_rng(1)
+DENSE = RANDOM.normal(size=(ROWS, 4)).astype("float32")
+TARGET = RANDOM.normal(size=(ROWS, 1)).astype("float32")
+WORDS = np.array([f"w{i % 3} v{i % 2}" for i in range(ROWS)])
+
+
+def compiled(inputs, outputs):
+    model = unisono.Model(inputs, outputs)
+    model.compile(unisono.optimizers.SGD(0.05), "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def sparse_model():
+    inputs = keras.Input((4,), sparse=True)
+    return compiled(inputs, layers.Dense(1)(layers.Dense(3, activation="relu")(inputs)))
+
+
+class MeanOfWords(unisono.Model):
+    """Takes ragged rows as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(6, 3)
+        self.out = layers.Dense(1)
+
+    def call(self, inputs):
+        vectors = self.table(inputs.to_tensor())
+        mask = tf.sequence_mask(inputs.row_lengths(), tf.shape(vectors)[1], vectors.dtype)[..., None]
+        return self.out(tf.reduce_sum(vectors * mask, 1) / tf.reduce_sum(mask, 1))
+
+
+def ragged_model():
+    model = MeanOfWords()
+    model.compile(unisono.optimizers.SGD(0.05), "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def functional_ragged_model():
+    inputs = keras.Input((None,), dtype="int64", ragged=True)
+    outputs = layers.Lambda(lambda t: tf.reduce_mean(tf.cast(t, tf.float32), 1)[:, None], output_shape=(1,))(
+        inputs
+    )
+    return compiled(inputs, layers.Dense(1)(outputs))
+
+
+def text_model():
+    vectorize = layers.TextVectorization(output_mode="multi_hot", max_tokens=7)
+    vectorize.adapt(WORDS)
+    inputs = keras.Input((), dtype="string")
+    return compiled(inputs, layers.Dense(1)(vectorize(inputs)))
+
+
+def lookup_model():
+    lookup = layers.StringLookup(vocabulary=["w0 v0", "w1 v1"], output_mode="one_hot")
+    inputs = keras.Input((1,), dtype="string")
+    return compiled(inputs, layers.Dense(1)(lookup(inputs)))
+
+
+def normalized_model():
+    normalize = layers.Normalization()
+    normalize.adapt(DENSE)
+    inputs = keras.Input((4,))
+    return compiled(inputs, layers.Dense(1)(normalize(inputs)))
+
+
+def two_by_two_model():
+    a, b = keras.Input((4,), name="a"), keras.Input((1,), name="b")
+    joined = layers.Concatenate()([a, b])
+    outputs = {"p": layers.Dense(1, name="p")(joined), "q": layers.Dense(1, name="q")(joined)}
+    model = unisono.Model({"a": a, "b": b}, outputs)
+    model.compile(unisono.optimizers.SGD(0.05), {"p": "mse", "q": "mae"}, jit_compile=False)
+    return model
+
+
+def narrow_model():
+    inputs = keras.Input((4,), dtype="int8")
+    return compiled(inputs, layers.Dense(1)(layers.Lambda(lambda t: tf.cast(t, "float32") / 9)(inputs)))
+
+
+LENGTHS = np.arange(ROWS) % 3 + 1
+RAGGED = tf.RaggedTensor.from_row_lengths(np.arange(LENGTHS.sum()) % 6, LENGTHS)
+CASES = {
+    "sparse": (sparse_model, tf.sparse.from_dense(np.maximum(DENSE, 0)), TARGET),
+    "ragged": (ragged_model, RAGGED, TARGET),
+    "ragged, functional": (functional_ragged_model, RAGGED, TARGET),
+    "text": (text_model, WORDS, TARGET),
+    "lookup": (lookup_model, WORDS[:, None], TARGET),
+    "normalized": (normalized_model, DENSE, TARGET),
+    "scalars and two outputs": (two_by_two_model, {"a": DENSE, "b": DENSE[:, 0]}, {"p": TARGET, "q": TARGET}),
+    "int8": (narrow_model, (DENSE * 9).astype("int8"), TARGET),
+}
+
+
+def results(case, replicas, as_dataset):
+    make, x, y = CASES[case]
+    keras.utils.set_random_seed(4)
+    strategy = helpers.mirrored(replicas) if replicas > 1 else None
+    with helpers.scope(strategy):
+        model = make()
+    given = {"x": x, "y": y, "batch_size": BATCH}
+    if as_dataset:
+        given = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)}
+    history = model.fit(**given, epochs=2, shuffle=False, verbose=0).history
+    weights = [w for w in model.get_weights() if np.asarray(w).dtype.kind == "f"]
+    del given["x"]
+    predicted = model.predict(
+        tf.data.Dataset.from_tensor_slices(x).batch(BATCH) if as_dataset else x, verbose=0
+    )
+    return [history["loss"], weights, predicted]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_structure_gives_the_numbers_of_one_device(case):
+    right = results(case, 1, as_dataset=False)
+    for replicas, as_dataset in ((1, True), (2, False), (3, True)):
+        found = results(case, replicas, as_dataset)
+        helpers.assert_close(found, right, helpers.FLOAT32, f"{replicas} replicas, dataset {as_dataset}")
+
+
+def plain_model():
+    return normalized_model()
+
+
+def test_error_of_a_generator_leaves_the_weights_of_the_last_good_step_and_closes_everything():
+    class Own(Exception):
+        pass
+
+    class Closed(keras.callbacks.Callback):
+        steps = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.steps = batch + 1
+
+    def broken():
+        for start in (0, 4):
+            yield DENSE[start : start + 4], TARGET[start : start + 4]
+        raise Own("the file ends here")
+
+    keras.utils.set_random_seed(4)
+    model, seen = plain_model(), Closed()
+    with pytest.raises(Own, match="the file ends here") as caught:
+        model.fit(broken(), verbose=0, callbacks=[seen])
+    assert "batch 2 of epoch 0" in caught.value.__notes__[0]
+    assert seen.steps == 2
+    keras.utils.set_random_seed(4)
+    right = plain_model()
+    right.fit(DENSE[:8], TARGET[:8], batch_size=4, shuffle=False, verbose=0)
+    helpers.assert_close(model.get_weights(), right.get_weights(), 0.0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-feed")]
+
+
+def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
+    model = plain_model()
+    kinds = [
+        lambda: {"x": DENSE, "y": TARGET, "batch_size": 4},
+        lambda: {"x": iter([(DENSE[:4], TARGET[:4])] * 3)},
+        lambda: {"x": tf.data.Dataset.from_tensor_slices((DENSE, TARGET)).batch(4)},
+    ]
+    for make in kinds:
+        model.fit(**make(), verbose=0)
+    before = dict(model.train_function._compiled)
+    traces = [function.experimental_get_tracing_count() for function in before.values()]
+    gc.collect()
+    objects = sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects())
+    for _ in range(20):
+        for make in kinds:
+            model.fit(**make(), verbose=0)
+    assert dict(model.train_function._compiled) == before
+    assert [function.experimental_get_tracing_count() for function in before.values()] == traces
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-feed")]
+    gc.collect()
+    assert sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects()) < objects + 20

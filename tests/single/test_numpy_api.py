@@ -1,0 +1,50 @@
+"""NumPy code (`tf.experimental.numpy`) in every part of a training gives the numbers of TensorFlow's own operations."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import helpers
+import numpy_program
+import pytest
+import tensorflow as tf
+
+
+@pytest.fixture(scope="module")
+def expected():
+    one = tf.distribute.get_strategy()
+    return {"fit": numpy_program.train(one, numpy=False), "loop": numpy_program.custom_loop(one, numpy=False)}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.filterwarnings("ignore:Model doesn't support `jit_compile=True`")
+def test_numpy_code_trains_as_operations_do(replicas, jit_compile, expected):
+    found = numpy_program.train(numpy_program.mirrored(replicas), numpy=True, jit_compile=jit_compile)
+    helpers.assert_close(found, expected["fit"], helpers.FLOAT32, f"{replicas} replicas, XLA {jit_compile}")
+
+
+def test_numpy_arrays_of_tensorflow_are_inputs_as_any_other(expected):
+    found = numpy_program.train(numpy_program.mirrored(2), numpy=True, arrays=True)
+    helpers.assert_close(found, expected["fit"], helpers.FLOAT32)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_gradient_tape_goes_through_numpy_code_in_a_custom_loop(replicas, expected):
+    found = numpy_program.custom_loop(numpy_program.mirrored(replicas), numpy=True)
+    helpers.assert_close(found, expected["loop"], helpers.FLOAT32)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("promotion", ["float32", "float64"])
+def test_training_holds_with_numpy_behaviour_switched_on(promotion, expected):
+    # It cannot be switched off again, so it gets a process of its own.
+    program = pathlib.Path(numpy_program.__file__)
+    done = subprocess.run(
+        [sys.executable, str(program), promotion], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, found in json.loads(done.stdout.splitlines()[-1]).items():
+        right = expected["loop" if name.startswith("loop") else "fit"]
+        helpers.assert_close(found, right, helpers.FLOAT32, name)
