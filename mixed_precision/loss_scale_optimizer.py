@@ -11,6 +11,7 @@ import tensorflow as tf
 from .. import optimizers
 from ..distribute.replicas import in_replica_context, local_copy, update_copies
 from ..optimizers import ensure_built, run_stages
+from ..optimizers.call_options import gradients_are_taken
 from . import keras_internals, scale_variables
 from .loss_scale import ScaleRule, ScaleState, make_rule, next_state
 
@@ -146,6 +147,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
         given = trainable_variables is not None
         variables: list[Any] = list(trainable_variables) if given else inner._built_variables(len(grads))
         ensure_built(self, variables)
+        if gradients_are_taken(self, grads, variables):
+            return
         pairs = [(_widen_gradient(g), v) for g, v in zip(grads, variables)]
         noted = scale_variables.noted(self)
         scale = _read_copy(self.dynamic_scale) if noted is None else noted
@@ -153,10 +156,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
             verdict = run_stages(inner, pairs, scale=scale, check_finite=True)
             self._write(lambda finite: scale_variables.write(self, self._next(finite)), verdict)
             return
-        overflowed = _read_copy(self.overflowed)
-        calls = _read_copy(inner._iterations)
-        verdict = run_stages(inner, pairs, scale=scale, check_finite=True, veto=overflowed > 0)
-        self._write(lambda finite, before: self._close_call(finite, before), verdict, calls)
+        veto = _read_copy(self.overflowed) > 0
+        verdict = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto)
+        self._write(self._close_call, verdict)
 
     def _write(self, fn: Any, *args: Any) -> None:
         """Runs `fn(*args)` so that each copy of the scale's variables is written once."""
@@ -168,7 +170,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
     def _next(self, finite: Any) -> ScaleState:
         return next_state(scale_variables.read(self), finite, self.rule)
 
-    def _close_call(self, finite: Any, before: Any) -> None:
+    def _close_call(self, finite: Any) -> None:
         """After one of the k calls of an accumulated update; at the last one the scale moves.
 
         A call that was not applied has counted nothing: the count is moved on here, so that the update stays due at its
@@ -176,17 +178,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
 
         Args:
             finite: verdict of this call; false also if an earlier call of this update overflowed.
-            before: the inner optimizer's count of calls before this one.
 
         Context: replica.
         """
         inner, steps = self.inner_optimizer, self.inner_optimizer.gradient_accumulation_steps
-        due = tf.equal((before + 1) % steps, 0)
+        calls = local_copy(inner._iterations)
+        done = tf.where(finite, calls, calls + 1)
+        due = tf.equal(done % steps, 0)
         skip = tf.logical_and(due, tf.logical_not(finite))
         scale_variables.write(self, self._next(finite), where=due)
         overflowed = local_copy(self.overflowed)
         overflowed.assign(tf.cast(tf.logical_not(tf.logical_or(due, finite)), overflowed.dtype))
-        local_copy(inner._iterations).assign(tf.where(skip, before + 1 - steps, before + 1))
+        calls.assign(tf.where(skip, done - steps, done))
 
         def drop() -> tf.Tensor:
             for variable in [*inner._accumulated_gradients, inner.accumulated_weight]:

@@ -105,19 +105,20 @@ def loss_scale_of(policy: Policy) -> LossScale:
     return getattr(current, _LOSS_SCALE, "dynamic") if current.name == policy.name else "dynamic"
 
 
-def check_policy_order(model: keras.Model) -> None:
+def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
     """Refuses a model that was built before the mixed policy that is now in force.
 
     A model that computes in float32 because it says so itself is not refused: one built in a `policy_scope`,
     with `dtype="float32"`, or read from a file.
 
     Args:
-        model: `keras.Model`, before its first step.
+        model: `keras.Model`.
+        unless_trained: whether a model that has made steps may go on as it is.
 
     Raises:
         ValueError: no layer of the model follows the policy that was set after it was built.
 
-    Context: host; `compile` calls it, and `fit` before the first step of a model that has not trained yet.
+    Context: host; called by `compile`, and by `fit` and `train_on_batch` with `unless_trained`.
     """
     current, own = keras.config.dtype_policy(), model.dtype_policy
     if current.compute_dtype == current.variable_dtype or own.name == current.name:
@@ -125,6 +126,9 @@ def check_policy_order(model: keras.Model) -> None:
     if not any(ref() is own for ref in _replaced):
         return
     if any(layer.dtype_policy.name == current.name for layer in all_layers(model)):
+        return
+    optimizer = getattr(model, "optimizer", None)
+    if unless_trained and optimizer is not None and int(optimizer.iterations.numpy()) > 0:
         return
     raise ValueError(
         f"set_global_policy({current.name!r}) was called after model {model.name!r} was built under "

@@ -66,23 +66,32 @@ def move_to_current_strategy(optimizer: Any) -> None:
 
 
 def note(optimizer: Any, scale: tf.Tensor) -> None:
-    """Remembers the scale that this step multiplies its loss with.
+    """Remembers, for the step or else for the graph being built, the scale that a loss was multiplied with.
 
-    With parameter servers another worker may move the scale before this step's gradients arrive.
+    Until its gradients arrive the variable may have moved: by another optimizer call of the same step, or, with parameter
+    servers, by another worker.
     """
     step = current_step()
     if step is not None:
         step.scales[id(optimizer)] = scale
+    elif not tf.executing_eagerly():
+        tf.compat.v1.get_default_graph().get_collection_ref(_key(optimizer))[:] = [scale]
 
 
 def noted(optimizer: Any) -> tf.Tensor | None:
-    """The scale that this step multiplied its loss with; None if that is not known in the current graph."""
+    """The scale that the loss was last multiplied with; None if that is not known in the current graph."""
     step = current_step()
-    scale = None if step is None else step.scales.get(id(optimizer))
-    if scale is None or tf.executing_eagerly():
-        return scale
-    is_of_this_graph = getattr(scale, "graph", None) is tf.compat.v1.get_default_graph()
-    return scale if is_of_this_graph else None
+    if tf.executing_eagerly():
+        return None if step is None else step.scales.get(id(optimizer))
+    graph = tf.compat.v1.get_default_graph()
+    if step is None:
+        return next(iter(graph.get_collection(_key(optimizer))), None)
+    scale = step.scales.get(id(optimizer))
+    return scale if getattr(scale, "graph", None) is graph else None
+
+
+def _key(optimizer: Any) -> str:
+    return f"unisono_loss_scale_{id(optimizer)}"
 
 
 def read(optimizer: Any) -> ScaleState:

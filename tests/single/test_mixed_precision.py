@@ -270,6 +270,19 @@ def test_policy_set_after_the_model_is_refused_by_compile():
         model.compile("sgd", "mse")
 
 
+def test_policy_set_between_compile_and_fit_is_refused_unless_the_model_has_trained():
+    fresh, trained_before = small(), small()
+    for model in (fresh, trained_before):
+        model.compile("sgd", "mse")
+    trained_before.fit(*data(), verbose=0)
+    mixed_precision.set_global_policy("mixed_float16")
+    with pytest.raises(ValueError, match=r"after model .* was built under 'float32'"):
+        fresh.fit(*data(), verbose=0)
+    with pytest.raises(ValueError, match=r"after model .* was built under 'float32'"):
+        fresh.train_on_batch(*data())
+    trained_before.fit(*data(), verbose=0)
+
+
 def test_auto_scale_loss_false_and_bfloat16_do_not_scale():
     for policy, options in (("mixed_float16", {"auto_scale_loss": False}), ("mixed_bfloat16", {})):
         with mixed_precision.policy_scope(policy):

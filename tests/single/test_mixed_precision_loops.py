@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import helpers
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from unisono.distribute.step_context import StepContext, step_scope
 from unisono.mixed_precision import LossScaleOptimizer
 
 from unisono import mixed_precision, optimizers
@@ -156,6 +160,75 @@ def test_several_optimizers_behind_one_scale_share_a_verdict():
     np.testing.assert_array_equal([np.array(a), np.array(b)], [[1.0], [1.0]])
     optimizer.apply([tf.constant([2.0**14]), tf.constant([2.0**14])], [a, b])
     np.testing.assert_allclose([np.array(a), np.array(b)], [[0.0], [0.0]], atol=1e-4)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_two_losses_of_one_optimizer_are_unscaled_alike(in_graph):
+    """The first gradient overflows and halves the scale; the second belongs to a loss that had the old one."""
+    a, b = keras.Variable([1.0]), keras.Variable([1.0])
+    optimizer = LossScaleOptimizer(optimizers.SGD(1.0))
+    optimizer.build([a, b])
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            first = optimizer.scale_loss(tf.reduce_sum(a.value) * np.inf)
+            second = optimizer.scale_loss(tf.reduce_sum(b.value) * 0.25)
+        optimizer.apply_gradients([(tape.gradient(first, a.value), a)])
+        optimizer.apply_gradients([(tape.gradient(second, b.value), b)])
+
+    if in_graph:
+        tf.function(step)()
+        assert (np.array(a).item(), np.array(b).item()) == (1.0, 0.75)
+    else:
+        with step_scope(StepContext(replica_id=0, num_replicas=1, rows=1, global_rows=1)):
+            step()
+        assert (np.array(a).item(), np.array(b).item()) == (1.0, 0.75)
+
+
+SERVERS = """
+import socket
+import keras, numpy as np, tensorflow as tf
+from unisono import mixed_precision, optimizers
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+spec = tf.train.ClusterSpec({job: [f"localhost:{free_port()}" for _ in range(n)] for job, n in (("worker", 3), ("ps", 2))})
+threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
+servers = [
+    tf.distribute.Server(spec, job_name=job, task_index=i, protocol="grpc", config=threads)
+    for job in ("worker", "ps") for i in range(spec.num_tasks(job))
+]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    v = keras.Variable(np.ones(2, "float32"))
+    optimizer = mixed_precision.LossScaleOptimizer(optimizers.SGD(2.0**-8))
+
+@tf.function
+def step(factor):
+    def on_worker(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v.value) * factor
+        optimizer.minimize(loss, [v], tape=tape)
+    strategy.run(on_worker, args=(factor,))
+
+for i in range(200):
+    coordinator.schedule(step, args=(tf.constant(np.inf if i % 10 == 3 else 1.0, tf.float32),))
+coordinator.join()
+print("logs", mixed_precision.step_logs(optimizer), optimizer.iterations.numpy(), v.numpy().tolist())
+"""
+
+
+@pytest.mark.process
+def test_parameter_servers_lose_no_halving_no_count_and_no_update():
+    """200 steps of three workers at once, 20 of which overflow: S = 2^(15 - 20), and v = 1 - 180 / 256 to the bit."""
+    done = subprocess.run([sys.executable, "-c", SERVERS], capture_output=True, text=True, timeout=180)
+    expected = f"logs {{'loss_scale': {2.0**-5}, 'skipped_steps': 20}} 180 {[1 - 180 / 256] * 2}"
+    assert done.returncode == 0 and expected in done.stdout, done.stdout[-500:] + done.stderr[-3000:]
 
 
 def test_five_thousand_steps_in_one_graph_grow_the_scale_as_computed():
