@@ -5,4 +5,13 @@ from .remote import connect
 from .simulator import Simulation, Span, ideal_speedup, simulate
 from .timeline import Timeline
 
-__all__ = ["Pipeline", "Simulation", "Span", "Timeline", "connect", "current_pipeline", "ideal_speedup", "simulate"]
+__all__ = [
+    "Pipeline",
+    "Simulation",
+    "Span",
+    "Timeline",
+    "connect",
+    "current_pipeline",
+    "ideal_speedup",
+    "simulate",
+]

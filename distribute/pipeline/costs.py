@@ -266,7 +266,5 @@ def _shortest(function: Any, values: list[Any], repeats: int) -> float:
 
 def _random(spec: tf.TensorSpec) -> tf.Tensor:
     if spec.dtype.is_floating:
-        return tf.cast(
-            tf.random.stateless_normal([size or 1 for size in spec.shape], (1, 2)), spec.dtype
-        )
+        return tf.cast(tf.random.stateless_normal([size or 1 for size in spec.shape], (1, 2)), spec.dtype)
     return tf.zeros(spec.shape, spec.dtype)

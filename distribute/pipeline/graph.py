@@ -134,7 +134,9 @@ class Chain:
         return [stop - start for start, stop in itertools.pairwise(edges)]
 
     def _sizes_from_counts(self, counts: list[Any], stages: int) -> list[int]:
-        numbers = all(isinstance(count, int) and count >= 1 for count in counts)
+        numbers = all(
+            isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts
+        )
         if not numbers or len(counts) != stages or sum(counts) != len(self.blocks):
             raise ValueError(
                 f"partition must be 'auto', {stages} layer counts of at least 1 that sum to the model's "

@@ -11,8 +11,9 @@ import tensorflow as tf
 from . import keras_internals
 from .graph import Stage
 
-_LOCAL_JOBS = (None, "localhost")
+_LOCAL = "localhost"
 _CALLS = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
+_PASSES = {"ReadVariableOp", "Identity"}
 _CALLS |= {"PartitionedCall", "StatefulPartitionedCall", "NoOp"}
 
 
@@ -40,11 +41,11 @@ def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
     except (ValueError, AttributeError, TypeError):
         wanted = tf.DeviceSpec()
     for spec in existing:
-        same_job = spec.job == wanted.job if wanted.job is not None else spec.job in _LOCAL_JOBS
+        same_job = (spec.job or _LOCAL) == (wanted.job or _LOCAL)
         same_task = (spec.task or 0) == (wanted.task or 0)
         index = wanted.device_index or 0
         if same_job and same_task and spec.device_type == wanted.device_type and spec.device_index == index:
-            full = spec.replace(job=spec.job or "localhost", replica=spec.replica or 0, task=spec.task or 0)
+            full = spec.replace(job=spec.job or _LOCAL, replica=spec.replica or 0, task=spec.task or 0)
             return full.to_string()
     names = [spec.to_string() for spec in existing]
     raise ValueError(
@@ -89,13 +90,16 @@ def _device_of_largest_input(op: Any) -> str:
 
 
 def _device_of(tensor: Any) -> str:
-    """The device of what made a tensor; for what a graph captured, that of the captured tensor."""
+    """The device of what made a tensor; of a captured tensor or a variable that was read the device of that."""
     while tensor is not None:
         if not hasattr(tensor, "graph") or isinstance(tensor, tf.__internal__.EagerTensor):
             return tensor.device or ""
-        if tensor.op.device or tensor.op.type != "Placeholder":
+        if tensor.op.device:
             return tensor.op.device
-        captures = getattr(tensor.graph, "captures", ())
+        if tensor.op.type in _PASSES:  # TensorFlow reads variables outside of all device scopes
+            tensor = tensor.op.inputs[0]
+            continue
+        captures = getattr(tensor.graph, "captures", ()) if tensor.op.type == "Placeholder" else ()
         tensor = next((outer for outer, inner in captures if inner is tensor), None)
     return ""
 

@@ -1,0 +1,321 @@
+"""Cutting models into stages, what is refused and why, costs, placement; and the internals of Keras that this needs."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.distribute.pipeline import Pipeline, current_pipeline, keras_internals
+from unisono.distribute.pipeline.costs import estimate, measure
+from unisono.distribute.pipeline.graph import Chain
+from unisono.distribute.pipeline.placement import follow_inputs, resolve_devices
+from unisono.distribute.pipeline.remote import connect
+
+import unisono
+
+layers = keras.layers
+
+
+def chain_of(*sizes: int) -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((4,)), *[layers.Dense(n, name=f"d{i}") for i, n in enumerate(sizes)]]
+    )
+
+
+def with_skip() -> keras.Model:
+    inputs = keras.Input((4,), name="x")
+    a = layers.Dense(4, name="a")(inputs)
+    b = layers.Dense(4, name="b")(a)
+    c = layers.Dense(4, name="c")(b) * 2.0
+    return keras.Model(inputs, layers.Add(name="d")([c, a, inputs]))
+
+
+def test_blocks_are_the_layers_with_the_operations_after_them():
+    chain = Chain(with_skip())
+    assert [block.name for block in chain.blocks] == ["a", "b", "c", "d"]
+    assert [len(block.nodes) for block in chain.blocks] == [1, 1, 2, 1]
+    assert chain.groups() == [1, 1, 1, 1]
+
+
+def test_cut_sends_what_later_stages_need_also_over_two_cuts():
+    model = with_skip()
+    stages = Chain(model).cut([1, 2, 1])
+    a = id(model.get_layer("a").output)
+    assert stages[0].outputs == [a]
+    assert a in stages[1].inputs and a in stages[2].inputs
+    assert id(model.inputs[0]) in stages[2].inputs, "an input may be used late"
+    assert len(stages[1].outputs) == len(stages[2].outputs) == 1
+    assert [len(stage.weights) for stage in stages] == [2, 4, 0]
+
+
+def test_nested_models_are_blocks():
+    inner = keras.Sequential([layers.Dense(3), layers.Dense(3)], name="inner")
+    chain = Chain(keras.Sequential([keras.Input((4,)), inner, layers.Dense(2, name="last")]))
+    assert [block.name for block in chain.blocks] == ["inner", "last"]
+    assert len(chain.cut([1, 1])[0].weights) == 4
+
+
+def test_partition_by_counts_and_by_names():
+    chain = Chain(chain_of(1, 2, 3, 4))
+    assert chain.sizes_from_partition([1, 3], 2) == [1, 3]
+    assert chain.sizes_from_partition(["d2"], 2) == [2, 2]
+    assert chain.sizes_from_partition([], 1) == [4]
+    for wrong in ([2, 3], [4, 0], [1, 1, 2], [True, 3]):
+        with pytest.raises(ValueError, match="partition must be 'auto', 2 layer counts"):
+            chain.sizes_from_partition(wrong, 2)
+    with pytest.raises(ValueError, match="partition names the layer 'x'"):
+        chain.sizes_from_partition(["x"], 2)
+    for wrong in (["d0"], ["d1", "d2"]):
+        with pytest.raises(
+            ValueError, match="partition must name the first layer of each of the stages 1 to 1"
+        ):
+            chain.sizes_from_partition(wrong, 2)
+
+
+def test_shared_layers_are_named_and_stay_in_one_stage():
+    inputs = keras.Input((4,))
+    shared = layers.Dense(4, name="twice")
+    x = layers.Dense(4, name="first")(inputs)
+    x = layers.Dense(4, name="between")(shared(x))
+    model = keras.Model(inputs, layers.Dense(1, name="last")(shared(x)))
+    chain = Chain(model)
+    assert [block.name for block in chain.blocks] == ["first", "twice", "between", "last"]
+    assert chain.groups() == [1, 2, 1]
+    with pytest.raises(ValueError, match="the cut before layer 'between' parts the shared layer 'twice'"):
+        chain.sizes_from_partition([2, 2], 2)
+    with pytest.raises(ValueError, match=r"into 3 stages at most, not 4: the shared layer 'twice' must stay"):
+        chain.check_enough(4)
+    assert Pipeline(["CPU:0"] * 3, 2).plan(model).sizes == [1, 2, 1]
+
+
+class Tied(layers.Layer):
+    """Multiplies with the transposed kernel of another layer."""
+
+    def __init__(self, other, **kwargs):
+        super().__init__(**kwargs)
+        self.other = other
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.other.kernel))
+
+
+def test_shared_variables_name_their_layers():
+    table = layers.Dense(4, use_bias=False, name="table")
+    model = keras.Sequential(
+        [keras.Input((4,)), table, layers.Dense(4, name="middle"), Tied(table, name="tied")]
+    )
+    chain = Chain(model)
+    assert chain.groups() == [3]
+    with pytest.raises(ValueError, match="parts the variables shared by the layers 'table', 'tied'"):
+        chain.sizes_from_partition([1, 2], 2)
+
+
+def test_a_layer_without_variables_may_be_used_in_two_stages():
+    relu = layers.ReLU(name="relu")
+    inputs = keras.Input((4,))
+    x = relu(layers.Dense(4)(inputs))
+    model = keras.Model(inputs, relu(layers.Dense(4)(x)))
+    assert Chain(model).groups() == [1, 1, 1]
+
+
+class Subclassed(unisono.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class OwnStep(unisono.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing():
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+    def fit(model, pipeline, **kwargs):
+        with pipeline.scope():
+            model = model()
+            model.compile("sgd", "mse", **kwargs)
+        model.fit(x, y, batch_size=4, verbose=0)
+
+    two = lambda: unisono.Sequential([keras.Input((4,)), layers.Dense(2), layers.Dense(1)])  # noqa: E731
+    with pytest.raises(
+        ValueError, match=r"devices \(3 stages\) must not be more than the layers of model .* \(2\)"
+    ):
+        fit(two, Pipeline(["CPU:0", "CPU:1", "CPU:2"], 2))
+    with pytest.raises(
+        ValueError, match=r"batch_size \(4\) must be at least micro_batches \(3\) \* replicas \(2\)"
+    ):
+        fit(two, Pipeline(["CPU:0", "CPU:1"] * 2, 3, replicas=2))
+    with pytest.raises(ValueError, match="its call is Python code, not a graph of layers"):
+        fit(Subclassed, Pipeline(["CPU:0", "CPU:1"], 2))
+    with pytest.raises(ValueError, match=r"OwnStep.train_step is a step of your own"):
+        fit(
+            lambda: OwnStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
+            Pipeline(["CPU:0", "CPU:1"], 2),
+        )
+    with pytest.raises(ValueError, match="jit_compile=True is not possible in a Pipeline"):
+        fit(two, Pipeline(["CPU:0", "CPU:1"], 2), jit_compile=True)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"micro_batches": 0}, "micro_batches must be an int of at least 1; received micro_batches=0"),
+        ({"micro_batches": 2.0}, "received micro_batches=2.0"),
+        ({"replicas": 0}, "replicas must be an int of at least 1; received replicas=0"),
+        ({"replicas": 3}, r"devices \(2\) must be divisible by replicas \(3\)"),
+        ({"schedule": "zigzag"}, r"schedule must be one of \['1f1b', 'gpipe'\]; received schedule='zigzag'"),
+        ({"cost": "guessed"}, "cost must be one of"),
+        ({"partition": "even"}, "partition must be 'auto' or a list; received partition='even'"),
+        ({"memory_limit": 0}, "memory_limit must be None or a number of bytes; received 0"),
+        ({"devices": []}, r"devices must be a list of at least one device name; received devices=\[\]"),
+        ({"devices": "CPU:0"}, "devices must be a list"),
+        ({"devices": ["CPU:0", "GPU:7"]}, "devices names 'GPU:7', which does not exist: there are"),
+        ({"devices": ["/job:worker/task:1/device:CPU:0"]}, "python -m unisono launch --stages K"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_the_value(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Pipeline(**{"devices": ["CPU:0", "CPU:1"], "micro_batches": 2, **arguments})
+
+
+def test_scope_is_refused_inside_of_a_strategy_and_ends():
+    pipeline = Pipeline(["CPU:0"], 1)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        with pytest.raises(ValueError, match="replicas=R"), pipeline.scope():
+            pass
+    with pipeline.scope():
+        assert current_pipeline() is pipeline
+    assert current_pipeline() is None
+
+
+def test_device_names_are_understood_in_all_spellings():
+    full = "/job:localhost/replica:0/task:0/device:CPU:1"
+    assert resolve_devices(["CPU:1", "/cpu:1", "/device:CPU:1", full]) == [full] * 4
+
+
+def test_connect_without_addresses_or_answer_is_refused_in_time(monkeypatch):
+    monkeypatch.delenv("UNISONO_STAGES", raising=False)
+    with pytest.raises(ValueError, match="launch --stages K"):
+        connect()
+    with pytest.raises(TimeoutError, match=r"no stage answers at '127.0.0.1:9' within 0.2 s"):
+        connect(["127.0.0.1:9"], timeout=0.2)
+
+
+def test_estimated_costs_count_products_and_what_backward_keeps():
+    model = keras.Sequential(
+        [
+            keras.Input((10,)),
+            layers.Dense(20, use_bias=False),
+            layers.Activation("tanh"),
+            layers.Dense(5, use_bias=False),
+        ]
+    )
+    dense, tanh, last = estimate(Chain(model), rows=8)
+    assert dense.forward == 2 * 8 * 10 * 20 and dense.backward == 2 * dense.forward
+    assert last.forward == 2 * 8 * 20 * 5
+    assert dense.weights == 4 * 10 * 20 and dense.fixed == 0
+    assert tanh.activations == 4 * 8 * 20 and last.activations == 0
+    assert [cost.sends for cost in (dense, tanh)] == [4 * 8 * 20] * 2
+
+
+def test_estimated_costs_know_convolutions_and_survive_layers_that_cannot_be_traced():
+    class Picky(layers.Layer):
+        def compute_output_spec(self, x):
+            return keras.KerasTensor(x.shape, x.dtype)
+
+        def call(self, x):
+            raise RuntimeError("only symbolic")
+
+    model = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(4, 3, use_bias=False), Picky()])
+    convolution, picky = estimate(Chain(model), rows=2)
+    assert convolution.forward == 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
+    assert convolution.backward >= convolution.forward
+    assert picky.forward == 0
+
+
+def test_measured_costs_are_seconds_and_change_no_state():
+    model = keras.Sequential(
+        [keras.Input((16,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(4)]
+    )
+    before = [np.array(v) for v in model.variables]
+    costs = measure(Chain(model), rows=4, device="CPU:1", repeats=1)
+    assert all(cost.unit == "seconds" and cost.forward > 0 for cost in costs)
+    assert all(np.array_equal(a, np.array(b)) for a, b in zip(before, model.variables))
+
+
+def test_memory_limit_moves_the_cut_and_is_refused_where_it_cannot_be_met():
+    sizes = [64, 64, 64, 64]
+    free = Pipeline(["CPU:0", "CPU:1"], 2).plan(chain_of(*sizes), rows=8)
+    needs = free.memory(0, 0, 2)
+    assert free.sizes == [2, 2]
+    tight = Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs * 2)
+    assert tight.plan(chain_of(*sizes), rows=8).sizes == [2, 2]
+    with pytest.raises(ValueError, match=r"memory_limit .* is too small for 2 stages"):
+        Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=100.0).plan(chain_of(*sizes))
+    with pytest.raises(ValueError, match="must be at least what stage 1 of partition"):
+        Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs / 1.5, partition=[1, 3]).plan(
+            chain_of(*sizes), rows=8
+        )
+
+
+def test_summary_and_timeline_say_what_is_expected(tmp_path):
+    model = chain_of(8, 8, 8, 8)
+    pipeline = Pipeline(["CPU:0", "CPU:1"], 4, schedule="1f1b", rematerialize=True)
+    with pytest.raises(ValueError, match="model must be given"):
+        pipeline.summary()
+    text = pipeline.summary(model)
+    assert "2: d0 to d1" in text and "CPU:1" in text and "4 micro-batches" in text and "bubble" in text
+    pipeline.timeline(model, transfer=1.0).save(tmp_path / "step.svg")
+    assert (tmp_path / "step.svg").read_text().startswith("<svg")
+
+
+def test_operations_follow_the_largest_input():
+    with tf.device("CPU:1"):
+        variable = tf.Variable(tf.ones([10]))
+    devices = {}
+
+    @tf.function
+    def run(small):
+        with follow_inputs():
+            with tf.device("CPU:2"):
+                big = tf.ones([4]) * small
+            devices["big"] = (big * small).device
+            devices["read"] = (tf.convert_to_tensor(variable) + small).device
+
+            def inside():
+                devices["cond"] = (variable * small).device
+                return big * 2.0
+
+            return tf.cond(small > 0, inside, lambda: big)
+
+    run(tf.constant(1.0))
+    assert "CPU:2" in devices["big"] and "CPU:1" in devices["read"] and "CPU:1" in devices["cond"]
+
+
+def test_keras_internals_are_as_expected():
+    model = with_skip()
+    graph = keras_internals.graph_of(model)
+    assert graph is model
+    names = [node.operation.name for node in keras_internals.nodes_in_order(graph)]
+    assert names[:2] == ["a", "b"] and names[-1] == "d"
+    flat = keras_internals.flat_inputs(graph, tf.ones((2, 4)))
+    assert len(flat) == 1 and tf.is_tensor(flat[0])
+    sequential = chain_of(2)
+    assert keras_internals.graph_of(sequential) is sequential._functional
+    assert keras_internals.graph_of(Subclassed()) is None
+    dropout = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
+    (state,) = keras_internals.random_states(dropout)
+    assert state.path.endswith("seed_generator_state")
+    variable = model.get_layer("a").kernel
+    value = variable.numpy()
+    keras_internals.move_variable(variable, "/job:localhost/replica:0/task:0/device:CPU:3")
+    assert variable.value.device.endswith("CPU:3") and np.array_equal(variable.numpy(), value)
+    assert (
+        model._losses_override == []
+    )  # trainer/pipeline_step.py sets it while a loss of the user's own runs
