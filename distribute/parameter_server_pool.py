@@ -106,6 +106,10 @@ class Phase:
         self._results: collections.deque[tuple[Any, Any]] = collections.deque()
         self._steps_of: dict[int, int] = {}
         self._closed = False
+        self._holding: dict[int, Any] = {}
+        self._seconds_of: dict[int, float] = {}
+        self._quiet_since = time.monotonic()
+        self._next_probe = self._quiet_since + _QUIET
         self.under_way = 0
         self.losses = 0
 
@@ -118,28 +122,48 @@ class Phase:
             self.under_way += 1
             self._changed.notify_all()
 
-    def get(self) -> tuple[Any, Any]:
-        """(piece, result) of the next piece that is done; waits for it.
+    def get(self, seconds: float | None = None) -> tuple[Any, Any] | None:
+        """(piece, result) of the next piece that is done; waits for it, or for `seconds`: then it is None.
 
         Raises:
             ParameterServerError, Exception: as `WorkerPool.phase`.
         """
-        quiet_since = time.monotonic()
-        next_probe = quiet_since + _QUIET
         while True:
             with self._changed:
                 if not self._results:
-                    self._changed.wait(_TICK)
+                    self._changed.wait(_TICK if seconds is None else seconds)
                 if self._results:
                     self.under_way -= 1
+                    self._quiet_since = time.monotonic()
+                    self._next_probe = self._quiet_since + _QUIET
                     return self._results.popleft()
             if internals.scheduled_error(self._pool.coordinator) is not None:
                 self.close()
                 self.end()
-            if time.monotonic() > next_probe:
+            if time.monotonic() > self._next_probe:
                 self._pool.check_servers()
-                self._check_workers(quiet_since)
-                next_probe = time.monotonic() + _QUIET
+                self._check_workers(self._quiet_since)
+                self._next_probe = time.monotonic() + _QUIET
+            if seconds is not None:
+                return None
+
+    def discard(self, unwanted: Callable[[Any], bool]) -> None:
+        """Takes back the pieces that no worker has begun and for which `unwanted(piece)` is true."""
+        with self._changed:
+            kept = [piece for piece in self._waiting if not unwanted(piece)]
+            self.under_way -= len(self._waiting) - len(kept)
+            self._waiting = collections.deque(kept)
+
+    def idle(self) -> bool:
+        """Whether a worker has nothing to do."""
+        with self._changed:
+            return not self._waiting and len(self._steps_of) > len(self._holding)
+
+    def slowest(self, pieces: list[Any]) -> Any:
+        """The one of `pieces` whose worker has been the slowest so far; None if nobody has begun one."""
+        with self._changed:
+            held = [(self._seconds_of.get(w, 0.0), w) for w, p in self._holding.items() if p in pieces]
+            return self._holding[max(held)[1]] if held else None
 
     def close(self) -> None:
         """No worker takes another piece."""
@@ -181,12 +205,15 @@ class Phase:
             self._steps_of[worker] = min(self._steps_of.values(), default=0)
         try:
             while (piece := self._take(worker)) is not None:
+                began = time.monotonic()
                 try:
                     result = self._run(worker, piece)
                 except BaseException:
                     self._give_back(worker, piece)
                     raise
                 with self._changed:
+                    self._holding.pop(worker, None)
+                    self._seconds_of[worker] = (time.monotonic() - began) / piece.steps
                     self._steps_of[worker] += piece.steps
                     self._results.append((piece, result))
                     self._changed.notify_all()
@@ -199,7 +226,10 @@ class Phase:
         with self._changed:
             while not self._closed and not (self._waiting and self._may_start(worker)):
                 self._changed.wait()
-            return None if self._closed else self._waiting.popleft()
+            if self._closed:
+                return None
+            self._holding[worker] = self._waiting.popleft()
+            return self._holding[worker]
 
     def _may_start(self, worker: int) -> bool:
         if self._max_staleness is None:
@@ -211,5 +241,6 @@ class Phase:
         self._forget(worker)
         with self._changed:
             self.losses += 1
+            self._holding.pop(worker, None)
             self._waiting.appendleft(piece)
             self._changed.notify_all()

@@ -33,7 +33,7 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
         `[*indices.shape, ...]`, or None where `variable` is not such a variable.
     """
     value = variable._value
-    if not on_parameter_servers() or tf.executing_eagerly() and shards_of(variable) is None:
+    if not on_parameter_servers() or (tf.executing_eagerly() and shards_of(variable) is None):
         return None
     shards = shards_of(variable) or [value]
     indices = tf.convert_to_tensor(indices)
@@ -59,9 +59,7 @@ def gradient(
         return tape.gradient(target, variables, output_gradients=output_gradients)
     sources = [[variable] if part is None else list(part) for variable, part in zip(variables, parts)]
     gradients = tape.gradient(target, sources, output_gradients=output_gradients)
-    return [
-        own[0] if part is None else _joined(own, part) for own, part in zip(gradients, parts)
-    ]
+    return [own[0] if part is None else _joined(own, part) for own, part in zip(gradients, parts)]
 
 
 def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:

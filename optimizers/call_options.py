@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from ..distribute.step_context import current_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,3 +86,25 @@ def updates_so_far() -> Any:
             "`updates_so_far` was called outside of a gradient transformer: call it inside of one."
         )
     return _local.counts[0]
+
+
+def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Hands the gradients of the current step over, where it collects them instead of applying them.
+
+    So do the parts of a synchronous step on parameter servers: the sum of all parts is applied, once.
+
+    Args:
+        optimizer: built here if it is not.
+        gradients: of this part, scaled as they are.
+        variables: theirs.
+
+    Returns:
+        True if they were taken, and nothing is to be applied now.
+
+    Context: replica.
+    """
+    step = current_step()
+    if step is None or step.take_gradients is None:
+        return False
+    step.take_gradients(optimizer, zip(gradients, variables))
+    return True

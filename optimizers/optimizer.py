@@ -12,7 +12,7 @@ import tensorflow as tf
 from ..distribute.parameter_server_shards import register_shards, slots_beside, updates_of
 from ..distribute.replicas import in_replica_context, local_copy
 from . import accumulation, clipping
-from .call_options import CallOptions, call_options, current_options, frozen_count
+from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .gradients import compute_gradients
 from .keras_internals import direct_writes
 from .pipeline import run_stages
@@ -146,6 +146,8 @@ class Optimizer(keras.optimizers.Optimizer):
             return
         if trainable_variables is None:
             trainable_variables = self._built_variables(len(grads))
+        if gradients_are_taken(self, grads, trainable_variables):
+            return
         run_stages(self, zip(grads, trainable_variables))
 
     @tf.autograph.experimental.do_not_convert

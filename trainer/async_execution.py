@@ -16,13 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from ..distribute import parameter_server_internals as internals
+from ..distribute.parameter_server import pool_of
+from ..distribute.parameter_server_pool import Phase
 from ..distribute.parameter_server_updates import HOME
 from ..distribute.step_context import StepContext
-from .async_inputs import Piece, WorkerMemory
+from .async_inputs import Piece, WorkerMemory, pieces_of
 from .async_step import worker_step
 from .async_totals import RowLayout, Totals, result_function
 from .homes import accumulates
 from .keras_internals import scratch_graph
+from .sources import Chunk
 from .sources.rows import row_count
 from .tensorflow_internals import graph_function
 
@@ -76,6 +79,24 @@ class WorkerSteps:
         """The piece with a number of its own: its line in the ledger."""
         self._number += 1
         return dataclasses.replace(piece, number=self._number, line=self._free_lines.pop())
+
+    def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
+        """Runs the chunk's steps on one worker; returns their number and the logs after the last."""
+        piece, *_ = pieces_of(chunk)
+        self.prepare(piece, None)
+        totals = self.totals()
+        with pool_of(self._strategy).phase(self.run, self.memory.forget) as phase:
+            totals.add(self.one(phase, piece))
+        self.memory.clear()
+        totals.commit()
+        return piece.steps, totals.logs()
+
+    def one(self, phase: Phase, piece: Piece) -> np.ndarray:
+        """The rows of one piece, run alone."""
+        phase.put(self.numbered(piece))
+        done, rows = phase.get()
+        self.done(done)
+        return rows
 
     def done(self, piece: Piece) -> None:
         """The result of a numbered piece has arrived: its line can be used again."""

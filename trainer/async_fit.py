@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-
 from ..callbacks.fit_state import FitState
 from ..callbacks.wake import steps_to_wake
 from ..distribute.parameter_server import mode_of, on_parameter_servers, pool_of
 from .async_execution import WorkerSteps
 from .async_inputs import Pieces
+from .async_synchronous import SynchronousSteps, train_one_step
 from .keras_internals import pythonify_logs
 
 _TARGET_SECONDS = 0.1
@@ -28,6 +28,8 @@ def is_asynchronous(model: Any) -> bool:
 def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     """The training steps of the epoch, from where `state` stands; returns the logs after the last. Context: host."""
     steps: WorkerSteps = model.train_function
+    if isinstance(steps, SynchronousSteps):
+        return _train_in_sync(model, state, callbacks, steps)
     fixed = None if model._auto_steps else model.steps_per_execution
     pool, mode = pool_of(model.distribute_strategy), mode_of(model.distribute_strategy)
     pieces = Pieces(state.source)
@@ -72,6 +74,31 @@ def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
             logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
             callbacks.on_train_batch_end(state.step - 1, logs)
     count.correct(totals, phase.losses)
+    totals.commit()
+    return logs
+
+
+def _train_in_sync(model: Any, state: FitState, callbacks: Any, steps: SynchronousSteps) -> dict[str, Any]:
+    pool, mode = pool_of(model.distribute_strategy), mode_of(model.distribute_strategy)
+    pieces = Pieces(state.source)
+    piece = pieces.next(1)
+    if piece is None:
+        return {}
+    steps.prepare(piece, 1)
+    totals = steps.totals()
+    logs: dict[str, Any] = {}
+    with pool.phase(steps.run, steps.memory.forget) as phase:
+        while piece is not None and not model.stop_training:
+            callbacks.on_train_batch_begin(state.step)
+            steps.prepare(piece, 1)
+            rows = train_one_step(steps, phase, piece, state.step, mode.backup_workers or 0)
+            totals.add(rows)
+            state.step += 1
+            if _next_stop(callbacks.callbacks, state.step - 1) == 1:
+                totals.commit()
+            logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
+            callbacks.on_train_batch_end(state.step - 1, logs)
+            piece = pieces.next(1)
     totals.commit()
     return logs
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -99,38 +99,45 @@ class Pieces:
                 if chunk is None:
                     self.ended = True
                 else:
-                    self._ready.extend(self._pieces_of(chunk))
+                    self._ready.extend(pieces_of(chunk, self._end))
         return self._ready.popleft() if self._ready else None
 
-    def _pieces_of(self, chunk: Chunk) -> Iterator[Piece]:
-        if _names_rows(chunk):
-            yield Piece(
-                chunk.steps, chunk.reader, chunk.inputs[0], chunk.inputs[1], chunk.rows, chunk.signature
-            )
-            return
-        batches = self._draw(chunk)
-        first = 0
-        while first < len(batches):
-            rows = int(row_count(batches[first]))
-            last = first
-            while last < len(batches) and int(row_count(batches[last])) == rows:
-                last += 1
-            yield _batches_piece(batches[first:last], rows)
-            first = last
+    def _end(self, steps: int) -> None:
+        self.ended = True
+        self._source.drawn(steps)
 
-    def _draw(self, chunk: Chunk) -> list[Any]:
-        """The batches of a chunk, drawn here."""
-        batches: list[Any] = []
-        for i in range(chunk.steps):
-            batch = chunk.reader(chunk.inputs, tf.constant(i))
-            if chunk.open_ended:
-                if not bool(batch.has_value()):
-                    self.ended = True
-                    self._source.drawn(len(batches))
-                    break
-                batch = batch.get_value()
-            batches.append(batch)
-        return batches
+
+def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Piece]:
+    """The chunk as pieces that hold what they name; batches of one size are one piece.
+
+    Args:
+        chunk: from a source.
+        drawn: called with the number of its batches if the data ended before all of them. None: it does not end.
+
+    Context: host.
+    """
+    if _names_rows(chunk):
+        resident, place = chunk.inputs
+        return [Piece(chunk.steps, chunk.reader, resident, place, chunk.rows, chunk.signature)]
+    batches: list[Any] = []
+    for i in range(chunk.steps):
+        batch = chunk.reader(chunk.inputs, tf.constant(i))
+        if chunk.open_ended:
+            if not bool(batch.has_value()):
+                assert drawn is not None
+                drawn(len(batches))
+                break
+            batch = batch.get_value()
+        batches.append(batch)
+    pieces, first = [], 0
+    while first < len(batches):
+        rows = int(row_count(batches[first]))
+        last = first
+        while last < len(batches) and int(row_count(batches[last])) == rows:
+            last += 1
+        pieces.append(_batches_piece(batches[first:last], rows))
+        first = last
+    return pieces
 
 
 def _names_rows(chunk: Chunk) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from ..distribute import parameter_server_internals as internals
+from ..distribute.parameter_server import pool_of
 from ..distribute.step_context import StepContext
-from .async_inputs import HOST, Piece, WorkerMemory
+from .async_inputs import HOST, Piece, WorkerMemory, pieces_of
+from .sources import Chunk
 from .sources.rows import row_count
 from .step import predict_on_replica
 from .tensorflow_internals import graph_function
@@ -26,6 +28,16 @@ class WorkerPrediction:
         self._number = 0
         self.lines = 2 * self._strategy.extended._num_workers
         self.memory = WorkerMemory()
+
+    def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
+        """Runs the chunk's steps on one worker; returns their number and the outputs of each."""
+        piece, *_ = pieces_of(chunk)
+        self.prepare(piece)
+        with pool_of(self._strategy).phase(self.run, self.memory.forget) as phase:
+            phase.put(self.numbered(piece))
+            _, outputs = phase.get()
+        self.memory.clear()
+        return piece.steps, outputs
 
     def numbered(self, piece: Piece) -> Piece:
         """The piece with a number of its own."""

@@ -41,18 +41,27 @@ def worker_step(
     with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
         with step_scope(step), CollectedWrites() as writes:
             step.writes = writes
-            before = _snapshot(model, writes, layout)
+            before = snapshot(model, writes, layout)
             logs = step_fn(batch)
         applied = tf.reduce_all(tf.stack(step.verdicts)) if step.verdicts else tf.constant(True)
-        added = []
-        noted = {id(variable): value for variable, value in writes.items()}
-        for variable in layout.variables:
-            start = writes_start(variable)
-            new = noted.pop(id(variable), start)
-            added.append(tf.where(applied, new - start, tf.zeros_like(start)))
-        _write([(v, x) for v, x in writes.items() if id(v) in noted], before, applied, alone)
+        row, state = step_row(layout, writes, logs, applied)
+        write_state(state, before, applied, alone)
+    return row, logs
+
+
+def step_row(
+    layout: RowLayout, writes: CollectedWrites, logs: Any, applied: tf.Tensor
+) -> tuple[tf.Tensor, list[Any]]:
+    """The row of a step, and what it wrote beside its metrics as (variable, value) pairs."""
+    noted = {id(variable): value for variable, value in writes.items()}
+    added = []
+    for variable in layout.variables:
+        start = writes_start(variable)
+        new = noted.pop(id(variable), start)
+        added.append(tf.where(applied, new - start, tf.zeros_like(start)))
     own = {name: logs[name] for name in layout.own_logs} if layout.own_logs else {}
-    return layout.pack(applied, added, own), logs
+    state = [(variable, value) for variable, value in writes.items() if id(variable) in noted]
+    return layout.pack(applied, added, own), state
 
 
 def writes_start(variable: keras.Variable) -> tf.Tensor:
@@ -60,7 +69,7 @@ def writes_start(variable: keras.Variable) -> tf.Tensor:
     return tf.zeros(variable.shape, variable.dtype)
 
 
-def _snapshot(model: Any, writes: CollectedWrites, layout: RowLayout) -> dict[int, tf.Tensor]:
+def snapshot(model: Any, writes: CollectedWrites, layout: RowLayout) -> dict[int, tf.Tensor]:
     """The state that the step reads: metrics at zero, and one value of everything that a layer may change."""
     for variable in layout.variables:
         writes.state_mapping[id(variable)] = writes_start(variable)
@@ -71,7 +80,7 @@ def _snapshot(model: Any, writes: CollectedWrites, layout: RowLayout) -> dict[in
     return before
 
 
-def _write(writes: list[Any], before: dict[int, tf.Tensor], applied: tf.Tensor, alone: bool) -> None:
+def write_state(writes: list[Any], before: dict[int, tf.Tensor], applied: tf.Tensor, alone: bool) -> None:
     """Makes the writes of layers: with other workers, adds the difference to what the variable holds by now."""
     if not writes:
         return

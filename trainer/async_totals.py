@@ -49,6 +49,10 @@ class RowLayout:
         """What each of the steps adds to variable `index`: `[steps, *shape]`."""
         return rows[:, self._bounds[index] : self._bounds[index + 1]].reshape(-1, *self._shapes[index])
 
+    def index_of(self, variable: Any) -> int:
+        """Which of `variables` it is."""
+        return next(i for i, other in enumerate(self.variables) if other is variable)
+
     def logs_of(self, row: np.ndarray) -> Any:
         """The own logs of a step."""
         first = len(self.variables)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..distribute.parameter_server_updates import on_parameter_servers
+from ..distribute.parameter_server import mode_of, on_parameter_servers, pool_of
 from .async_execution import WorkerSteps
 from .async_prediction import WorkerPrediction
+from .async_synchronous import SynchronousSteps
 from .execution import PredictFunction, StepFunction
 
 
 def step_function(model: Any, training: bool) -> Any:
     """Runs `train_step` or `test_step` of the model on global batches."""
-    if on_parameter_servers(model.distribute_strategy):
+    strategy = model.distribute_strategy
+    if on_parameter_servers(strategy):
+        backups = mode_of(strategy).backup_workers
+        if training and backups is not None:
+            return SynchronousSteps(model, pool_of(strategy).num_workers - backups)
         return WorkerSteps(model, training)
     return StepFunction(model, training)
 
