@@ -13,7 +13,6 @@ from keras.callbacks import (
     ReduceLROnPlateau,
     RemoteMonitor,
     SwapEMAWeights,
-    TensorBoard,
     TerminateOnNaN,
 )
 
@@ -29,6 +28,7 @@ from .profiler import Profiler
 from .progress import ProgressBar
 from .safe_file import SaveError
 from .safe_file import verify_sum as verify_checkpoint
+from .tensorboard import TensorBoard
 from .training_report import TrainingReport
 
 __all__ = [

@@ -15,6 +15,7 @@ import numpy as np
 from ..optimizers.gradient_watch import watch_gradients
 from .diagnosis_batch import BatchWatch
 from .json_lines import jsonable
+from .step_hooks import add_step_hook, remove_step_hook
 
 
 class AnomalyWarning(UserWarning):
@@ -43,6 +44,7 @@ class AnomalyReport(keras.callbacks.Callback):
         self.path = None if path is None else Path(path)
         self.report: dict[str, Any] | None = None
         self._watches: list[Any] = []
+        self._batch: Any = None
         self._epoch = self._steps_before = self._last_step = 0
 
     def steps_to_wake(self, step: int) -> int | None:
@@ -60,7 +62,8 @@ class AnomalyReport(keras.callbacks.Callback):
             for watch in self._watches:
                 watch.reset()
             self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches) if found else None
-        self.model.__dict__["_batch_watch"] = self._batch
+        if self._batch is not None:
+            add_step_hook(self.model, "train", self._batch.look)
         self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -85,7 +88,8 @@ class AnomalyReport(keras.callbacks.Callback):
 
     def on_fit_exit(self) -> None:
         """Takes the guards out again."""
-        self.model.__dict__.pop("_batch_watch", None)
+        if self._watches:
+            remove_step_hook(self.model, "train", self._batch.look)
         for optimizer in vars(self.model).values():
             watch = getattr(optimizer, "__dict__", {}).get("_gradient_watch")
             if watch is not None and watch in self._watches:

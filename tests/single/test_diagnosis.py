@@ -101,7 +101,7 @@ def test_anomaly_report_changes_no_number_of_a_healthy_run_and_leaves_nothing_be
         model.fit(x, y, batch_size=7, epochs=2, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
     assert all(np.array_equal(a, b) for a, b in zip(*weights))
-    assert "_batch_watch" not in vars(model) and "_gradient_watch" not in vars(model.optimizer)
+    assert "_step_hooks" not in vars(model) and "_gradient_watch" not in vars(model.optimizer)
 
 
 def test_anomaly_report_lets_overflow_under_a_loss_scale_pass():

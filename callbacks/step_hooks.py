@@ -1,0 +1,31 @@
+"""What callbacks put into the compiled step itself: functions that are traced at the beginning of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Hook = Callable[[Any], None]
+
+
+def add_step_hook(model: Any, phase: str, hook: Hook) -> None:
+    """Has `hook(batch)` called, with the global batch and in cross-replica context, while the steps are traced.
+
+    The step must be compiled anew to know it: `model.make_train_function(force=True)`.
+
+    Args:
+        model: that is trained.
+        phase: "train" or "test".
+        hook: what it does must be possible in a graph, in a loop in the graph, and not under XLA alone.
+    """
+    hooks = model.__dict__.setdefault("_step_hooks", {})
+    hooks.setdefault(phase, []).append(hook)
+
+
+def remove_step_hook(model: Any, phase: str, hook: Hook) -> None:
+    """Takes it out again; nothing happens if it is not there."""
+    hooks = model.__dict__.get("_step_hooks", {})
+    if hook in hooks.get(phase, []):
+        hooks[phase].remove(hook)
+    if not any(hooks.values()):
+        model.__dict__.pop("_step_hooks", None)

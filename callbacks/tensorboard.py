@@ -1,0 +1,172 @@
+"""`TensorBoard`: Keras' callback, with the right steps when many run in one execution, under every strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from .step_hooks import add_step_hook, remove_step_hook
+
+
+class TensorBoard(keras.callbacks.TensorBoard):
+    """Writes logs, histograms, graphs and profiles for TensorBoard. Takes what Keras' takes and means what that means.
+
+    With `update_freq="batch"` or a number of steps, `tf.summary` calls inside layers, losses and custom steps are written
+    too: at the number of their step (1 for the first), once, whatever the number of replicas and workers. Steps are
+    counted over all epochs, and in a resumed run go on where they were.
+    """
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """The next step at which something is written, or a profile begins or ends."""
+        done = self._global_train_batch
+        wanted = []
+        if self.update_freq != "epoch":
+            wanted.append(self.update_freq - done % self.update_freq)
+        if self._should_trace:
+            wanted += [at - done for at in (self._start_batch - 1, self._stop_batch) if at > done]
+        return min(wanted, default=None)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Opens the writer and puts the count of steps into the step."""
+        self._global_train_batch = self._global_test_batch = 0
+        self._last_step = 0
+        self._contexts: dict[str, contextlib.ExitStack] = {}
+        self._counters: dict[str, tf.Variable] = {}
+        self._hooks: list[tuple[str, Any]] = []
+        if self.update_freq != "epoch":
+            self._enter("train", self._train_writer)
+            self.model.make_train_function(force=True)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes where the epoch begins. XLA cannot write summaries, so steps with some run in the plain graph."""
+        self._last_step = self.model.fit_state.step
+        self._epoch_first = self._global_train_batch
+        self._epoch_start_time = time.time()
+        if self.update_freq != "epoch":
+            self.model.fit_state.plan["way"] = self.model.train_function.way = "graph"
+            self._counters["train"].assign(self._global_train_batch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begins a profile when its first step is next."""
+        self._last_step = self.model.fit_state.step
+        self._batch_start_time = time.time()
+        if self._should_trace and self._global_train_batch + 1 == self._start_batch:
+            self._start_trace()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes what is due, and ends a profile after its last step."""
+        step = self.model.fit_state.step
+        steps, self._last_step = step - self._last_step, step
+        self._global_train_batch += steps
+        total = self._global_train_batch
+        if self._should_write_train_graph:
+            self._write_keras_model_train_graph()
+            self._should_write_train_graph = False
+        if self.update_freq != "epoch" and total % self.update_freq == 0:
+            seconds = max(time.time() - self._batch_start_time, 1e-9)
+            rate = {"steps_per_second": steps / seconds} if self.write_steps_per_second else {}
+            with self._train_writer.as_default(), tf.summary.record_if(True):
+                for name, value in {**(logs or {}), **rate}.items():
+                    tf.summary.scalar(f"batch_{name}", value, step=total)
+        if self._is_tracing and total >= self._stop_batch:
+            self._stop_trace()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes the epoch's logs and histograms, whatever `update_freq` is."""
+        with tf.summary.record_if(True):
+            super().on_epoch_end(epoch, logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Opens the writer of validation."""
+        if self.update_freq == "epoch":
+            return
+        if not hasattr(self, "_counters"):  # `evaluate` without a `fit` before
+            self._contexts, self._counters, self._hooks, self._last_step = {}, {}, [], 0
+        if "test" not in self._counters:
+            self._counters["test"] = _counter(self._global_test_batch)
+            self._hook("test")
+            self.model.make_test_function(force=True)
+        self.model.test_function.way = "graph"
+        self._enter("test", self._val_writer)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Nothing: the steps count themselves."""
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Writes the results over the updates made so far, as Keras does."""
+        if "test" in getattr(self, "_counters", {}):
+            self._global_test_batch = int(self._counters["test"].numpy())
+        optimizer = self.model.optimizer
+        if optimizer is not None and hasattr(optimizer, "iterations"):
+            with self._val_writer.as_default(), tf.summary.record_if(True):
+                for name, value in (logs or {}).items():
+                    step = int(optimizer.iterations.numpy())
+                    tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
+        self._leave("test")
+        if self.model.fit_state is None:
+            self._take_out()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends what is open."""
+        self._leave("train")
+        if self._is_tracing:
+            self._stop_trace()
+        self._take_out()
+        self._close_writers()
+
+    def on_fit_exit(self) -> None:
+        """Ends what is open after an error, too."""
+        self._leave("test")
+        self._leave("train")
+        self._take_out()
+
+    def _enter(self, phase: str, writer: Any) -> None:
+        """Makes `writer` that of the `tf.summary` calls which are traced from now on."""
+        if phase not in self._counters:
+            self._counters[phase] = _counter(self._global_train_batch)
+            self._hook(phase)
+        counter, every = self._counters[phase], self.update_freq
+        stack = self._contexts[phase] = contextlib.ExitStack()
+        stack.enter_context(writer.as_default(counter))
+        stack.enter_context(tf.summary.record_if(lambda: tf.equal(counter % every, 0)))
+
+    def _leave(self, phase: str) -> None:
+        stack = getattr(self, "_contexts", {}).pop(phase, None)
+        if stack is not None:
+            stack.close()
+
+    def _hook(self, phase: str) -> None:
+        counter = self._counters[phase]
+
+        def count(batch: Any) -> None:
+            counter.assign_add(1)
+
+        self._hooks.append((phase, count))
+        add_step_hook(self.model, phase, count)
+
+    def _take_out(self) -> None:
+        """Takes the counts out of the steps, which are compiled anew without them."""
+        for phase, hook in self._hooks:
+            remove_step_hook(self.model, phase, hook)
+            setattr(self.model, f"{phase}_function", None)
+        self._hooks, self._counters = [], {}
+
+    def _compute_steps_per_second(self) -> float:
+        seconds = max(time.time() - self._epoch_start_time, 1e-9)
+        return (self._global_train_batch - self._epoch_first) / seconds
+
+    def _write_keras_model_train_graph(self) -> None:
+        graph = self.model.train_function.graph()
+        if graph is not None:
+            with self._train_writer.as_default(), tf.summary.record_if(True):
+                tf.summary.graph(graph)
+
+
+def _counter(value: int) -> tf.Variable:
+    """A count of steps on the host, the same for all replicas."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(tf.constant(value, tf.int64), trainable=False)
