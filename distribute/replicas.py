@@ -11,6 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from .parameter_server_updates import on_parameter_servers, update_on_servers
+from .tensorflow_internals import bytes_per_pack
+
+_BYTES_PER_PACK = 2**20
 
 
 def num_replicas() -> int:
@@ -48,10 +51,27 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     context = tf.distribute.get_replica_context()
     result: list[Any] = [None] * len(tensors)
     for group in _by_dtype(tensors):  # over several workers TensorFlow packs what it is given into one tensor
-        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [_on_this_device(tensors[i]) for i in group])
+        group = group[::-1]  # the gradients of the last layers are there first
+        parts = [_on_this_device(tensors[i]) for i in group]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, parts, _packs(parts))
         for i, total in zip(group, sums):
             result[i] = total
     return result
+
+
+def _packs(tensors: Sequence[Any]) -> Any:
+    """Options for several workers: collectives of a size that lets them run while the backward pass goes on.
+
+    By default TensorFlow puts everything into one, which begins when the last gradient is there. What the user chose for
+    the strategy holds.
+    """
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or bytes_per_pack(strategy):
+        return None
+    dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
+    if len(dense) < 2 or any(t.shape.num_elements() is None for t in dense):
+        return None
+    return tf.distribute.experimental.CommunicationOptions(bytes_per_pack=_BYTES_PER_PACK)
 
 
 def _by_dtype(tensors: Sequence[Any]) -> list[list[int]]:

@@ -105,3 +105,8 @@ def wrap_variable_creation(around: Callable[[], Any]) -> None:
 
     create.wrapped = original
     MultiWorkerExtended._create_variable = create
+
+
+def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
+    """What the `CommunicationOptions` of a MultiWorkerMirroredStrategy say; 0: they leave it to TensorFlow."""
+    return strategy.extended._communication_options.bytes_per_pack

@@ -158,4 +158,5 @@ def test_internals_of_tensorflow_are_as_we_use_them():
     ):
         assert callable(getattr(context.Context, name))
     assert callable(context.Context.report_error_to_cluster)
+    assert "self._communication_options" in inspect.getsource(MultiWorkerExtended.__init__)
     assert isinstance(context.Context.coordination_service, property)
