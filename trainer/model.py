@@ -50,6 +50,7 @@ class Sequential(keras.Sequential, Model):
 
 register_as(Model, keras.Model)
 register_as(Functional, KerasFunctional)
+Functional.__module__ = KerasFunctional.__module__  # Keras exports no name for it; files name its module
 register_as(Sequential, keras.Sequential)
 
 
