@@ -30,6 +30,38 @@ def sparse_model():
     return compiled(inputs, layers.Dense(1)(layers.Dense(3, activation="relu")(inputs)))
 
 
+class Span(tf.experimental.BatchableExtensionType):
+    """An extension type of a user's own: dense and ragged columns with the same rows."""
+
+    place: tf.Tensor
+    words: tf.RaggedTensor
+
+
+class SpanModel(unisono.Model):
+    """Keras calls no layer with an extension type, so the steps take it apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(1)
+        self.build((None, 5))
+
+    def build(self, shape):
+        self.out.build(shape)
+        self.built = True
+
+    def call(self, inputs):
+        return self.out(inputs)
+
+    def dense(self, span):
+        return tf.concat([span.place, tf.reduce_sum(span.words, 1)[:, None]], 1)
+
+    def train_step(self, data):
+        return super().train_step((self.dense(data[0]), *data[1:]))
+
+    def predict_step(self, data):
+        return super().predict_step((self.dense(data[0]),))
+
+
 class MeanOfWords(unisono.Model):
     """Takes ragged rows as they are."""
 
@@ -47,6 +79,12 @@ class MeanOfWords(unisono.Model):
 def ragged_model():
     model = MeanOfWords()
     model.compile(unisono.optimizers.SGD(0.05), "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def extension_model():
+    model = SpanModel()
+    model.compile(unisono.optimizers.SGD(0.01), "mse", metrics=["mae"], jit_compile=False)
     return model
 
 
@@ -98,6 +136,7 @@ CASES = {
     "sparse": (sparse_model, tf.sparse.from_dense(np.maximum(DENSE, 0)), TARGET),
     "ragged": (ragged_model, RAGGED, TARGET),
     "ragged, functional": (functional_ragged_model, RAGGED, TARGET),
+    "extension type": (extension_model, Span(DENSE, tf.cast(RAGGED, tf.float32)), TARGET),
     "text": (text_model, WORDS, TARGET),
     "lookup": (lookup_model, WORDS[:, None], TARGET),
     "normalized": (normalized_model, DENSE, TARGET),

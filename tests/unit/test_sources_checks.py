@@ -182,8 +182,9 @@ def test_generator_that_ends_early_warns_as_keras_does():
 
 
 def test_shuffle_of_a_dataset_is_ignored_with_a_warning():
-    with pytest.warns(UserWarning, match="`shuffle=True` was passed, but will be ignored"):
-        make_source(dataset(X), shuffle=True)
+    with pytest.warns(UserWarning, match="`shuffle=batch` was passed, but will be ignored"):
+        make_source(dataset(X), shuffle="batch")
+    make_source(dataset(X), shuffle=True)  # the default of `fit`, so no reason to warn
 
 
 def test_generator_of_many_batch_sizes_is_read_with_few_readers():

@@ -53,7 +53,9 @@ def read_on(source, most=3, stop_after=None):
             drawn += 1
             if chunk.rows is not None:
                 assert tf.nest.flatten(batch)[0].shape[0] == chunk.rows
-            batches.append(tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, batch))
+            batches.append(
+                tf.nest.map_structure(lambda t: t.numpy() if isinstance(t, tf.Tensor) else t, batch)
+            )
         if drawn < chunk.steps:
             source.drawn(drawn)
     return batches
@@ -164,3 +166,55 @@ def test_steps_per_epoch_lets_a_pass_last_over_epochs_and_warns_at_its_end(kind)
     np.testing.assert_array_equal(np.concatenate([b[0] for b in first + second]), X)
     np.testing.assert_array_equal(read_epoch(source, 2)[0][0], X[:4])
     source.close()
+
+
+def test_torch_loader_gives_the_rows_of_the_arrays_and_is_read_again():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    source = make_source(torch.utils.data.DataLoader(data, batch_size=BATCH), class_weight={0: 2.0})
+    assert source.steps_per_epoch == 6
+    for epoch in range(2):
+        batches = read_epoch(source, epoch)
+        np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), X)
+        np.testing.assert_array_equal(np.concatenate([b[2] for b in batches]), np.where(Y == 0, 2, 1))
+    source.close()
+
+
+def test_torch_loader_goes_on_in_its_own_order():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X))
+
+    def make():
+        torch.manual_seed(3)
+        return make_source(torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True))
+
+    first = make()
+    expected = [read_epoch(first, epoch) for epoch in range(3)]
+    again = make()
+    read_epoch(again, 0)
+    again.begin_epoch(1)
+    read_on(again, stop_after=2)
+    position = again.state()
+    resumed = make()
+    resumed.restore(position)
+    for found, right in ((read_on(resumed), expected[1][2:]), (read_epoch(resumed, 2), expected[2])):
+        np.testing.assert_array_equal(
+            np.concatenate([b[0] for b in found]), np.concatenate([b[0] for b in right])
+        )
+
+
+def test_torch_tensors_are_arrays():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    x = torch.from_numpy(X).requires_grad_().t().contiguous().t()
+    batches = read_epoch(make_source(x, torch.tensor(Y), batch_size=BATCH))
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), X)
+    half = make_source(torch.ones(3, 2, dtype=torch.bfloat16))
+    assert half.spec[0].dtype == tf.float32
+
+
+def test_scipy_sparse_matrices_are_sparse_tensors():
+    sparse = pytest.importorskip("scipy.sparse", reason="scipy is not installed")
+    matrix = sparse.random(9, 5, density=0.4, format="coo", rng=np.random.default_rng(1))
+    batches = read_epoch(make_source(matrix, batch_size=4, shuffle=False), most=2)
+    found = np.concatenate([tf.sparse.to_dense(b[0]).numpy() for b in batches])
+    np.testing.assert_allclose(found, matrix.toarray(), rtol=1e-6)

@@ -87,7 +87,7 @@ def make_source(
         )
     else:
         checks.alone(kind, y, sample_weight, batch_size)
-        if shuffle and kind != "PyDataset":
+        if shuffle == "batch":  # True is the default of `fit`: it says nothing
             _warn_shuffle(shuffle, kind)
         if kind == "tf.data.Dataset":
             return _from_dataset(_weigh_dataset(x, weights, class_weight), steps_per_epoch)
