@@ -66,7 +66,9 @@ def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     if not tf.distribute.has_strategy():
         return
     for variable in (optimizer._iterations, optimizer._learning_rate):
-        if isinstance(variable, keras.Variable) and not strategy.extended.variable_created_in_scope(variable.value):
+        if isinstance(variable, keras.Variable) and not strategy.extended.variable_created_in_scope(
+            variable.value
+        ):
             move_variable(variable)
 
 

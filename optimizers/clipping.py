@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .slices import map_values, values_of
+from .slices import map_values, times, values_of
 
 
 def squared_norm(gradient: Any) -> tf.Tensor:
@@ -27,7 +27,7 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
 def by_norm(gradient: Any, limit: float) -> Any:
     """`g * limit / max(|g|, limit)`; unchanged to the bit where `|g| <= limit`."""
-    return _scaled(gradient, tf.sqrt(squared_norm(gradient)), limit)
+    return times(gradient, _factor(tf.sqrt(squared_norm(gradient)), limit))
 
 
 def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
@@ -37,8 +37,8 @@ def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
     """
     if not gradients:
         return []
-    norm = global_norm(gradients)
-    return [_scaled(g, norm, limit) for g in gradients]
+    factor = _factor(global_norm(gradients), limit)
+    return [times(g, factor) for g in gradients]
 
 
 def by_value(gradient: Any, limit: float) -> Any:
@@ -48,7 +48,6 @@ def by_value(gradient: Any, limit: float) -> Any:
     )
 
 
-def _scaled(gradient: Any, norm: tf.Tensor, limit: float) -> Any:
+def _factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
     bound = tf.constant(limit, norm.dtype)
-    factor = bound / tf.maximum(norm, bound) + (norm - norm)  # NaN, not 0, where the norm is not finite
-    return map_values(lambda v: v * tf.cast(factor, v.dtype), gradient)
+    return bound / tf.maximum(norm, bound) + (norm - norm)  # NaN, not 0, where the norm is not finite

@@ -88,9 +88,9 @@ def noise_of_three_updates(seed):
     optimizer = optimizers.SGD(1.0, gradient_transformers=[optimizers.GradientNoise(0.25, 1.0, seed)])
     noise = []
     for _ in range(3):
-        before = v.numpy()
+        before = np.array(v.numpy())
         optimizer.apply_gradients([(tf.zeros_like(v), v)])
-        noise.append(before - v.numpy())
+        noise.append(before - np.array(v.numpy()))
     return noise
 
 
