@@ -40,9 +40,10 @@ class StopAfter(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Looks at the clock."""
         now = time.perf_counter()
+        done = int(self.model.optimizer.iterations.numpy())
         if self.begin is None:  # compiling is not counted
-            self.begin, self.first = now, batch + 1
-        self.steps, self.took = batch + 1 - self.first, now - self.begin
+            self.begin, self.first = now, done
+        self.steps, self.took = done - self.first, now - self.begin
         if self.took >= self.seconds:
             self.model.stop_training = True
 
@@ -66,14 +67,14 @@ def train(seconds: float, every: float, folder: Path, background: bool | None) -
         [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, activation="relu"), keras.layers.Dense(WIDTH)]
     )
     model.compile("adam", "mse")
-    x = np.random.default_rng(0).normal(size=(64, WIDTH)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(64 * 50, WIDTH)).astype("float32")
     stop, sizes = StopAfter(seconds), Sizes(folder)
     callbacks = [stop, sizes]
     backup = None
     if background is not None:
         backup = unisono.callbacks.BackupAndRestore(folder, save_freq=float(every), background=background)
         callbacks.append(backup)
-    model.fit(np.tile(x, [2000, 1]), np.tile(x, [2000, 1]), batch_size=64, verbose=0, callbacks=callbacks)
+    model.fit(x, x, batch_size=64, epochs=10**6, verbose=0, callbacks=callbacks)
     return {
         "per step": stop.took / max(1, stop.steps),
         "stall": 0.0 if backup is None else backup.stall_seconds / stop.took,
