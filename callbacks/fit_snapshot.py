@@ -11,6 +11,7 @@ import io
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from . import callback_state, container, random_state, variable_state, worker_agreement
 from .fingerprint import differences, fingerprint
@@ -85,7 +86,7 @@ def capture(
         "callbacks": callback_state.capture(fit_state.callbacks),
     }
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    total = None if iterations is None else int(np.asarray(iterations))
+    total = None if iterations is None else int(tf.convert_to_tensor(iterations.value).numpy())
     return content, {"epoch": epoch, "step": step, "total_steps": total}
 
 
