@@ -42,6 +42,11 @@ class WorkerSteps:
     """
 
     def __init__(self, model: Any, training: bool) -> None:
+        if not getattr(model, "_auto_jit", True) and model.jit_compile:
+            raise ValueError(
+                "`jit_compile=True` compiles a step for one device, but the variables are on parameter servers: leave "
+                "`jit_compile` out."
+            )
         self._model, self._training = model, training
         self._strategy = model.distribute_strategy
         self._num_workers = self._strategy.extended._num_workers
@@ -127,8 +132,9 @@ class WorkerSteps:
         place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
         function = graph_function(self._loop(piece), input_signature=[piece.signature, count, place, count])
         with self._strategy.scope(), internals.scheduling(self._strategy):
-            function.get_concrete_function()
-        return function
+            return (
+                function.get_concrete_function()
+            )  # called itself: a `tf.function` is traced again on each worker
 
     def _context(self, batch: Any, rows: int | None, worker: Any) -> StepContext:
         total = rows if rows is not None else row_count(batch)

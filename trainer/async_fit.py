@@ -5,16 +5,22 @@ Called by `fit_loop` where the model lives on parameter servers; epochs, validat
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import tensorflow as tf
+
+from .. import mixed_precision
 from ..callbacks.fit_state import FitState
 from ..callbacks.wake import steps_to_wake
 from ..distribute.parameter_server import mode_of, on_parameter_servers, pool_of
 from .async_execution import WorkerSteps
 from .async_inputs import Pieces
 from .async_synchronous import SynchronousSteps, train_one_step
+from .homes import optimizers_of
 from .keras_internals import pythonify_logs
 
 _TARGET_SECONDS = 0.1
@@ -25,6 +31,21 @@ def is_asynchronous(model: Any) -> bool:
     return on_parameter_servers(model.distribute_strategy)
 
 
+def names_lost_servers(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Says which parameter server is gone, where `loop(model, ...)` fails because one is."""
+
+    @functools.wraps(loop)
+    def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return loop(model, *args, **kwargs)
+        except tf.errors.OpError as error:
+            if is_asynchronous(model):
+                pool_of(model.distribute_strategy).check_servers(error)
+            raise
+
+    return wrapped
+
+
 def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     """The training steps of the epoch, from where `state` stands; returns the logs after the last. Context: host."""
     steps: WorkerSteps = model.train_function
@@ -33,7 +54,8 @@ def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     fixed = None if model._auto_steps else model.steps_per_execution
     pool, mode = pool_of(model.distribute_strategy), mode_of(model.distribute_strategy)
     pieces = Pieces(state.source)
-    pace = _Pace(fixed, pool.num_workers, state.steps_per_epoch, mode.max_staleness)
+    most = 1 if fixed is None and _wants_each_step(callbacks.callbacks) else mode.max_staleness
+    pace = _Pace(fixed, pool.num_workers, state.steps_per_epoch, most)
     first = pieces.next(1 if fixed is None else fixed)
     if first is None:
         return {}
@@ -71,6 +93,7 @@ def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
             if not phase.under_way and stop is not None and state.step >= stop:
                 count.correct(totals, phase.losses)
                 totals.commit()
+            _check_progress(model)
             logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
             callbacks.on_train_batch_end(state.step - 1, logs)
     count.correct(totals, phase.losses)
@@ -96,6 +119,7 @@ def _train_in_sync(model: Any, state: FitState, callbacks: Any, steps: Synchrono
             state.step += 1
             if _next_stop(callbacks.callbacks, state.step - 1) == 1:
                 totals.commit()
+            _check_progress(model)
             logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
             callbacks.on_train_batch_end(state.step - 1, logs)
             piece = pieces.next(1)
@@ -103,14 +127,29 @@ def _train_in_sync(model: Any, state: FitState, callbacks: Any, steps: Synchrono
     return logs
 
 
+def _check_progress(model: Any) -> None:
+    """Stops training in mixed precision that only skips steps."""
+    unknown = "Which layer is to blame is not looked for on parameter servers: run one step on one device"
+    mixed_precision.check_progress(optimizers_of(model), lambda loss_scale: unknown)
+
+
 def _next_stop(callbacks: list[Any], step: int) -> int | None:
-    """Steps until a callback wants to find all of them done: one that saves, and so has `steps_to_wake` of its own."""
+    """Steps until a callback wants to find all of them done: one that saves."""
     wanted = [
         wake
         for callback in callbacks
-        if hasattr(callback, "steps_to_wake") and (wake := steps_to_wake(callback, step)) is not None
+        if _saves(callback) and (wake := steps_to_wake(callback, step)) is not None
     ]
     return min(wanted, default=None)
+
+
+def _saves(callback: Any) -> bool:
+    return hasattr(callback, "steps_to_wake") or isinstance(callback, keras.callbacks.ModelCheckpoint)
+
+
+def _wants_each_step(callbacks: list[Any]) -> bool:
+    """Whether a callback has a hook for every step."""
+    return any(not _saves(callback) and steps_to_wake(callback, 0) == 1 for callback in callbacks)
 
 
 class _Pace:

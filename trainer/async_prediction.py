@@ -62,7 +62,7 @@ class WorkerPrediction:
         if not self._model.run_eagerly:
             run = graph_function(run, input_signature=[piece.signature, tf.TensorSpec([], tf.int32)])
             with self._strategy.scope(), internals.scheduling(self._strategy):
-                run.get_concrete_function()
+                run = run.get_concrete_function()
         self._compiled[key] = run
 
     def run(self, worker: int, piece: Piece) -> list[Any]:

@@ -127,8 +127,7 @@ class SynchronousSteps(WorkerSteps):
         number = tf.TensorSpec([], tf.int32)
         function = graph_function(run, input_signature=[piece.signature, number, number, number])
         with self._strategy.scope(), internals.scheduling(self._strategy):
-            function.get_concrete_function()
-        return function
+            return function.get_concrete_function()
 
     def _part(self, batch: Any, rows: tf.Tensor, worker: tf.Tensor) -> Any:
         assert self._layout is not None

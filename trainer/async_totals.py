@@ -13,6 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from .tensorflow_internals import graph_function
+
 
 class RowLayout:
     """What stands where in the row of numbers that a step returns.
@@ -122,4 +124,4 @@ def result_function(model: Any, layout: RowLayout) -> Any:
         with keras.StatelessScope(state_mapping=list(zip(layout.variables, values))):
             return model.get_metrics_result()
 
-    return tf.function(read, autograph=False)
+    return graph_function(read)

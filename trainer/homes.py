@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from .. import optimizers
+from ..distribute.parameter_server_updates import on_parameter_servers
 from .exact_metrics import leaf_metrics
 from .keras_internals import no_automatic_dependency_tracking
 
@@ -53,11 +54,14 @@ def accumulates(optimizer: Any) -> bool:
 
 def move(variables: list[Any], strategy: tf.distribute.Strategy) -> None:
     """Makes the TensorFlow variable inside each Keras variable again under `strategy`, where it is another's."""
-    if strategy.num_replicas_in_sync == 1:
+    on_servers = on_parameter_servers(strategy)
+    if strategy.num_replicas_in_sync == 1 and not on_servers:
         return
     for variable in variables:
         value = variable.value
         if getattr(value, "distribute_strategy", None) is strategy:
+            continue
+        if on_servers and strategy.extended.variable_created_in_scope(value):
             continue
         with strategy.scope():
             variable._value = None
