@@ -1,0 +1,76 @@
+"""Profiles of a range of steps, and on demand from outside."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from unisono.distribute.launcher_tasks import free_ports
+
+import unisono
+
+ROOT = Path(__file__).parents[2]
+X, Y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+
+
+def model():
+    result = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    result.compile("sgd", "mse")
+    return result
+
+
+@pytest.mark.parametrize("steps", [(1, 2), (9, 10), (7, 30)])
+def test_profile_of_steps_is_written_where_the_plugin_looks(tmp_path, steps):
+    profiler = unisono.callbacks.Profiler(tmp_path, steps=steps)
+    model().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[profiler])
+    (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
+    assert file.stat().st_size > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
+
+
+def test_executions_end_at_the_range_alone():
+    profiler = unisono.callbacks.Profiler("unused", steps=(10, 20))
+    assert profiler.steps_to_wake(0) == 9
+    profiler._temporary = "under way"
+    assert profiler.steps_to_wake(9) == 11
+    profiler._captured = True
+    assert profiler.steps_to_wake(20) is None
+
+
+def test_steps_that_never_come_are_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="captured nothing: training ended before step 100"):
+        model().fit(X, Y, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(100, 110))])
+
+
+@pytest.mark.parametrize("steps", [(0, 3), (4, 3), (1,), (1.0, 2)])
+def test_steps_that_are_no_range_are_refused(steps):
+    with pytest.raises(ValueError, match="Received: "):
+        unisono.callbacks.Profiler("logs", steps=steps)
+
+
+@pytest.mark.process
+def test_profile_on_demand_from_outside(tmp_path):
+    (port,) = free_ports(1)
+    profiler = unisono.callbacks.Profiler(tmp_path / "unused", steps=None, port=port)
+    trained = model()
+    trained.fit(X, Y, verbose=0, callbacks=[profiler])
+    command = ["profile", "--service", f"localhost:{port}", "--log-dir", str(tmp_path), "--seconds", "1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unisono", *command],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 90
+    while process.poll() is None and time.monotonic() < until:
+        trained.fit(X, Y, epochs=5, verbose=0, callbacks=[profiler])
+    out, err = process.communicate(timeout=5)
+    assert process.returncode == 0, err
+    assert Path(out.strip().splitlines()[-1]).stat().st_size > 0
+    assert not (tmp_path / "unused").exists()
