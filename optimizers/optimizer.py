@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from ..distribute.parameter_server_shards import register_shards, slots_beside, updates_of
-from ..distribute.replicas import in_replica_context, local_copy
-from . import accumulation, clipping
+from ..distribute.parameter_server_shards import register_shards, slots_beside
+from ..distribute.replicas import local_copy
+from . import accumulation
 from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .gradients import compute_gradients
-from .keras_internals import direct_writes
 from .pipeline import run_stages
+from .replica_rule import ReplicaRule
+from .saved_state import SavedState
 
 Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
 
 
-class Optimizer(keras.optimizers.Optimizer):
+class Optimizer(SavedState, ReplicaRule):
     """A Keras optimizer whose gradients pass through the stages of `optimizers.pipeline`.
 
     A subclass writes `build` and `update_step`, as for Keras; both see what they see on one device. This class owns the
@@ -273,144 +273,6 @@ class Optimizer(keras.optimizers.Optimizer):
             return tf.identity(local_copy(rate))
         return rate
 
-    # Keras' hooks, on this replica's copies.
-
-    def assign(self, variable: Any, value: Any) -> None:
-        """Writes this replica's copy."""
-        super().assign(_copy(variable), value)
-
-    def assign_add(self, variable: Any, value: Any) -> None:
-        """Adds to this replica's copy."""
-        super().assign_add(_copy(variable), value)
-
-    def assign_sub(self, variable: Any, value: Any) -> None:
-        """Subtracts from this replica's copy."""
-        super().assign_sub(_copy(variable), value)
-
-    def _backend_update_step(
-        self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
-    ) -> None:
-        for gradient, variable in zip(grads, trainable_variables):
-            for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
-                self.update_step(part, copy, learning_rate)
-
-    def _clip_gradients(self, grads: list[Any]) -> list[Any]:
-        if self.clipnorm:
-            return [clipping.by_norm(g, self.clipnorm) for g in grads]
-        if self.global_clipnorm:
-            return clipping.by_global_norm(grads, self.global_clipnorm)
-        if self.clipvalue:
-            return [clipping.by_value(g, self.clipvalue) for g in grads]
-        return list(grads)
-
-    def decay_weights(self, variables: Sequence[Any]) -> None:
-        """Applies weight decay; a subclass's own rule is called as Keras calls it, and its writes are made here."""
-        if type(self)._apply_weight_decay is Optimizer._apply_weight_decay:
-            self._apply_weight_decay(variables)
-            return
-        with keras.StatelessScope() as scope:
-            self._apply_weight_decay(variables)
-        for variable in variables:
-            value = scope.get_current_value(variable)
-            if value is not None:
-                local_copy(variable).assign(value)
-
-    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
-        if self.weight_decay is None:
-            return
-        for variable in variables:
-            whole = getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
-            if self._use_weight_decay(whole):
-                copy = local_copy(variable)
-                rate = tf.cast(self.learning_rate, copy.dtype) * tf.cast(self.weight_decay, copy.dtype)
-                copy.assign_sub(copy * rate)
-
-    def _update_model_variables_moving_average(self, trainable_variables: Sequence[Any]) -> None:
-        if not self.use_ema:
-            return
-        started = tf.not_equal(self.iterations, 0)
-        for variable, average in zip(trainable_variables, self._model_variables_moving_average):
-            if average is not None:
-                copy, mean = local_copy(variable), local_copy(average)
-                momentum = tf.cast(started, copy.dtype) * self.ema_momentum
-                mean.assign(momentum * mean + (1 - momentum) * copy)
-
-    def overwrite_with_average_when_due(self) -> None:
-        """Every `ema_overwrite_frequency` updates the weights become their moving average."""
-        if not (self.use_ema and self.ema_overwrite_frequency):
-            return
-
-        def overwrite() -> tf.Tensor:
-            self._overwrite_model_variables_with_average_value(self._trainable_variables)
-            return tf.constant(True)
-
-        due = (self.iterations + 1) % self.ema_overwrite_frequency == 0
-        tf.cond(due, overwrite, lambda: tf.constant(True))
-
-    def _overwrite_model_variables_with_average_value(self, trainable_variables: Sequence[Any]) -> None:
-        with direct_writes():
-            for variable, average in zip(trainable_variables, self._model_variables_moving_average):
-                if average is not None:
-                    _copy(variable).assign(_copy(average))
-
-    # State and configuration.
-
-    def get_weights(self) -> list[Any]:
-        """The values of all `variables`, as NumPy arrays."""
-        return [variable.numpy() for variable in self.variables]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """The reverse of `get_weights`."""
-        super().set_weights(list(weights)[: len(self._variables)])
-        extra = self.__dict__.get("accumulated_weight")
-        if extra is not None:
-            given = len(weights) > len(self._variables)
-            extra.assign(weights[len(self._variables)] if given else 0.0)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Saves the state; between updates in Keras' own layout."""
-        extra = self.__dict__.get("accumulated_weight")
-        for index, variable in enumerate(self.variables):
-            value = variable.numpy()
-            if variable is not extra or value != 0:
-                store[str(index)] = value
-
-    def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` or plain Keras saved; of an optimizer behind a loss scale its part."""
-        extra = self.__dict__.get("accumulated_weight")
-        if self.is_inner and not set(store.keys()):
-            return  # the file has one optimizer, and the one around this one has loaded it
-        store = _without_loss_scale(store, len(self.variables) - (extra is not None))
-        if extra is not None and len(store.keys()) == len(self.variables) - 1:
-            store = {**{key: store[key] for key in store.keys()}, str(len(self.variables) - 1): 0.0}  # noqa: SIM118
-        super().load_own_variables(store)
-
-    def get_config(self) -> dict[str, Any]:
-        """Keras' configuration, and the two arguments if they are given."""
-        config = super().get_config()
-        if self.gradient_transformers:
-            config["gradient_transformers"] = keras.saving.serialize_keras_object(self.gradient_transformers)
-        if self.gradient_aggregator is not None:
-            config["gradient_aggregator"] = keras.saving.serialize_keras_object(self.gradient_aggregator)
-        return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """The reverse of `get_config`."""
-        config = dict(config)
-        for key in ("gradient_transformers", "gradient_aggregator"):
-            if config.get(key) is not None:
-                config[key] = keras.saving.deserialize_keras_object(
-                    config[key], custom_objects=custom_objects
-                )
-        return super().from_config(config, custom_objects=custom_objects)
-
-    def __reduce__(self) -> Any:
-        """Copies keep the pipeline: what is saved as Keras' is adopted again."""
-        from .adoption import rebuild
-
-        return rebuild, super().__reduce__()[1]
-
 
 @tf.autograph.experimental.do_not_convert
 def apply_contributions(
@@ -429,29 +291,6 @@ def apply_contributions(
     """
     with call_options(CallOptions(contributions=True, weight_total=weight_total)):
         return optimizer.apply_gradients(grads_and_vars)
-
-
-def _copy(variable: Any) -> Any:
-    """The copy to write: this replica's in replica context, else the variable with all its copies."""
-    if in_replica_context():
-        return local_copy(variable)
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _without_loss_scale(store: Any, count: int) -> Any:
-    """The part of the inner optimizer in what a `LossScaleOptimizer` saved: all but its first four variables.
-
-    Args:
-        store: mapping from "0", "1", ... to arrays.
-        count: how many variables this optimizer has, `accumulated_weight` left out.
-    """
-    keys = set(store.keys())
-    counters = [
-        np.asarray(store[key]) for key in ("0", "2", "4") if key in keys
-    ]  # int64 scalars, with a scale
-    if len(keys) not in (count + 4, count + 5) or any(c.ndim or c.dtype.kind != "i" for c in counters):
-        return store
-    return {str(int(key) - 4): store[key] for key in keys if int(key) >= 4}
 
 
 def _check_stage(stage: Any, argument: str) -> None:

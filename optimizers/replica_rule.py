@@ -1,0 +1,106 @@
+"""Keras' hooks around an update rule, on this replica's copies: no `merge_call`, so conditionals are free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..distribute.parameter_server_shards import updates_of
+from ..distribute.replicas import in_replica_context, local_copy
+from . import clipping
+from .keras_internals import direct_writes
+
+
+class ReplicaRule(keras.optimizers.Optimizer):
+    """How an update rule reads and writes: assignments, clipping, weight decay and moving averages of one replica.
+
+    Context: its methods run where variables are written (`distribute.replicas.update_copies`).
+    """
+
+    def assign(self, variable: Any, value: Any) -> None:
+        """Writes this replica's copy."""
+        super().assign(_copy(variable), value)
+
+    def assign_add(self, variable: Any, value: Any) -> None:
+        """Adds to this replica's copy."""
+        super().assign_add(_copy(variable), value)
+
+    def assign_sub(self, variable: Any, value: Any) -> None:
+        """Subtracts from this replica's copy."""
+        super().assign_sub(_copy(variable), value)
+
+    def _backend_update_step(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
+    ) -> None:
+        for gradient, variable in zip(grads, trainable_variables):
+            for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
+                self.update_step(part, copy, learning_rate)
+
+    def _clip_gradients(self, grads: list[Any]) -> list[Any]:
+        if self.clipnorm:
+            return [clipping.by_norm(g, self.clipnorm) for g in grads]
+        if self.global_clipnorm:
+            return clipping.by_global_norm(grads, self.global_clipnorm)
+        if self.clipvalue:
+            return [clipping.by_value(g, self.clipvalue) for g in grads]
+        return list(grads)
+
+    def decay_weights(self, variables: Sequence[Any]) -> None:
+        """Applies weight decay; a subclass's own rule is called as Keras calls it, and its writes are made here."""
+        if type(self)._apply_weight_decay is ReplicaRule._apply_weight_decay:
+            self._apply_weight_decay(variables)
+            return
+        with keras.StatelessScope() as scope:
+            self._apply_weight_decay(variables)
+        for variable in variables:
+            value = scope.get_current_value(variable)
+            if value is not None:
+                local_copy(variable).assign(value)
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        if self.weight_decay is None:
+            return
+        for variable in variables:
+            whole = getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
+            if self._use_weight_decay(whole):
+                copy = local_copy(variable)
+                rate = tf.cast(self.learning_rate, copy.dtype) * tf.cast(self.weight_decay, copy.dtype)
+                copy.assign_sub(copy * rate)
+
+    def _update_model_variables_moving_average(self, trainable_variables: Sequence[Any]) -> None:
+        if not self.use_ema:
+            return
+        started = tf.not_equal(self.iterations, 0)
+        for variable, average in zip(trainable_variables, self._model_variables_moving_average):
+            if average is not None:
+                copy, mean = local_copy(variable), local_copy(average)
+                momentum = tf.cast(started, copy.dtype) * self.ema_momentum
+                mean.assign(momentum * mean + (1 - momentum) * copy)
+
+    def overwrite_with_average_when_due(self) -> None:
+        """Every `ema_overwrite_frequency` updates the weights become their moving average."""
+        if not (self.use_ema and self.ema_overwrite_frequency):
+            return
+
+        def overwrite() -> tf.Tensor:
+            self._overwrite_model_variables_with_average_value(self._trainable_variables)
+            return tf.constant(True)
+
+        due = (self.iterations + 1) % self.ema_overwrite_frequency == 0
+        tf.cond(due, overwrite, lambda: tf.constant(True))
+
+    def _overwrite_model_variables_with_average_value(self, trainable_variables: Sequence[Any]) -> None:
+        with direct_writes():
+            for variable, average in zip(trainable_variables, self._model_variables_moving_average):
+                if average is not None:
+                    _copy(variable).assign(_copy(average))
+
+
+def _copy(variable: Any) -> Any:
+    """The copy to write: this replica's in replica context, else the variable with all its copies."""
+    if in_replica_context():
+        return local_copy(variable)
+    return variable.value if isinstance(variable, keras.Variable) else variable

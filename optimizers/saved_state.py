@@ -1,0 +1,85 @@
+"""What of an optimizer is saved, and how: in Keras' layout, so that plain Keras opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class SavedState(keras.optimizers.Optimizer):
+    """The state and the configuration of an optimizer. Context: its methods run on the host."""
+
+    def get_weights(self) -> list[Any]:
+        """The values of all `variables`, as NumPy arrays."""
+        return [variable.numpy() for variable in self.variables]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """The reverse of `get_weights`."""
+        super().set_weights(list(weights)[: len(self._variables)])
+        extra = self.__dict__.get("accumulated_weight")
+        if extra is not None:
+            given = len(weights) > len(self._variables)
+            extra.assign(weights[len(self._variables)] if given else 0.0)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the state; between updates in Keras' own layout."""
+        extra = self.__dict__.get("accumulated_weight")
+        for index, variable in enumerate(self.variables):
+            value = variable.numpy()
+            if variable is not extra or value != 0:
+                store[str(index)] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` or plain Keras saved; of an optimizer behind a loss scale its part."""
+        extra = self.__dict__.get("accumulated_weight")
+        if self.is_inner and not set(store.keys()):
+            return  # the file has one optimizer, and the one around this one has loaded it
+        store = _without_loss_scale(store, len(self.variables) - (extra is not None))
+        if extra is not None and len(store.keys()) == len(self.variables) - 1:
+            store = {**{key: store[key] for key in store.keys()}, str(len(self.variables) - 1): 0.0}  # noqa: SIM118
+        super().load_own_variables(store)
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras' configuration, and the two arguments if they are given."""
+        config = super().get_config()
+        if self.gradient_transformers:
+            config["gradient_transformers"] = keras.saving.serialize_keras_object(self.gradient_transformers)
+        if self.gradient_aggregator is not None:
+            config["gradient_aggregator"] = keras.saving.serialize_keras_object(self.gradient_aggregator)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """The reverse of `get_config`."""
+        config = dict(config)
+        for key in ("gradient_transformers", "gradient_aggregator"):
+            if config.get(key) is not None:
+                config[key] = keras.saving.deserialize_keras_object(
+                    config[key], custom_objects=custom_objects
+                )
+        return super().from_config(config, custom_objects=custom_objects)
+
+    def __reduce__(self) -> Any:
+        """Copies keep the pipeline: what is saved as Keras' is adopted again."""
+        from .adoption import rebuild
+
+        return rebuild, super().__reduce__()[1]
+
+
+def _without_loss_scale(store: Any, count: int) -> Any:
+    """The part of the inner optimizer in what a `LossScaleOptimizer` saved: all but its first four variables.
+
+    Args:
+        store: mapping from "0", "1", ... to arrays.
+        count: how many variables this optimizer has, `accumulated_weight` left out.
+    """
+    keys = set(store.keys())
+    counters = [
+        np.asarray(store[key]) for key in ("0", "2", "4") if key in keys
+    ]  # int64 scalars, with a scale
+    if len(keys) not in (count + 4, count + 5) or any(c.ndim or c.dtype.kind != "i" for c in counters):
+        return store
+    return {str(int(key) - 4): store[key] for key in keys if int(key) >= 4}
