@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from ..distribute.replicas import all_reduce_sum, num_replicas
 from ..distribute.step_context import StepContext, current_step, step_scope
+from .collectives import refuse_collective
 from .gather import own_rows_of_all, value_with_full_gradient
 
 _ROWWISE_NAMES = """
@@ -92,6 +93,7 @@ def on_all_rows(
 
     Context: replica, inside a `StepContext`.
     """
+    refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
     arguments = own_rows_of_all((y_true, y_pred, sample_weight))
     step = current_step()
     assert step is not None
@@ -156,6 +158,7 @@ def _global_weight(local: tf.Tensor) -> tf.Tensor:
     assert step is not None
     total = tf.stop_gradient(local)
     if num_replicas() > 1:
+        refuse_collective("a loss that is divided by weights (a mask, or `mean_with_sample_weight`)")
         (total,) = all_reduce_sum([total])
     if step.known_totals is not None:
         total = step.known_totals[len(step.weight_totals)]

@@ -13,14 +13,15 @@ import tensorflow as tf
 from ..distribute.agreement import spans_workers
 from ..distribute.peer_watch import meeting
 from ..distribute.step_context import StepContext
-from . import keras_internals
+from . import keras_internals, union
 from .exact_metrics import exact_updates
 from .gather import rows_of_all_workers
+from .homes import accumulates
 from .sources.base import Chunk
 from .sources.rows import concat_rows, row_count
 from .split import run_on_replicas
 from .step import predict_on_replica, replica_step
-from .tensorflow_internals import graph_function
+from .tensorflow_internals import first_graph, graph_function
 
 
 class StepFunction:
@@ -35,6 +36,8 @@ class StepFunction:
         self._model = model
         self._training = training
         self._compiled: dict[Any, Any] = {}
+        self.way = "graph"
+        self._whole = False
 
     def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         """Runs the chunk's steps.
@@ -42,12 +45,27 @@ class StepFunction:
         Returns:
             The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
         """
-        key = (chunk.reader, chunk.rows, chunk.open_ended)
+        key = self._key(chunk)
         familiar = key in self._compiled
         if not familiar:
             self._compiled[key] = self._make(chunk)
         with meeting(familiar):
             return self._call(self._compiled[key], chunk)
+
+    def _key(self, chunk: Chunk) -> Any:
+        return chunk.reader, chunk.rows, chunk.open_ended, self.way
+
+    def operations(self, chunk: Chunk) -> set[str]:
+        """The types of the operations that the chunk's steps are made of, in the graph and the functions it calls.
+
+        Only for chunks with a signature.
+        """
+        function = self._compiled.setdefault(self._key(chunk), self._make(chunk))
+        graph = function.get_concrete_function().graph
+        names = {operation.type for operation in graph.get_operations()}
+        for called in graph.as_graph_def(add_shapes=False).library.function:
+            names.update(node.op for node in called.node_def)
+        return names
 
     def _call(self, function: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         if self._model.run_eagerly:
@@ -58,42 +76,104 @@ class StepFunction:
         logs = function(chunk.inputs, tf.constant(chunk.steps, tf.int32))
         return chunk.steps, logs
 
+    def graph(self) -> Any:
+        """The graph that was made first, to be drawn; None where there is none."""
+        graphs = (first_graph(function) for function in self._compiled.values())
+        return next((graph for graph in graphs if graph is not None), None)
+
+    def compilations(self) -> int:
+        """How many graphs were made so far; 0 where every step runs eagerly."""
+        counts = (getattr(f, "experimental_get_tracing_count", None) for f in self._compiled.values())
+        return sum(count() for count in counts if count is not None)
+
     def _make(self, chunk: Chunk) -> Any:
         reader, rows, open_ended = chunk.reader, chunk.rows, chunk.open_ended
         if self._model.run_eagerly:
-            return self._eager(reader, rows, open_ended)
+            return self._eager_union(reader) if chunk.per_worker else self._eager(reader, rows, open_ended)
+        if chunk.per_worker:
+            return graph_function(self._union_loop(reader))
         if open_ended:
             return graph_function(self._open_loop(reader, rows))
         signature = getattr(chunk, "signature", None)
         body = self._counted_loop(reader, rows)
+        whole = (
+            self.way == "xla"
+            and rows is not None
+            and self._model.distribute_strategy.num_replicas_in_sync == 1
+        )
+        body = self._counted_loop(reader, rows)
+        if signature is not None and whole:
+            body = self._as_a_whole(body)
+            return graph_function(
+                body, jit_compile=True, input_signature=[signature, tf.TensorSpec([], tf.int32)]
+            )
         if signature is None:
             return graph_function(body, reduce_retracing=True)
         return graph_function(body, input_signature=[signature, tf.TensorSpec([], tf.int32)])
 
-    def one_step(self, batch: Any, rows: int | None) -> dict[str, Any]:
-        """One step on a global batch, in cross-replica context; returns the logs that metrics do not carry."""
+    def one_step(self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None) -> dict[str, Any]:
+        """One step on a global batch, in cross-replica context; returns the logs that metrics do not carry.
+
+        With `worker_rows` (int32 `[workers]`), `batch` holds this worker's rows only.
+        """
         model, strategy = self._model, self._model.distribute_strategy
+        for hook in model.__dict__.get("_step_hooks", {}).get("train" if self._training else "test", ()):
+            hook(batch)
         step_fn = model.train_step if self._training else model.test_step
         state = keras_internals.thread_state() if strategy.num_replicas_in_sync > 1 else None
 
         def on_replica(data: Any, step: StepContext) -> dict[str, Any]:
             if state is not None:
                 state.enter()
-            return replica_step(model, step_fn, data, step)
+            with tf.name_scope(""):  # so that the tags of summaries do not tell how steps are looped
+                return replica_step(model, step_fn, data, step)
 
         total = rows if rows is not None else row_count(batch)
-        weigh = bool(getattr(model.optimizer, "gradient_accumulation_steps", None)) and self._training
+        if worker_rows is not None:
+            total = tf.reduce_sum(worker_rows)
+        weigh = self._training and accumulates(model.optimizer)
         if strategy.num_replicas_in_sync == 1:
-            logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh)
+            logs = self._alone(on_replica, batch, total, weigh)
         else:
             losses = model._compile_loss.metrics if model._compile_loss is not None else []
             with exact_updates(model.metrics, losses):
-                logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh)
+                logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh, worker_rows)
         if not logs or not model.has_own_logs(self._training) or set(logs) == model.metric_names_in_logs():
             return {}
         if strategy.num_replicas_in_sync == 1:
             return logs
         return keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)
+
+    def _alone(self, on_replica: Any, batch: Any, total: Any, weigh: bool) -> dict[str, Any]:
+        """The step of one replica; with `jit_compile=True` compiled as a whole, unless the loop around it is."""
+        strategy = self._model.distribute_strategy
+
+        def run(batch: Any) -> dict[str, Any]:
+            return run_on_replicas(strategy, on_replica, batch, total, self._training, weigh)
+
+        in_xla = self._model.jit_compile and not self._model.run_eagerly and not self._whole
+        if not in_xla or not isinstance(total, int):
+            return run(batch)
+        leaves = keras.tree.flatten(batch)
+
+        def compiled(present: list[Any]) -> dict[str, Any]:
+            rest = iter(present)
+            whole = [None if leaf is None else next(rest) for leaf in leaves]
+            return run(keras.tree.pack_sequence_as(batch, whole))
+
+        return graph_function(compiled, jit_compile=True)([leaf for leaf in leaves if leaf is not None])
+
+    def _as_a_whole(self, body: Any) -> Any:
+        """`body`, whose steps are compiled together with the loop around them."""
+
+        def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:
+            self._whole = True
+            try:
+                return body(inputs, steps)
+            finally:
+                self._whole = False
+
+        return run
 
     def _logs(self, custom: dict[str, Any]) -> dict[str, Any]:
         return custom if custom else self._model.get_metrics_result()
@@ -132,12 +212,55 @@ class StepFunction:
 
         return run
 
-    def _empty_logs(self, batch: Any, rows: int | None) -> dict[str, Any]:
+    def _union_loop(self, reader: Any) -> Any:
+        """The loop for input that each worker reads for itself; see `union`."""
+        strategy = self._model.distribute_strategy
+
+        def run(inputs: Any, steps: tf.Tensor) -> Any:
+            first = reader(inputs, tf.constant(0))
+            empty = tf.experimental.Optional.empty(first.element_spec)
+
+            def body(i: tf.Tensor, batch: Any, counts: tf.Tensor, logs: Any) -> Any:
+                new = self.one_step(batch, None, counts)
+                more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
+                batch, rows = union.own_batch(more, batch)
+                return i + 1, batch, union.rows_of_workers(strategy, rows), new if new else logs
+
+            batch, rows = union.own_batch(first, union.empty_batch(first.element_spec))
+            counts = union.rows_of_workers(strategy, rows)
+            start = self._empty_logs(lambda: batch, None, lambda: counts)
+            done, _, _, custom = tf.while_loop(
+                lambda i, batch, counts, logs: tf.logical_and(i < steps, tf.reduce_sum(counts) > 0),
+                body,
+                (tf.constant(0), batch, counts, start),
+            )
+            return done, self._logs(custom)
+
+        return run
+
+    def _eager_union(self, reader: Any) -> Any:
+        strategy = self._model.distribute_strategy
+
+        def run(inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
+            custom: dict[str, Any] = {}
+            batch = None
+            for i in range(steps):
+                more = reader(inputs, tf.constant(i))
+                batch, rows = union.own_batch(more, batch or union.empty_batch(more.element_spec))
+                counts = union.rows_of_workers(strategy, rows)
+                if int(tf.reduce_sum(counts)) == 0:
+                    return i, self._logs(custom) if i else {}
+                custom = self.one_step(batch, None, counts)
+            return steps, self._logs(custom)
+
+        return run
+
+    def _empty_logs(self, batch: Any, rows: int | None, counts: Any = lambda: None) -> dict[str, Any]:
         """Zeros with the structure of the logs that a user's step returns; nothing for the logs of metrics."""
         model = self._model
         if not model.has_own_logs(self._training):
             return {}
-        probe = graph_function(lambda: self.one_step(batch(), rows))
+        probe = graph_function(lambda: self.one_step(batch(), rows, counts()))
         logs = probe.get_concrete_function().structured_outputs
         return keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), logs)
 
@@ -170,6 +293,8 @@ class PredictFunction:
 
     def _call(self, chunk: Chunk) -> tuple[int, list[Any]]:
         outputs: list[Any] = []
+        if chunk.per_worker:
+            return self._union(chunk)
         for i in range(chunk.steps):
             if chunk.open_ended:
                 batch = chunk.reader(chunk.inputs, tf.constant(i))
@@ -179,6 +304,31 @@ class PredictFunction:
             else:
                 outputs.append(self._function(chunk.reader, chunk.rows)(chunk.inputs, tf.constant(i)))
         return len(outputs), outputs
+
+    def _union(self, chunk: Chunk) -> tuple[int, list[Any]]:
+        """Input that each worker reads for itself; the answer is that of all, in the order of the workers."""
+        outputs: list[Any] = []
+        batch = None
+        for i in range(chunk.steps):
+            more = chunk.reader(chunk.inputs, tf.constant(i))
+            batch, rows = union.own_batch(more, batch or union.empty_batch(more.element_spec))
+            counts = self._rows_of_workers(rows)
+            if int(tf.reduce_sum(counts)) == 0:
+                break
+            if "union" not in self._compiled:
+                self._compiled["union"] = (
+                    self._outputs
+                    if self._model.run_eagerly
+                    else graph_function(self._outputs, reduce_retracing=True)
+                )
+            outputs.append(self._compiled["union"](batch, None, counts))
+        return len(outputs), outputs
+
+    def _rows_of_workers(self, rows: tf.Tensor) -> tf.Tensor:
+        strategy = self._model.distribute_strategy
+        if "rows" not in self._compiled:
+            self._compiled["rows"] = graph_function(lambda own: union.rows_of_workers(strategy, own))
+        return self._compiled["rows"](rows)
 
     def _function(self, reader: Any, rows: int | None) -> Any:
         key = (reader, rows)
@@ -192,7 +342,7 @@ class PredictFunction:
             self._compiled[key] = run
         return self._compiled[key]
 
-    def _outputs(self, batch: Any, rows: int | None) -> Any:
+    def _outputs(self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None) -> Any:
         model, strategy = self._model, self._model.distribute_strategy
         state = keras_internals.thread_state() if strategy.num_replicas_in_sync > 1 else None
 
@@ -204,7 +354,9 @@ class PredictFunction:
 
         several_workers = spans_workers(strategy)
         total = rows if rows is not None else row_count(batch)
-        outputs = run_on_replicas(strategy, on_replica, batch, total, training=False)
+        if worker_rows is not None:
+            total = tf.reduce_sum(worker_rows)
+        outputs = run_on_replicas(strategy, on_replica, batch, total, training=False, worker_rows=worker_rows)
         if strategy.num_replicas_in_sync == 1:
             return outputs
         leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]

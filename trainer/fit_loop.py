@@ -18,10 +18,11 @@ import tensorflow as tf
 from ..callbacks.fit_state import FitState
 from ..callbacks.one_batch import one_batch_of_everything
 from ..callbacks.progress import ProgressBar
+from ..callbacks.wake import steps_to_wake
 from ..callbacks.quiet import only_chief_writes
 from ..distribute.agreement import spans_workers
 from ..distribute.cluster import is_chief
-from . import async_fit, checks
+from . import async_fit, checks, tuner
 from .exact_metrics import give_first_replica_the_state
 from .keras_internals import (
     convert_to_np_if_not_ragged,
@@ -60,6 +61,7 @@ class FitArguments:
     fast_dev_run: bool = False
 
 
+@async_fit.names_lost_servers
 def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
     """Trains for `epochs` epochs. Context: host."""
     checks.check_fit(a)
@@ -93,6 +95,7 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
         callbacks.on_train_begin()
         if model._initial_epoch:  # a callback of Keras may set it in on_train_begin
             state.epoch = model._initial_epoch
+        _choose_way(model, a, state)
         logs = None
         workers = Workers(model, "stop_training")
         while state.epoch < state.epochs and not workers.stopped():
@@ -111,6 +114,20 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
         source.close()
         if validation is not None:
             validation.close()
+
+
+def _choose_way(model: Any, a: FitArguments, state: FitState) -> None:
+    """The way in which steps are run in this fit; a resumed one repeats the choice that its backup holds."""
+    if "way" not in state.plan:
+        ahead = None
+        if state.source.steps_per_epoch:
+            ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
+        alone = any(steps_to_wake(callback, 0) == 1 for callback in state.callbacks)
+        choice = tuner.choose(model, state.source, 0 if alone else ahead)
+        state.plan["way"] = choice.way
+        if choice.measured and a.verbose not in (0, False):
+            print(f"Steps run {tuner.IN_WORDS[choice.way]}: {choice.reason}.")
+    model.train_function.way = state.plan["way"]
 
 
 def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
@@ -224,6 +241,7 @@ def _train_steps(model: Any, state: FitState, callbacks: Any, first_epoch: int) 
     workers = Workers(model, "stop_training")
     for chunks in _executions(state.source, lambda: workers.settle(pace.next()), workers):
         lap("input")
+        state.execution = chunks
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
         done, new = _run(model.train_function, chunks, state.source)
@@ -298,6 +316,7 @@ def _run(function: Any, execution: _Execution, source: Source) -> tuple[int, dic
     return done, logs
 
 
+@async_fit.names_lost_servers
 def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[str, Any]:
     """The logs of one pass over `source`. Context: host."""
     model.build_for(source.spec, source.batch_rows, training=False)
@@ -328,6 +347,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     return logs
 
 
+@async_fit.names_lost_servers
 def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""
     callbacks = _callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)

@@ -67,6 +67,7 @@ __all__ = [
     "filter_traceback",
     "forget_losses",
     "get_keras_mask",
+    "global_seed_generator",
     "model_supports_jit",
     "no_automatic_dependency_tracking",
     "potentially_ragged_concat",
@@ -82,6 +83,7 @@ __all__ = [
     "unpack_x_y_sample_weight",
 ]
 
+global_seed_generator = keras.src.random.seed_generator.global_seed_generator
 get_keras_mask = keras.src.backend.get_keras_mask
 set_keras_mask = keras.src.backend.set_keras_mask
 
@@ -104,7 +106,7 @@ class thread_state:
 
     def __init__(self) -> None:
         drawn = random.getstate()  # on one device the generator is made, from a random seed, only where one is used
-        keras.src.random.seed_generator.global_seed_generator()
+        global_seed_generator()
         random.setstate(drawn)
         self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))
 

@@ -20,11 +20,12 @@ import tensorflow as tf
 
 from ..distribute.pipeline.engine import PipelinedStep, Result, apply_writes, micro_steps
 from ..distribute.pipeline.pipeline import current_pipeline
-from ..distribute.pipeline.placement import follow_inputs
+from ..distribute.pipeline.placement import follow_inputs, move_slots
 from ..distribute.pipeline.plan import Plan
 from ..distribute.step_context import StepContext, current_step, step_scope
 from ..optimizers.optimizer import apply_contributions
 from . import exact_loss
+from .homes import optimizers_of
 from .keras_internals import KerasTrainer, unpack_x_y_sample_weight
 from .sources.rows import slice_rows
 from .step import track_loss
@@ -63,6 +64,10 @@ def prepare(model: Any, rows: int | None, training: bool = True) -> None:
             "use jit_compile='auto' or False"
         )
     plan = model._pipeline.plan(model, rows)
+    for optimizer in optimizers_of(model):
+        for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+            if part is not None and part.built:
+                move_slots(part, plan.stages)
     if training:
         plan.check_rows(rows)
 

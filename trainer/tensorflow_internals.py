@@ -17,3 +17,10 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
+
+
+def first_graph(function: Any) -> Any:
+    """The graph of the first trace of a `tf.function`; None before it, and for anything else."""
+    if getattr(function, "_variable_creation_config", None) is None:
+        return None
+    return function._concrete_variable_creation_fn.graph

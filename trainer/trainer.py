@@ -79,7 +79,7 @@ class Trainer:
                 weighted_metrics=weighted_metrics,
                 run_eagerly=run_eagerly,
                 steps_per_execution=plain_steps,
-                jit_compile=False if jit_compile == "auto" else jit_compile,
+                jit_compile=False if jit_compile == "auto" else bool(jit_compile),
                 auto_scale_loss=False,
             )
         self._auto_steps = steps_per_execution == "auto"
@@ -356,6 +356,8 @@ class Trainer:
         """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""
         checks.check_home(self, method)
         self._assert_compile_called(method)
+        if method in ("fit", "train_on_batch"):
+            mixed_precision.check_policy_order(self, unless_trained=True)
         bring_home(self)
 
     def build_for(self, spec: Any, rows: int | None = None, training: bool = True) -> None:
@@ -378,6 +380,15 @@ class Trainer:
             build_for_prediction(self, spec)
             if self._pipeline is not None:
                 pipeline_step.prepare(self, None, training=False)
+
+    def explain_batch(self, batch: Any) -> tuple[str, list[dict[str, Any]]]:
+        """What is not finite when a step is computed on `batch`, as a sentence, and the batch's statistics."""
+        statistics = mixed_precision.batch_statistics(batch)
+        try:
+            with self.strategy_scope():
+                return str(mixed_precision.diagnose(self, batch)), statistics
+        except Exception as error:  # a train_step of the user's own may need more than the model and a loss
+            return f"Which layer it is is not known: one step computed eagerly fails with {error!r}", statistics
 
     def optimizer_logs(self) -> dict[str, Any]:
         """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""

@@ -1,0 +1,168 @@
+"""Which way of running steps is the fastest here: the plain graph, or the whole loop under XLA.
+
+The choice is made before the first step, on a copy of the state, so that a run has one way from its first step to its last:
+that is what lets a resumed run repeat the bits of a run that was never stopped. It is made only where the work ahead can
+pay for compiling; a short fit starts at once with the plain graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from .homes import optimizers_of
+from .keras_internals import global_seed_generator
+
+GRAPH, XLA = "graph", "xla"
+IN_WORDS = {GRAPH: "in the plain graph", XLA: "compiled by XLA"}
+# Operations that talk to the host, which a trial would run in vain, and those that XLA's loops on CPUs are slow at.
+_EFFECTS = ("PyFunc", "EagerPyFunc", "Print", "PrintV2", "WriteScalarSummary", "WriteSummary", "WriteHistogramSummary")
+_SLOW_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
+FEWEST_STEPS = 400
+WORTH = 3.0  # the saving must be this many times what compiling costs
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A way, and the reason in words."""
+
+    way: str
+    reason: str
+    measured: bool = False
+
+
+def choose(
+    model: Any, source: Any, steps_ahead: int | None, clock: Callable[[], float] = time.perf_counter
+) -> Choice:
+    """The way for a fit of `steps_ahead` steps.
+
+    Args:
+        model: the built model; its variables have their values of before when this returns.
+        source: the input; its position is the one of before.
+        steps_ahead: int or None when unknown.
+        clock: seconds.
+
+    Context: host, cross-replica.
+    """
+    if not model._auto_jit:
+        return Choice(XLA if model.jit_compile else GRAPH, "as `jit_compile` says")
+    if model.run_eagerly or model.distribute_strategy.num_replicas_in_sync > 1:
+        return Choice(GRAPH, "one replica's whole step can be compiled, several replicas' cannot")
+    if steps_ahead is None or steps_ahead < FEWEST_STEPS:
+        return Choice(GRAPH, "few steps")
+    if getattr(source, "resume_by", "") != "index" or source.per_worker:
+        return Choice(GRAPH, "the batches come from outside of the graph")
+    known = _remembered(model, source)
+    if known is not None:
+        return known
+    choice = _measure(model, source, steps_ahead, clock)
+    if choice.measured:
+        _remember(model, source, choice)
+    return choice
+
+
+def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], float]) -> Choice:
+    position = source.state()
+    try:
+        source.begin_epoch(0)
+        chunk = source.take(16)
+        if chunk is None or chunk.rows is None or chunk.open_ended or chunk.signature is None:
+            return Choice(GRAPH, "the batches have no fixed size")
+        function = model.make_train_function()
+        began = clock()
+        operations = function.operations(chunk)
+        tracing = clock() - began
+        if any(name in operations for name in _EFFECTS):
+            return Choice(GRAPH, "the step talks to the host")
+        if not tf.config.list_physical_devices("GPU") and any(name in operations for name in _SLOW_ON_CPU):
+            return Choice(GRAPH, "XLA's loops are slow at convolutions on CPUs")
+        with kept_state(model):
+            graph = _seconds_a_step(function, chunk, clock)
+            compiling = 2 * tracing + 0.5
+            if graph * steps_ahead * 0.7 < WORTH * compiling:
+                return Choice(GRAPH, "compiling would cost more than it saves")
+            try:
+                function.way = XLA
+                xla = _seconds_a_step(function, chunk, clock)
+            except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
+                return Choice(GRAPH, "XLA cannot compile this step")
+            finally:
+                function.way = GRAPH
+        way = XLA if xla < 0.95 * graph else GRAPH
+        reason = f"{1e6 * graph:.0f} us a step in the plain graph, {1e6 * xla:.0f} us under XLA"
+        return Choice(way, reason, measured=True)
+    finally:
+        source.restore(position)
+
+
+def _seconds_a_step(function: Any, chunk: Any, clock: Callable[[], float]) -> float:
+    """The best of a few executions, after one that compiles."""
+    function(dataclasses.replace(chunk, steps=1))
+    best = float("inf")
+    for _ in range(3):
+        began = clock()
+        function(chunk)
+        best = min(best, (clock() - began) / chunk.steps)
+    return best
+
+
+class kept_state:
+    """Every variable that a step can write has its value of before when the block ends."""
+
+    def __init__(self, model: Any) -> None:
+        found = {id(v): v for v in model.variables}
+        for part in (*optimizers_of(model), *model.metrics):
+            found.update((id(v), v) for v in part.variables)
+        found.update((id(v), v) for v in [global_seed_generator().state])
+        self._variables = list(found.values())
+
+    def __enter__(self) -> None:
+        self._values = [tf.identity(v.value) for v in self._variables]
+
+    def __exit__(self, *error: Any) -> None:
+        for variable, value in zip(self._variables, self._values):
+            variable.value.assign(value)
+
+
+def _file(model: Any, source: Any) -> pathlib.Path | None:
+    folder = os.environ.get("UNISONO_CACHE_DIR")
+    if not folder:
+        return None
+    devices = [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()]
+    facts = [
+        [[v.path, str(v.shape), str(v.dtype)] for v in model.variables],
+        [type(layer).__name__ for layer in model._flatten_layers()],
+        [type(o).__name__ for o in optimizers_of(model)],
+        str(source.spec),
+        source.batch_rows,
+        [tf.__version__, os.cpu_count(), devices],
+    ]
+    name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+    return pathlib.Path(folder) / f"way-{name}.json"
+
+
+def _remembered(model: Any, source: Any) -> Choice | None:
+    file = _file(model, source)
+    try:
+        kept = json.loads(file.read_text()) if file is not None else None
+        return None if kept is None else Choice(kept["way"], f"remembered: {kept['reason']}")
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _remember(model: Any, source: Any, choice: Choice) -> None:
+    file = _file(model, source)
+    if file is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({"way": choice.way, "reason": choice.reason}))
+    partial.replace(file)
