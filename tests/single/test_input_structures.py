@@ -84,7 +84,7 @@ def ragged_model():
 
 def extension_model():
     model = SpanModel()
-    model.compile(unisono.optimizers.SGD(0.01), "mse", metrics=["mae"], jit_compile=False)
+    model.compile(unisono.optimizers.SGD(0.01), "mse", jit_compile=False)
     return model
 
 
