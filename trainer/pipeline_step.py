@@ -66,8 +66,9 @@ def prepare(model: Any, rows: int | None, training: bool = True) -> None:
     plan = model._pipeline.plan(model, rows)
     for optimizer in optimizers_of(model):
         for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if part is not None and part.built:
+            if part is not None and part.built and part not in plan.optimizers:
                 move_slots(part, plan.stages)
+                plan.optimizers.add(part)
     if training:
         plan.check_rows(rows)
 

@@ -69,7 +69,10 @@ def global_random_state() -> Any | None:
 
 
 def move_variable(variable: Any, device: str) -> None:
-    """Makes the TensorFlow variable inside a Keras variable again on `device`, with its value."""
+    """Makes the TensorFlow variable inside a Keras variable again on `device`, with its value and its id.
+
+    Optimizers that were built before know their variables by that id.
+    """
     old = variable._value
     if isinstance(old, tf.Variable) and old.device == device:
         return
@@ -82,3 +85,4 @@ def move_variable(variable: Any, device: str) -> None:
             aggregation=old.aggregation,
             synchronization=old.synchronization,
         )
+    variable._value._unique_id = old._unique_id

@@ -61,6 +61,21 @@ def move_weights(stages: Sequence[Stage]) -> None:
             keras_internals.move_variable(variable, stage.devices[0])
 
 
+def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
+    """Moves the slots of an optimizer that was built before its weights had a stage (a loaded one, say).
+
+    Args:
+        optimizer: a Keras optimizer. Its slots are known by their names, which are made of the weights'.
+        stages: the stages of its model.
+    """
+    for stage in stages:
+        for weight in stage.weights:
+            start = f"{optimizer.name}/{weight.path.replace('/', '_')}_"
+            for slot in optimizer.variables:
+                if slot.path.startswith(start) and slot.shape == weight.shape:
+                    keras_internals.move_variable(slot, stage.devices[0])
+
+
 @contextlib.contextmanager
 def follow_inputs() -> Iterator[None]:
     """Places operations without a device of their own beside the largest of their inputs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,6 +69,9 @@ class Plan:
             stage.devices = settings.devices_of(stage.index)
         self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
         self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
+        self.optimizers: weakref.WeakSet[Any] = (
+            weakref.WeakSet()
+        )  # those whose slots stand with their weights
 
     @property
     def costs(self) -> list[BlockCost]:

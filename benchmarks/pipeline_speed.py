@@ -1,0 +1,137 @@
+"""Two stages in two processes, each pinned to a core, beside the ideal M K / (M + K - 1) and what the simulator says.
+
+    python benchmarks/pipeline_speed.py --micro-batches 1 2 4 8 16 32 --json speed.json
+
+One process with one core runs the same step with one stage: the ratio of the times is the speed-up. Transfers are
+measured as the time that remains. Run it on a quiet machine with at least as many cores as stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def main() -> None:
+    options = _options()
+    if options.inner:
+        _measure(options)
+        return
+    results = []
+    for micro_batches in options.micro_batches:
+        one = _run(options, micro_batches, 1)
+        several = _run(options, micro_batches, options.stages)
+        k = options.stages
+        ideal = micro_batches * k / (micro_batches + k - 1)
+        speedup = one["seconds"] / several["seconds"]
+        results.append(
+            {
+                "micro_batches": micro_batches,
+                "one": one,
+                "stages": several,
+                "speedup": speedup,
+                "ideal": ideal,
+            }
+        )
+        print(
+            f"M = {micro_batches:3}  one core {one['seconds'] * 1e3:8.1f} ms  {k} stages "
+            f"{several['seconds'] * 1e3:8.1f} ms  speed-up {speedup:.2f} of {ideal:.2f} ({speedup / ideal:.0%})  "
+            f"simulated {several['simulated']:.2f}",
+            flush=True,
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1))
+
+
+def _run(options: Any, micro_batches: int, stages: int) -> dict[str, Any]:
+    """Starts the processes, one for each stage, each on a core of its own; returns what the first one measured."""
+    from unisono.distribute.launcher_tasks import Layout, plan
+
+    script = [__file__, "--inner", "--stages", str(stages), "--micro-batches", str(micro_batches)]
+    for name in ("width", "layers", "rows", "steps", "repeats", "schedule"):
+        script += [f"--{name}", str(getattr(options, name))]
+    tasks = plan(Layout(workers=1, stages=stages), script)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < stages:
+        raise SystemExit(
+            f"--stages ({stages}) must not be more than the cores of this machine ({len(cores)})"
+        )
+    processes = []
+    try:
+        for core, task in zip(cores, reversed(tasks)):
+            main_process = task is tasks[-1]
+            processes.append(
+                subprocess.Popen(
+                    ["taskset", "-c", str(core), *task.command],
+                    env={**os.environ, **task.env},
+                    stdout=subprocess.PIPE if main_process else subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        output, _ = processes[0].communicate(timeout=900)
+        if processes[0].returncode:
+            raise SystemExit(f"the measured process ended with status {processes[0].returncode}")
+        return json.loads(output.splitlines()[-1])
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _measure(options: Any) -> None:
+    """One step of a stack of equal layers, best of `repeats` means over `steps` steps; prints JSON."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from unisono.distribute.pipeline import Pipeline, connect
+
+    import unisono
+
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    stages, (micro_batches,) = options.stages, options.micro_batches
+    devices = connect() if stages > 1 else ["CPU:0"]
+    rows = options.rows * micro_batches
+    with Pipeline(devices, micro_batches, schedule=options.schedule, cost="measured").scope():
+        dense = [keras.layers.Dense(options.width, activation="relu") for _ in range(options.layers)]
+        model = unisono.Sequential([keras.Input((options.width,)), *dense])
+        model.compile("sgd", "mse", steps_per_execution=options.steps)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, options.width)).astype("float32")
+    data = tf.data.Dataset.from_tensors((x, x)).repeat(options.steps)
+    model.fit(data, verbose=0)
+    times = []
+    for _ in range(options.repeats):
+        start = time.perf_counter()
+        model.fit(data, verbose=0)
+        times.append((time.perf_counter() - start) / options.steps)
+    simulated = model._pipeline.plan(model).simulation().speedup
+    print(json.dumps({"seconds": min(times), "all": times, "simulated": simulated}))
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=128, help="rows of a micro-batch")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="file for the numbers")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
