@@ -97,6 +97,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._handlers = interruption.InterruptionHandlers()
         self._running = False
         self._before_validation: dict[str, Any] | None = None
+        self._current_epoch = 0  # the names under which Keras' callback tells how far the last fit came
+        self._last_batch_seen = 0
         self._steps_before_epoch = 0
         self._saved_at_step = 0
         self._saved_at_time = 0.0
@@ -180,6 +182,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_fit_exit(self, raise_errors: bool = False) -> None:
         """Gives signals, memory and the thread back. The loop calls it however `fit` ends."""
         self._running = False
+        fit_state = self.model.fit_state
+        trained = bool(fit_state.steps_per_epoch) and fit_state.step >= fit_state.steps_per_epoch
+        self._current_epoch, self._last_batch_seen = fit_state.epoch + trained, max(0, fit_state.step - 1)
         self._handlers.remove()
         self._buffers.clear()
         try:
