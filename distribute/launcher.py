@@ -140,6 +140,9 @@ class Launcher:
         return failure
 
     def _report(self, failure: Failure) -> None:
+        if self._stopping is not None and failure.code in (-self._stopping, 128 + self._stopping):
+            _say(f"the workers ended after {signal.Signals(self._stopping).name}")
+            return
         _say(f"{failure.task.name} failed first: it {how_it_ended(failure.code)}. The others were ended.")
         if failure.last_lines:
             _say(f"the last lines of {failure.task.name}:")

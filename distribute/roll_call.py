@@ -79,13 +79,9 @@ def _compare(answer: bytes, mark: bytes, peer: str, me: str) -> None:
 def _answering(cluster: Cluster, mark: bytes) -> Iterator[None]:
     """Says `mark` to everybody who connects to this worker's address."""
     host, _, port = cluster.address.rpartition(":")
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1" if host in ("localhost", "127.0.0.1") else "", int(port)))
-        listener.listen(128)
+        listener = _listen(host.strip("[]"), int(port))
     except OSError as error:
-        listener.close()
         raise ClusterError(
             f"worker {cluster.worker_index} is to listen at {cluster.address}, but this port is in use by another "
             f"process ({error.strerror}): end that process, or give another port in TF_CONFIG."
@@ -109,6 +105,15 @@ def _answering(cluster: Cluster, mark: bytes) -> Iterator[None]:
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         listener.close()
         thread.join(_ASK)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket at `port`: on loopback if that is the worker's address, else on every interface, as TensorFlow will."""
+    if host in ("localhost", "127.0.0.1"):
+        return socket.create_server(("127.0.0.1", port), backlog=128)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=128)
 
 
 def _ask(address: str, timeout: float) -> bytes:

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from unisono.distribute.launcher_output import Output
@@ -96,6 +98,12 @@ def test_output_has_whole_lines_with_prefix_and_remembers_the_last(tmp_path, cap
 )
 def test_how_it_ended_says_status_or_signal(code, words):
     assert how_it_ended(code) == words
+
+
+def test_launcher_does_not_load_tensorflow():
+    code = "import sys, unisono.cli_launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
 
 
 def test_command_line_names_its_commands_and_refuses_others(capsys):

@@ -24,9 +24,9 @@ def one_device(tmp_path_factory):
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), (3, 1)])
-def test_training_on_workers_equals_one_device(start_workers, one_device, workers, replicas):
-    run = start_workers("fit", count=workers, replicas=replicas)
+@pytest.mark.parametrize(("workers", "replicas", "collectives"), [(2, 2, "AUTO"), (3, 1, "RING")])
+def test_training_on_workers_equals_one_device(start_workers, one_device, workers, replicas, collectives):
+    run = start_workers("fit", count=workers, replicas=replicas, arguments=[collectives])
     run.succeed(240)
     found = [dict(np.load(run.out / f"worker-{i}.npz")) for i in range(workers)]
     for name, expected in one_device.items():
@@ -41,7 +41,13 @@ def test_training_on_workers_equals_one_device(start_workers, one_device, worker
                 relative = HALF if "float16" in name else RELATIVE
                 np.testing.assert_allclose(got, expected, relative, ABSOLUTE, err_msg=name)
     for one in found:
-        for name in ("own weights", "arrays weight 0", "dataset weights", "generator weights"):
+        for name in (
+            "own weights",
+            "arrays weight 0",
+            "dataset weights",
+            "generator weights",
+            "loop weights",
+        ):
             np.testing.assert_array_equal(one[name], found[0][name], err_msg=name)  # to the bit
         for copy in one["copies"]:
             np.testing.assert_array_equal(copy, found[0]["copies"][0])
@@ -80,6 +86,9 @@ def check_files(run):
     assert keras.saving.load_model(run.out / "keras.keras").count_params() == 75
     assert keras.saving.load_model(run.out / "ours.keras").count_params() == 75
     assert len(list((run.out / "board").rglob("events*"))) == 2  # train and validation
+    profile = sorted(path.name for path in (run.out / "profile").rglob("*.xplane.pb"))
+    assert profile == [f"worker-{i}.xplane.pb" for i in range(len(run.processes))]
+    assert len(list((run.out / "profile" / "plugins" / "profile").iterdir())) == 1  # one profile over all
     assert "Epoch 1/3" in run.printed(0)
     assert all("Epoch" not in run.printed(i) for i in range(1, len(run.processes)))
     for index in range(len(run.processes)):

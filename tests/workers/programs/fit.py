@@ -50,6 +50,7 @@ def arrays(strategy, out, found):
         keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=0),
         keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True),
         keras.callbacks.TensorBoard(f"{out}/board", write_graph=False),
+        unisono.callbacks.Profiler(f"{out}/profile", steps=(5, 6)),
     ]
     if is_chief():  # what many programs do: the others must follow without having it
         callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
@@ -170,6 +171,38 @@ def precision(strategy, found):
     found["float16 loss"] = model.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"]
 
 
+def custom_loop(strategy, found):
+    """The tutorials' loop, with the exact mean over the global batch; rows are shared out unevenly."""
+    with strategy.scope():
+        model = unisono.Sequential(
+            [keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(3)]
+        )
+        optimizer = unisono.optimizers.Adam(0.05, global_clipnorm=0.1)
+
+    @tf.function
+    def step(x, y):
+        def on_replica(x, y):
+            me = tf.distribute.get_replica_context().replica_id_in_sync_group
+            first = me * ROWS // strategy.num_replicas_in_sync
+            last = (me + 1) * ROWS // strategy.num_replicas_in_sync
+            with tf.GradientTape() as tape:
+                losses = keras.losses.sparse_categorical_crossentropy(
+                    y[first:last], model(x[first:last], training=True), from_logits=True
+                )
+                loss = unisono.distribute.global_mean(losses)
+            optimizer.minimize(loss, model.trainable_variables, tape=tape)
+            return loss
+
+        return strategy.reduce("SUM", strategy.run(on_replica, args=(x, y)), axis=None)
+
+    losses = []
+    for _ in range(3):
+        with unisono.distribute.meeting(familiar=bool(losses)):
+            losses.append(float(step(tf.constant(X), tf.constant(Y))))
+    found["loop loss"] = losses
+    found["loop weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+
+
 def state_of_replicas(strategy, found):
     with strategy.scope():
         model = unisono.Sequential(
@@ -203,6 +236,7 @@ def run(strategy, out):
     generators(strategy, found)
     outputs_of_all_kinds(strategy, found)
     precision(strategy, found)
+    custom_loop(strategy, found)
     state_of_replicas(strategy, found)
     stop_together(strategy, found)
     keras.utils.set_random_seed(8)
@@ -212,5 +246,8 @@ def run(strategy, out):
 
 if __name__ == "__main__":
     folder = sys.argv[1]
-    results = run(auto_strategy(), folder)
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=64, timeout_seconds=100, implementation=sys.argv[2]
+    )
+    results = run(auto_strategy(options if sys.argv[2] != "AUTO" else None), folder)
     np.savez(f"{folder}/worker-{worker_index()}.npz", **{k: np.asarray(v) for k, v in results.items()})
