@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import unisono
 
+pytestmark = pytest.mark.slow
+
 # One float32 rounding for each of the few sums over replicas; the numbers are of order one.
 TOLERANCE = 2e-5
 RANDOM = np.random.default_rng(0)

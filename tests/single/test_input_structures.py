@@ -12,6 +12,8 @@ from keras import layers
 
 import unisono
 
+pytestmark = pytest.mark.slow
+
 ROWS, BATCH = 11, 4  # 4, 4 and 3 rows: never divisible by both 2 and 3
 RANDOM = np.random.default_rng(1)
 DENSE = RANDOM.normal(size=(ROWS, 4)).astype("float32")
@@ -88,11 +90,20 @@ def extension_model():
     return model
 
 
+@keras.saving.register_keras_serializable("tests")
+class RaggedMean(layers.Layer):
+    """The mean of each row's numbers."""
+
+    def call(self, inputs):
+        return tf.reduce_mean(tf.cast(inputs, tf.float32), 1)[:, None]
+
+    def compute_output_spec(self, inputs):
+        return keras.KerasTensor((inputs.shape[0], 1), "float32")
+
+
 def functional_ragged_model():
     inputs = keras.Input((None,), dtype="int64", ragged=True)
-    outputs = layers.Lambda(lambda t: tf.reduce_mean(tf.cast(t, tf.float32), 1)[:, None], output_shape=(1,))(
-        inputs
-    )
+    outputs = RaggedMean()(inputs)
     return compiled(inputs, layers.Dense(1)(outputs))
 
 
@@ -169,6 +180,18 @@ def test_structure_gives_the_numbers_of_one_device(case):
     for replicas, as_dataset in ((1, True), (2, False), (3, True)):
         found = results(case, replicas, as_dataset)
         helpers.assert_close(found, right, helpers.FLOAT32, f"{replicas} replicas, dataset {as_dataset}")
+
+
+@pytest.mark.parametrize("case", ["sparse", "ragged, functional"])
+def test_model_with_composite_inputs_is_saved_and_opened_with_and_without_us(case, tmp_path):
+    make, x, y = CASES[case]
+    model = make()
+    model.fit(x, y, batch_size=4, verbose=0)
+    right = model.predict(x, verbose=0)
+    model.save(tmp_path / "model.keras")
+    helpers.assert_close(unisono.load_model(tmp_path / "model.keras").predict(x, verbose=0), right, 0.0)
+    plain = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+    helpers.assert_close(np.asarray(plain(x)), right, helpers.FLOAT32)
 
 
 def plain_model():

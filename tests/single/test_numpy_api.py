@@ -10,6 +10,8 @@ import numpy_program
 import pytest
 import tensorflow as tf
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def expected():
