@@ -7,6 +7,7 @@ has come to, and one that waits at a meeting point for too long looks who has no
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 import threading
@@ -124,6 +125,7 @@ def begin(cluster: Cluster, timeout: float) -> None:
     global _watch
     _watch = PeerWatch(cluster, timeout)
     _watch.start()
+    atexit.register(_watch.stop)  # no call into TensorFlow while it is taken down
     previous = sys.excepthook
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:

@@ -39,8 +39,9 @@ for number in range(60):
     if number == 50:
         print("at step 50", flush=True)
         if worker == 1:
+            time.sleep(1)  # so that the other waits for this one
             misbehave()
-        began = time.monotonic()
+    began = time.monotonic()
     try:
         with meeting(familiar=number > 0):
             step(tf.constant(1.0))
