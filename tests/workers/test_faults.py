@@ -14,7 +14,10 @@ MARGIN = 25
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("killed", r"stopped sending heartbeats|Connection reset|failed to connect"),
+        (
+            "killed",
+            r"stopped sending heartbeats|Connection reset|failed to connect|lost contact with worker 1",
+        ),
         ("sleeps", r"lost contact with worker 1: worker 0 has waited \d+ s .*UNISONO_TIMEOUT \(now 8 s\)"),
         ("raises", r"worker 1 failed: ValueError: my own mistake"),
     ],
