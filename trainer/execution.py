@@ -18,6 +18,7 @@ from .exact_metrics import exact_updates
 from .gather import rows_of_all_workers
 from .homes import accumulates
 from .sources.base import Chunk
+from .sources.readers import for_xla
 from .sources.rows import concat_rows, row_count
 from .split import run_on_replicas
 from .step import predict_on_replica, replica_step
@@ -36,7 +37,8 @@ class StepFunction:
         self._model = model
         self._training = training
         self._compiled: dict[Any, Any] = {}
-        self.way = "graph"
+        self.way = "graph"  # or "xla": see tuner.py
+        self.full_rows: int | None = None  # a last partial batch is not worth compiling for
         self._whole = False
 
     def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
@@ -94,11 +96,11 @@ class StepFunction:
             return graph_function(self._union_loop(reader))
         if open_ended:
             return graph_function(self._open_loop(reader, rows))
-        signature = getattr(chunk, "signature", None)
-        body = self._counted_loop(reader, rows)
+        signature = chunk.signature
         whole = (
             self.way == "xla"
             and rows is not None
+            and (self._model.jit_compile or rows == self.full_rows)
             and self._model.distribute_strategy.num_replicas_in_sync == 1
         )
         body = self._counted_loop(reader, rows)
@@ -169,7 +171,8 @@ class StepFunction:
         def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:
             self._whole = True
             try:
-                return body(inputs, steps)
+                with for_xla():
+                    return body(inputs, steps)
             finally:
                 self._whole = False
 
@@ -185,9 +188,7 @@ class StepFunction:
                 return i + 1, new if new else logs
 
             start = self._empty_logs(lambda: reader(inputs, tf.constant(0)), rows)
-            _, custom = tf.while_loop(
-                lambda i, logs: i < steps, body, (tf.constant(0), start), maximum_iterations=steps
-            )
+            _, custom = tf.while_loop(lambda i, logs: i < steps, body, (tf.constant(0), start))
             return self._logs(custom)
 
         return run

@@ -118,6 +118,7 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
 
 def _choose_way(model: Any, a: FitArguments, state: FitState) -> None:
     """The way in which steps are run in this fit; a resumed one repeats the choice that its backup holds."""
+    model.train_function.full_rows = state.source.batch_rows
     if async_fit.is_asynchronous(model):
         return
     if "way" not in state.plan:

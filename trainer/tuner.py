@@ -24,7 +24,15 @@ from .keras_internals import global_seed_generator
 GRAPH, XLA = "graph", "xla"
 IN_WORDS = {GRAPH: "in the plain graph", XLA: "compiled by XLA"}
 # Operations that talk to the host, which a trial would run in vain, and those that XLA's loops on CPUs are slow at.
-_EFFECTS = ("PyFunc", "EagerPyFunc", "Print", "PrintV2", "WriteScalarSummary", "WriteSummary", "WriteHistogramSummary")
+_EFFECTS = (
+    "PyFunc",
+    "EagerPyFunc",
+    "Print",
+    "PrintV2",
+    "WriteScalarSummary",
+    "WriteSummary",
+    "WriteHistogramSummary",
+)
 _SLOW_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 FEWEST_STEPS = 400
 WORTH = 3.0  # the saving must be this many times what compiling costs

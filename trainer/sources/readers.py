@@ -6,8 +6,10 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -18,13 +20,36 @@ from .rows import batch_spec, concat_rows, gather_rows, slice_rows, take_rows
 Reader = Callable[[Any, Any], Any]
 
 
+class _Tracing(threading.local):
+    for_xla = False
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def for_xla() -> Iterator[None]:
+    """Readers that are traced inside read rows by number.
+
+    XLA takes the place of a slice for a constant: it would compile the loop again for every chunk.
+    """
+    _tracing.for_xla = True
+    try:
+        yield
+    finally:
+        _tracing.for_xla = False
+
+
 @functools.cache
 def slice_reader(rows: int, layout: str = "") -> Reader:
     """Reads batch `i` as the rows from `start + i * rows` of `(arrays, start)`; `start` is an int64 scalar."""
 
     def read(inputs: Any, i: Any) -> Any:
         arrays, start = inputs
-        return take_rows(arrays, start + tf.cast(i, tf.int64) * rows, rows)
+        first = start + tf.cast(i, tf.int64) * rows
+        if _tracing.for_xla:
+            return gather_rows(arrays, first + tf.range(rows, dtype=tf.int64))
+        return take_rows(arrays, first, rows)
 
     return read
 
@@ -38,8 +63,8 @@ def gather_reader(rows: int, layout: str = "") -> Reader:
 
     def read(inputs: Any, i: Any) -> Any:
         arrays, (order, start) = inputs
-        chosen = tf.slice(order, [start + tf.cast(i, tf.int64) * rows], [rows])
-        return gather_rows(arrays, tf.ensure_shape(chosen, [rows]))
+        first = start + tf.cast(i, tf.int64) * rows
+        return gather_rows(arrays, tf.gather(order, first + tf.range(rows, dtype=tf.int64)))
 
     return read
 
