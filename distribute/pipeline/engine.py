@@ -203,7 +203,7 @@ class PipelinedStep:
 
     def _forward(self, stage: Stage, q: int, keep: bool) -> None:
         """Boundary in, layers, boundary out. With `keep` a tape keeps the activations."""
-        with self._job(stage, q):
+        with self._job("forward", stage, q):
             inputs = {key: identity(self.values[q][key]) for key in stage.inputs}
             mapping = self._mapping(stage, q, self.random[q], self.other)
             run = self._pass(stage, q, inputs, mapping, keep)
@@ -218,7 +218,7 @@ class PipelinedStep:
         run = self.passes.pop((stage.index, q))
         arriving = self.cotangents[q]
         incoming = flatten([arriving.get(key, []) for key in stage.outputs])
-        with self._job(stage, q, incoming):
+        with self._job("backward", stage, q, incoming):
             if run.tape is None:
                 run = self._pass(stage, q, run.inputs, run.mapping, keep=True)
             targets, cotangents = cotangents_of(
@@ -259,7 +259,10 @@ class PipelinedStep:
         """The loss on the last stage, and its cotangents for the outputs."""
         numbers = range(len(self.steps)) if q is None else [q]
         first = numbers[0]
-        with self._job(self.stages[-1], first), tf.GradientTape(watch_accessed_variables=False) as tape:
+        with (
+            self._job("loss", self.stages[-1], first),
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
             pieces = [[identity(self.values[n][key]) for key in self.chain.output_ids] for n in numbers]
             watched = [[watch(tape, value) for value in piece] for piece in pieces]
             steps = [self.steps[n] for n in numbers]
@@ -291,11 +294,12 @@ class PipelinedStep:
     # What goes between jobs.
 
     @contextlib.contextmanager
-    def _job(self, stage: Stage, q: int, after: Sequence[Any] = ()) -> Any:
-        """The device, the stage's order, and the micro-batch's part of the batch."""
+    def _job(self, kind: str, stage: Stage, q: int, after: Sequence[Any] = ()) -> Any:
+        """The device, the stage's order, and the micro-batch's part of the batch; its name shows in profiles."""
         key = (stage.index, q // self.micro_batches)
         wait = [] if tf.executing_eagerly() else self.last.get(key, []) + list(after)
         with (
+            tf.name_scope(f"stage_{stage.index}_{kind}_{q}"),
             tf.device(self._device(stage, q)),
             tf.control_dependencies(wait),
             step_scope(self._live(self.steps[q])),

@@ -369,3 +369,33 @@ def test_saved_model_opens_without_a_pipeline_and_with_other_stages(tmp_path):
     helpers.assert_close(other.get_weights(), model.get_weights(), helpers.FLOAT64)
     devices = {slot.value.device[-5:] for slot in other.optimizer.variables[2:]}
     assert devices == {"CPU:0", "CPU:1"}, "slots stand with their weights"
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends the program in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == 5:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_resumed_run_ends_with_the_bits_of_one_never_stopped(tmp_path, stages):
+    keras.config.set_floatx("float64")
+    x, y = golden_data(13)
+
+    def run(on: Pipeline, callbacks: list[Any]) -> Any:
+        keras.backend.clear_session(free_memory=False)  # as in a new process: the same names
+        keras.utils.set_random_seed(3)
+        with on.scope():
+            model = normalized_model()
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        history = model.fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=callbacks).history
+        return [model.get_weights(), [v.numpy() for v in model.optimizer.variables], history]
+
+    backup = functools.partial(unisono.callbacks.BackupAndRestore, tmp_path / "backup", save_freq=1)
+    whole = run(pipeline(2, 2, schedule="1f1b"), [])
+    with pytest.raises(KeyboardInterrupt):
+        run(pipeline(2, 2, schedule="1f1b"), [backup(), Stop()])
+    resumed = run(pipeline(stages, 2, schedule="1f1b"), [backup()])
+    helpers.assert_close(resumed, whole, 0.0 if stages == 2 else helpers.FLOAT64)

@@ -1,0 +1,157 @@
+"""What a pipelined step runs where and after what; what is left of it after graph optimization; what it keeps."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+from unisono.distribute.pipeline import Pipeline
+from unisono.distribute.pipeline.engine import PipelinedStep, micro_steps
+from unisono.distribute.pipeline.schedule import in_order_of_stage
+
+import unisono
+
+layers = keras.layers
+ROOT = Path(__file__).parents[2]
+
+
+def tanh_chain() -> keras.Model:
+    return unisono.Sequential([keras.Input((4,)), *[layers.Dense(4, activation="tanh") for _ in range(4)]])
+
+
+def traced(schedule: str, rematerialize: bool = False, stages: int = 2, micro_batches: int = 4) -> Any:
+    """A step's concrete function, its plan and its input."""
+    devices = [f"CPU:{k + 1}" for k in range(stages)]
+    pipeline = Pipeline(devices, micro_batches, schedule=schedule, rematerialize=rematerialize)
+    model = tanh_chain()
+    plan = pipeline.plan(model)
+
+    def head(q: int | None, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        loss = tf.reduce_sum(tf.square(outputs))
+        return loss, loss
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        run = PipelinedStep(
+            plan.chain, plan.stages, tf.split(x, micro_batches), micro_steps(8, micro_batches, True)
+        )
+        result = run.train(plan.jobs, head, True, lambda value: value, rematerialize)
+        return [result.gradients[id(v)] for v in model.trainable_variables]
+
+    x = tf.ones((8, 4))
+    return step, plan, x
+
+
+def operations(graph: Any, kind: str) -> list[Any]:
+    return [op for op in graph.get_operations() if op.type == kind]
+
+
+def job_of(op: Any) -> str:
+    """The job that an operation belongs to; TensorFlow names backward operations after the forward pass."""
+    name = next((part for part in op.name.split("/") if part.startswith("stage_")), "")
+    return name.replace("forward", "backward") if op.name.startswith("gradient_tape/") else name
+
+
+def ancestors(op: Any) -> set[str]:
+    """The jobs that an operation waits for."""
+    found, todo, jobs = set(), [op], set()
+    while todo:
+        for before in [t.op for t in todo[-1].inputs] + list(todo.pop().control_inputs):
+            if before.name not in found:
+                found.add(before.name)
+                jobs.add(job_of(before))
+                todo.append(before)
+    return jobs
+
+
+@pytest.mark.parametrize("schedule, rematerialize", [("gpipe", False), ("1f1b", True)])
+def test_each_job_runs_on_its_stage_after_the_job_before_it(schedule, rematerialize):
+    step, plan, x = traced(schedule, rematerialize)
+    graph = step.get_concrete_function(x).graph
+    products = operations(graph, "MatMul")
+    for op in products:
+        stage = int(job_of(op).split("_")[1])
+        assert op.device.endswith(f"CPU:{stage + 1}"), (op.name, op.device)
+    for stage in plan.stages:
+        order = [
+            f"stage_{j.stage}_{j.kind}_{j.micro_batch}" for j in in_order_of_stage(plan.jobs, stage.index)
+        ]
+        for before, job in itertools.pairwise(order):
+            inside = [op for op in products if job_of(op) == job]
+            assert inside and all(before in ancestors(op) for op in inside), f"{job} must wait for {before}"
+
+
+def activations_computed(run: Any) -> int:
+    """How many activations by tanh the optimized graphs hold that `run()` executes, fused ones included."""
+    context.enable_run_metadata()
+    try:
+        run()
+        metadata = context.export_run_metadata()
+    finally:
+        context.disable_run_metadata()
+    nodes = []
+    for graphs in metadata.function_graphs:
+        graph = graphs.post_optimization_graph
+        nodes += [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    found = [n for n in nodes if n.op == "Tanh" or b"Tanh" in n.attr["fused_ops"].list.s]
+    return len({node.name for node in found})
+
+
+def test_rematerialization_survives_graph_optimization_and_spares_the_pass_that_has_just_run():
+    # 4 layers, 4 micro-batches: 16 activations. All again under GPipe; under 1F1B not those of the last stage.
+    for schedule, rematerialize, expected in [
+        ("gpipe", False, 16),
+        ("gpipe", True, 32),
+        ("1f1b", False, 16),
+        ("1f1b", True, 24),
+    ]:
+        step, _, x = traced(schedule, rematerialize)
+        assert activations_computed(functools.partial(step, x)) == expected, (schedule, rematerialize)
+
+
+def test_weights_of_the_batch_are_found_without_running_forward_twice():
+    with Pipeline(["CPU:1", "CPU:2"], 4, schedule="1f1b").scope():
+        model = tanh_chain()
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        model.compile("sgd", loss, steps_per_execution=1)
+    x, weight = np.ones((8, 4), "float32"), np.linspace(0, 1, 8)
+    model.train_on_batch(x, x, sample_weight=weight)
+    assert activations_computed(lambda: model.train_on_batch(x, x, sample_weight=weight)) == 4 * 4
+
+
+def test_optimizer_works_where_the_weights_are():
+    with Pipeline(["CPU:1", "CPU:2"], 2).scope():
+        model = tanh_chain()
+        model.compile(keras.optimizers.Adam(0.1, global_clipnorm=0.1), "mse", run_eagerly=False)
+    x = np.ones((4, 4), "float32")
+    model.train_on_batch(x, x)
+    devices = [variable.value.device[-5:] for variable in model.optimizer.variables[2:]]
+    assert devices == ["CPU:1"] * 8 + ["CPU:2"] * 8
+    helpers.assert_close(model.predict(x, verbose=0), model(x), helpers.FLOAT32)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_measured_memory_follows_the_schedule(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "pipeline_memory.py"), "--stages", "2"]
+    command += ["--megabytes", "4", "--json", str(tmp_path / "memory.json")]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(command, check=True, timeout=250, env={**os.environ, "PYTHONPATH": path})
+    found = json.loads((tmp_path / "memory.json").read_text())
+    peaks = {(case["schedule"], case["rematerialize"]): sum(case["peak"]) for case in found}
+    all_kept = peaks[("gpipe", False)]
+    assert all_kept > 64 * 4 * 2**20, "8 layers and 8 micro-batches"
+    for case in (("1f1b", False), ("gpipe", True), ("1f1b", True)):
+        assert peaks[case] < 0.6 * all_kept, case
