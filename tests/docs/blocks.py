@@ -1,0 +1,60 @@
+"""The code blocks of a page, and what a page takes for granted before its first block."""
+
+import dataclasses
+import re
+import textwrap
+
+_BLOCK = re.compile(
+    r"(?:<!--\s*not run:(?P<reason>[^>]*)-->\s*\n+)?^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^ *```",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclasses.dataclass
+class Block:
+    """One fenced block: its language, code, line in the page, and why it is not run (empty: it is)."""
+
+    language: str
+    code: str
+    line: int
+    not_run: str
+
+
+def blocks_of(text):
+    """The blocks of a page, in order."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start("code")) + 1
+        code = textwrap.dedent(match["code"])
+        found.append(Block(match["language"], code, line, (match["reason"] or "").strip()))
+    return found
+
+
+_MODEL = """
+import keras, numpy as np, tensorflow as tf, unisono
+keras.utils.set_random_seed(1)
+x = np.random.normal(size=(60, 4)).astype("float32"); y = x[:, :1]
+x_val, y_val = x[:20], y[:20]
+model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+"""
+
+# What the reader of a page has already: a model and data of their own.
+BEFORE = {
+    "docs/guides/checkpoints.md": _MODEL,
+    "docs/guides/many-machines.md": """
+import tensorflow as tf
+loss_function = lambda y, y_pred: tf.nn.sparse_softmax_cross_entropy_with_logits(y, y_pred)
+""",
+}
+
+# Blocks that cannot run here, by a text that is in them; they must still be Python.
+NOT_RUN = {
+    "docs/guides/many-machines.md": {
+        "TPUClusterResolver": "needs a TPU",
+        "list_files": "needs files of the reader's own",
+        "model.fit(...": "an ellipsis stands for the reader's arguments",
+        "simulate_devices(4)": "must stand at the top of a program",
+        "meeting()": "needs the reader's dataset",
+    },
+}

@@ -1,0 +1,99 @@
+"""What the documentation shows is true: every block runs, every command and every link is there, the site builds."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+from blocks import blocks_of  # noqa: E402
+
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    if "/design/" not in str(path)
+)
+WITH_CODE = [
+    page
+    for page in PAGES
+    if any(block.language == "python" for block in blocks_of((ROOT / page).read_text(encoding="utf-8")))
+]
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+QUIET.pop("TF_CONFIG", None)
+
+
+def run(command, folder, seconds):
+    done = subprocess.run(command, cwd=folder, env=QUIET, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_blocks_of_a_page_run_one_after_another(page, tmp_path):
+    printed = run([sys.executable, str(HERE / "run_page.py"), page], tmp_path, 240)
+    assert ": ok" in printed
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs(name, tmp_path):
+    printed = run([sys.executable, str(ROOT / "examples" / name)], tmp_path, 290)
+    if name == "digits_mirrored.py":
+        accuracy = float(re.search(r"test accuracy\s+([0-9.]+)", printed)[1])
+        assert accuracy >= 0.98
+        assert (tmp_path / "demo" / "digits.png").stat().st_size > 10_000
+    if name == "fine_tune.py":
+        assert "the frozen body is unchanged" in printed
+
+
+def test_examples_are_all_listed():
+    listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in EXAMPLES if f"({name})" not in listed] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_exist(page):
+    from unisono.cli import COMMANDS
+
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for block in blocks_of((ROOT / page).read_text(encoding="utf-8")):
+        for command in re.findall(r"python -m unisono (\w+)", block.code):
+            assert command in COMMANDS
+            assert importlib.util.find_spec(f"unisono.cli_{command}") is not None
+        for target in re.findall(r"^\$? ?make (\w+)", block.code, re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", text):
+        if not re.match(r"[a-z]+:", link):
+            assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
+
+
+def test_every_guide_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    missing = [page for page in PAGES if page.startswith("docs/") and page[5:] not in navigation]
+    assert missing == []
+
+
+@pytest.mark.process
+def test_site_builds_strictly(tmp_path):
+    pytest.importorskip("material", reason="needs mkdocs-material: pip install '.[docs]'")
+    pytest.importorskip("mkdocstrings", reason="needs mkdocstrings: pip install '.[docs]'")
+    run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT, 240
+    )
+    assert "Unisono" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "site" / "reference" / "callbacks" / "index.html").read_text(encoding="utf-8")
+    assert "TrainingReport" in reference
