@@ -49,7 +49,7 @@ class StopAfter(keras.callbacks.Callback):
 
 
 class Sizes(keras.callbacks.Callback):
-    """The largest backup seen."""
+    """The size of a backup that is whole."""
 
     def __init__(self, folder: Path):
         super().__init__()
@@ -57,7 +57,12 @@ class Sizes(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Looks into the directory, before the backups are deleted."""
-        self.bytes = max([self.bytes, *(path.stat().st_size for path in self.folder.glob("*.unisono"))])
+        until = time.monotonic() + 60
+        while not self.bytes and self.folder.exists() and time.monotonic() < until:
+            self.bytes = max(
+                (path.stat().st_size for path in self.folder.glob("backup-*.unisono")), default=0
+            )
+            time.sleep(0.05)
 
 
 def train(seconds: float, every: float, folder: Path, background: bool | None) -> dict[str, float]:
