@@ -40,6 +40,8 @@ class StepFunction:
         self.way = "graph"  # or "xla": see tuner.py
         self.full_rows: int | None = None  # a last partial batch is not worth compiling for
         self._whole = False
+        self.fresh = False  # whether the last execution compiled something
+        self.usual_steps = 1
 
     def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         """Runs the chunk's steps.
@@ -51,6 +53,7 @@ class StepFunction:
         familiar = key in self._compiled
         if not familiar:
             self._compiled[key] = self._make(chunk)
+        self.fresh = self.fresh or not familiar
         with meeting(familiar):
             return self._call(self._compiled[key], chunk)
 
@@ -135,7 +138,9 @@ class StepFunction:
             total = tf.reduce_sum(worker_rows)
         weigh = self._training and accumulates(model.optimizer)
         if strategy.num_replicas_in_sync == 1:
-            logs = self._alone(on_replica, batch, total, weigh)
+            losses = model._compile_loss.metrics if model._compile_loss is not None else []
+            with exact_updates(losses, losses):
+                logs = self._alone(on_replica, batch, total, weigh)
         else:
             losses = model._compile_loss.metrics if model._compile_loss is not None else []
             with exact_updates(model.metrics, losses):

@@ -232,7 +232,7 @@ def _epoch(
 def _train_steps(model: Any, state: FitState, callbacks: Any, first_epoch: int) -> dict[str, Any]:
     """The training steps of the epoch; returns the logs after the last, or nothing if the data had run out."""
     fixed = None if model._auto_steps else model.steps_per_execution
-    pace = Pace(fixed, callbacks.callbacks, step=state.step)
+    pace = Pace(fixed, callbacks.callbacks, step=state.step, function=model.train_function)
     logs: dict[str, Any] = state.step_logs
     started = state.step
     if model.stop_training:  # a resumed run: it had been stopped after this step
@@ -308,6 +308,7 @@ def _executions(source: Source, steps: Any, workers: Workers) -> Any:
 
 def _run(function: Any, execution: _Execution, source: Source) -> tuple[int, dict[str, Any]]:
     done, logs = 0, {}
+    function.fresh = False
     for chunk in execution.chunks:
         ran, new = function(chunk)
         done += ran
@@ -333,7 +334,8 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
         logs = async_fit.test_steps(model, source, callbacks)
         callbacks.on_test_end(logs)
         return logs
-    pace = Pace(None if model._auto_steps else model.steps_per_execution, callbacks.callbacks, "test")
+    fixed = None if model._auto_steps else model.steps_per_execution
+    pace = Pace(fixed, callbacks.callbacks, "test", function=model.test_function)
     logs: dict[str, Any] = {}
     step = 0
     workers = Workers(model, "stop_evaluating")

@@ -18,6 +18,8 @@ class Pace:
         callbacks: the callbacks of the loop.
         phase: "train", "test" or "predict".
         step: int; the steps of the epoch that are done.
+        function: what runs the steps; it says whether the last execution compiled something (`fresh`), and keeps the
+            size that was found (`usual_steps`) for the next epoch.
         target: float; seconds.
         clock: () -> float; seconds.
     """
@@ -28,6 +30,7 @@ class Pace:
         callbacks: list[Any],
         phase: str = "train",
         step: int = 0,
+        function: Any = None,
         target: float = 0.1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -37,9 +40,9 @@ class Pace:
         self.step = step
         self._target = target
         self._clock = clock
-        self._steps = 1
+        self._function = function
+        self._steps = getattr(function, "usual_steps", 1)
         self._began = 0.0
-        self._executions = 0
 
     def next(self) -> int:
         """The steps of the next execution."""
@@ -65,8 +68,9 @@ class Pace:
         """Notes that the execution ended, after `steps` steps; the next one grows or shrinks."""
         seconds = self._clock() - self._began
         self.step += steps
-        self._executions += 1
-        if steps < 1 or self._executions == 1:  # the first one compiles
+        if steps < 1 or getattr(self._function, "fresh", False):
             return
         wanted = int(self._target * steps / max(seconds, 1e-6))
-        self._steps = max(1, min(wanted, 8 * self._steps))
+        self._steps = max(1, min(wanted, 8 * steps))
+        if self._function is not None:
+            self._function.usual_steps = self._steps

@@ -81,7 +81,7 @@ def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], floa
     position = source.state()
     try:
         source.begin_epoch(0)
-        chunk = source.take(16)
+        chunk = source.take(1024)
         if chunk is None or chunk.rows is None or chunk.open_ended or chunk.signature is None:
             return Choice(GRAPH, "the batches have no fixed size")
         function = model.make_train_function()
@@ -112,14 +112,17 @@ def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], floa
 
 
 def _seconds_a_step(function: Any, chunk: Any, clock: Callable[[], float]) -> float:
-    """The best of a few executions, after one that compiles."""
-    function(dataclasses.replace(chunk, steps=1))
-    best = float("inf")
-    for _ in range(3):
+    """The best of a few executions of about 50 ms, after one that compiles."""
+
+    def seconds(steps: int) -> float:
         began = clock()
-        function(chunk)
-        best = min(best, (clock() - began) / chunk.steps)
-    return best
+        function(dataclasses.replace(chunk, steps=steps))
+        return (clock() - began) / steps
+
+    seconds(1)
+    steps = min(chunk.steps, 8)
+    steps = min(chunk.steps, max(steps, int(0.05 / max(seconds(steps), 1e-7))))
+    return min(seconds(steps) for _ in range(3))
 
 
 class kept_state:
