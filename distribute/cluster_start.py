@@ -16,9 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from .cluster import Cluster
+from .cluster import Cluster, read_tf_config
 from .roll_call import roll_call
 from .tensorflow_internals import (
+    check_before_start,
     configure_coordination,
     wrap_local_devices,
     wrap_multi_worker_start,
@@ -67,6 +68,7 @@ def replicas_per_worker() -> int:
 
 def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is made from now on; a second call does nothing."""
+    check_before_start(lambda: read_tf_config(os.environ) and None)
     wrap_multi_worker_start(_join)
     wrap_local_devices(replicas_per_worker)
     wrap_variable_creation(_together)

@@ -77,6 +77,23 @@ def wrap_multi_worker_start(around: Callable[[Any, Callable[[], None]], None]) -
     MultiWorkerExtended._initialize_multi_worker = initialize
 
 
+def check_before_start(check: Callable[[], None]) -> None:
+    """Has `check()` called before a MultiWorkerMirroredStrategy reads TF_CONFIG."""
+    original = MultiWorkerExtended._initialize_strategy
+    if hasattr(original, "wrapped"):
+        return
+
+    def initialize(self: Any, cluster_resolver: Any, devices: Any) -> None:
+        if not devices and isinstance(
+            cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver
+        ):
+            check()
+        original(self, cluster_resolver, devices)
+
+    initialize.wrapped = original
+    MultiWorkerExtended._initialize_strategy = initialize
+
+
 def wrap_local_devices(count_cpu_replicas: Callable[[], int]) -> None:
     """Lets a worker without accelerators have several replicas, one on each of its logical CPU devices."""
     original = MultiWorkerExtended._initialize_local_devices

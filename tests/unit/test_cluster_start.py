@@ -117,6 +117,15 @@ def test_auto_strategy_sends_a_server_to_its_command(monkeypatch):
         auto_strategy()
 
 
+def test_wrong_tf_config_is_named_whoever_makes_the_strategy(monkeypatch):
+    cluster_start.install()
+    monkeypatch.setenv(
+        "TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3}}'
+    )
+    with pytest.raises(ClusterError, match="from 0 to 0, as there are 1 tasks of type 'worker'"):
+        tf.distribute.MultiWorkerMirroredStrategy()
+
+
 def test_simulate_devices_says_when_it_is_too_late():
     tf.config.list_logical_devices()
     assert simulate_devices(4) == [f"/device:CPU:{i}" for i in range(4)]
@@ -137,9 +146,15 @@ def test_alone_everything_is_agreed(monkeypatch):
 
 
 def test_internals_of_tensorflow_are_as_we_use_them():
-    assert list(inspect.signature(MultiWorkerExtended._initialize_local_devices).parameters)[1:] == [
+    devices = MultiWorkerExtended._initialize_local_devices
+    assert list(inspect.signature(getattr(devices, "wrapped", devices)).parameters)[1:] == [
         "cluster_resolver",
         "worker_device",
+    ]
+    begin = MultiWorkerExtended._initialize_strategy
+    assert list(inspect.signature(getattr(begin, "wrapped", begin)).parameters)[1:] == [
+        "cluster_resolver",
+        "devices",
     ]
     start = MultiWorkerExtended._initialize_multi_worker
     assert list(inspect.signature(getattr(start, "wrapped", start)).parameters) == [
