@@ -64,6 +64,8 @@ def choose(
         return Choice(XLA if model.jit_compile else GRAPH, "as `jit_compile` says")
     if model.run_eagerly or model.distribute_strategy.num_replicas_in_sync > 1:
         return Choice(GRAPH, "one replica's whole step can be compiled, several replicas' cannot")
+    if getattr(model, "_pipeline", None) is not None:
+        return Choice(GRAPH, "the stages of a pipeline stand on several devices, and XLA compiles for one")
     if steps_ahead is None or steps_ahead < FEWEST_STEPS:
         return Choice(GRAPH, "few steps")
     if getattr(source, "resume_by", "") != "index" or source.per_worker:
