@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from .cluster import worker_index as worker_index
     from .means import global_batch_size as global_batch_size
     from .means import global_mean as global_mean
+    from .parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from .parameter_server_pool import ParameterServerError as ParameterServerError
     from .peer_watch import meeting as meeting
     from .pipeline import Pipeline as Pipeline
 
 _HOMES = {
+    "ParameterServerError": "parameter_server_pool",
+    "ParameterServerStrategy": "parameter_server",
     "Pipeline": "pipeline",
     "auto_strategy": "auto",
     "cluster_resolver": "auto",

@@ -78,6 +78,7 @@ class WorkerSteps:
     def totals(self) -> Totals:
         """Empty totals for a phase, or those that the metrics hold already."""
         assert self._layout is not None
+        self._free_lines = list(range(self.lines))
         return Totals(self._model, self._layout, self._read)
 
     def numbered(self, piece: Piece) -> Piece:

@@ -1,0 +1,127 @@
+"""What needs no cluster: the refusals, the modes, the rows of totals, the split of gradients, TensorFlow's internals."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from unisono.distribute import parameter_server, parameter_server_internals, parameter_server_shards
+from unisono.distribute.cluster import ClusterError
+from unisono.distribute.parameter_server import ParameterServerMode, ParameterServerStrategy
+from unisono.trainer.async_fit import _Pace
+from unisono.trainer.async_totals import RowLayout
+
+GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "words"),
+    [
+        ({"chief": ["a:1"], "ps": ["d:1"]}, "chief", "no worker"),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", "no parameter server"),
+        ({**GOOD, "stage": ["e:1"]}, "chief", "unknown task type 'stage'"),
+        ({**GOOD, "chief": ["a:1", "a:2"]}, "chief", "2 chiefs"),
+        (GOOD, "worker", "is a 'worker'"),
+        (GOOD, "ps", "unisono.distribute.server"),
+    ],
+)
+def test_cluster_that_cannot_train_is_refused_in_one_sentence(jobs, task, words):
+    with pytest.raises(ClusterError, match=words):
+        parameter_server.check_cluster(jobs, task)
+
+
+def test_strategy_in_a_worker_is_refused_before_it_connects(monkeypatch):
+    config = {"cluster": GOOD, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ClusterError, match="run by the coordinator"):
+        ParameterServerStrategy()
+    monkeypatch.delenv("TF_CONFIG")
+    with pytest.raises(ClusterError, match="unisono launch"):
+        ParameterServerStrategy()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_staleness": 0}, "max_staleness"),
+        ({"backup_workers": -1}, "backup_workers"),
+        ({"backup_workers": 2}, r"`backup_workers` \(2\) must be less than the number of workers \(2\)"),
+        ({"backup_workers": 1, "max_staleness": 1}, "Give `max_staleness`"),
+        ({"timeout": 0}, "timeout"),
+    ],
+)
+def test_mode_that_cannot_be_names_the_argument(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        ParameterServerMode(**arguments).check(num_workers=2)
+
+
+def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
+    class Model:
+        metrics_variables = keras.metrics.Mean().variables
+
+    layout = RowLayout(Model, {"raw": tf.TensorSpec([2], tf.float32)})
+    row = layout.pack(
+        tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
+    )
+    assert row.numpy().tolist() == [1, 1, 3, 4, 5, 6]
+    assert layout.added(row.numpy()[None], 1).tolist() == [4]
+    assert layout.logs_of(row.numpy())["raw"].tolist() == [5, 6]
+
+
+def test_executions_are_short_near_the_end_so_that_no_worker_is_waited_for():
+    pace = _Pace(None, workers=2, epoch_steps=100, most=None)
+    pace._steps = 64.0
+    assert [pace.next(done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
+    assert pace.next(0, left=3, most=512) == 3
+    assert _Pace(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_gradient_of_split_variable_is_joined_and_cut_again(sparse):
+    shards = [tf.Variable(np.ones((rows, 2), "float32")) for rows in (3, 2)]
+    if sparse:
+        parts = [
+            tf.IndexedSlices(tf.constant([[1.0, 1], [2, 2]]), tf.constant([2, 0])),
+            tf.IndexedSlices(tf.constant([[3.0, 3]]), tf.constant([1])),
+        ]
+    else:
+        parts = [tf.constant([[2.0, 2], [0, 0], [1, 1]]), tf.constant([[0.0, 0], [3, 3]])]
+    joined = parameter_server_shards._joined(parts, shards)
+    whole = tf.convert_to_tensor(joined).numpy()
+    assert whole[:, 0].tolist() == [2, 0, 1, 0, 3]
+    second = parameter_server_shards._rows_of(joined, 3, 2)
+    assert tf.convert_to_tensor(second).numpy()[:, 0].tolist() == [0, 3]
+
+
+def test_only_rules_that_treat_each_number_by_itself_run_on_parts():
+    elementwise = parameter_server_shards.is_elementwise
+    assert elementwise(keras.optimizers.Adam()) and elementwise(keras.optimizers.SGD())
+    assert not elementwise(keras.optimizers.Adafactor())
+
+    class Own(keras.optimizers.Adam):
+        def update_step(self, gradient, variable, learning_rate):
+            pass
+
+    assert not elementwise(Own())
+
+
+def test_internals_of_tensorflow_are_what_we_take_them_for():
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+    handler = cluster_coordinator.WorkerPreemptionHandler
+    assert "self._server_def)" in _source(handler._preemption_handler), "read at each attempt to reconnect"
+    assert "execute_on" in _source(cluster_coordinator.Worker._process_closure)
+    for name in ("schedule", "join", "done"):
+        assert hasattr(cluster_coordinator.Cluster, name)
+    queue = cluster_coordinator._CoordinatedClosureQueue
+    assert "timeout" in queue.wait.__code__.co_varnames and "_error" in _source(queue.mark_failed)
+    assert isinstance(parameter_server_internals._PartialRecovery._server_def, property)
+    whole = parameter_server_internals.ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
+    assert np.asarray(whole).tolist() == [1, 2, 3]
+
+
+def _source(function):
+    import inspect
+
+    return inspect.getsource(function)

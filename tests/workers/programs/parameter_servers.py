@@ -1,0 +1,415 @@
+# ruff: noqa: E402
+"""A coordinator with its servers and workers as processes of its own: `parameter_servers.py <scenario> <directory>`.
+
+Each scenario prints one line of JSON with what it found; the test judges it.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from unisono.distribute.launcher_tasks import Layout, plan
+
+
+def fork_servers():
+    """Imports TensorFlow once; then each line of the input starts one server, whose process id is the answer."""
+    import tensorflow  # noqa: F401
+    from unisono.distribute import server
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(json.loads(line))
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+                os.dup2(nowhere.fileno(), 2)
+            os._exit(server.main())
+        print(pid, flush=True)
+
+
+if sys.argv[1:] == ["fork servers"]:
+    fork_servers()
+    sys.exit()
+
+
+class Cluster:
+    """Starts the servers; TF_CONFIG of this process becomes the coordinator's."""
+
+    def __init__(self, workers, servers):
+        tasks = plan(Layout(workers=workers, parameter_servers=servers, timeout=30), ["-"])
+        self.tasks = {task.name: task for task in tasks}
+        os.environ.update(self.tasks.pop("chief").env)
+        self.forker = subprocess.Popen(
+            [sys.executable, __file__, "fork servers"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.pids = {}
+        for name in self.tasks:
+            self.start(name)
+
+    def start(self, name):
+        self.forker.stdin.write(json.dumps(dict(self.tasks[name].env)) + "\n")
+        self.forker.stdin.flush()
+        self.pids[name] = int(self.forker.stdout.readline())
+
+    def kill(self, name):
+        os.kill(self.pids.pop(name), signal.SIGKILL)
+
+    def wait_for(self, name, seconds=60):
+        kind, index = name.split("-")
+        address = json.loads(self.tasks[name].env["TF_CONFIG"])["cluster"][kind][int(index)]
+        host, port = address.split(":")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise TimeoutError(name)
+
+    def end(self):
+        for name in list(self.pids):
+            self.kill(name)
+        self.forker.kill()
+
+
+SCENARIO, OUT = sys.argv[1:3]
+SIZES = {"alone": (1, 2), "together": (2, 1), "killed": (2, 1), "in_step": (3, 2)}
+cluster = Cluster(*SIZES[SCENARIO])
+
+import keras
+import numpy as np
+import tensorflow as tf
+from unisono.distribute.parameter_server import ParameterServerError, ParameterServerStrategy
+
+import unisono
+
+FOUND = {}
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(230, 12)).astype("float32")
+Y = (X[:, 0] > 0).astype("int64") + (X[:, 1] > 0)
+IDS = RNG.integers(0, 50, size=(230, 5))
+
+
+def classifier(optimizer, **compile_arguments):
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.Input((12,)),
+        keras.layers.Dense(8, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(3, activation="softmax"),
+    ]
+    model = unisono.Sequential(layers)
+    loss = "sparse_categorical_crossentropy"
+    model.compile(optimizer, loss, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
+    return model
+
+
+def embedder(optimizer):
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.Input((5,), dtype="int64"),
+        keras.layers.Embedding(50, 4),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dense(1),
+    ]
+    model = unisono.Sequential(layers)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+@keras.saving.register_keras_serializable()
+def mean_output(y_true, y_pred):
+    return keras.ops.mean(y_pred, axis=-1)
+
+
+def counter():
+    """One weight that each step lowers by exactly 1."""
+    kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = unisono.Sequential([keras.Input((1,)), kernel])
+    model.compile(unisono.optimizers.SGD(1.0), mean_output)
+    return model
+
+
+def distance(model, other):
+    pairs = zip(
+        model.get_weights() + model.optimizer.get_weights(),
+        other.get_weights() + other.optimizer.get_weights(),
+    )
+    return max(float(np.max(np.abs(np.float64(a) - np.float64(b)), initial=0.0)) for a, b in pairs)
+
+
+def alone():
+    """One worker and split variables: everything is what one device gives, to the bit."""
+    thirds = tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)
+    strategy = ParameterServerStrategy(variable_partitioner=thirds)
+    callbacks = lambda: [  # noqa: E731
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.EarlyStopping("val_loss", patience=1),
+        unisono.callbacks.ModelCheckpoint(f"{OUT}/best.keras", save_freq=7),
+    ]
+    histories = []
+    models = []
+    for scope in (strategy.scope, tf.init_scope):
+        with scope():
+            models.append(classifier(unisono.optimizers.Adam(1e-2, clipnorm=0.5)))
+        history = models[-1].fit(
+            X, Y, batch_size=16, epochs=3, verbose=0, validation_data=(X[:50], Y[:50]), callbacks=callbacks()
+        )
+        histories.append(history.history)
+    FOUND["fit_distance"], FOUND["same_history"] = distance(*models), histories[0] == histories[1]
+    FOUND["predict"] = float(np.abs(models[0].predict(X, verbose=0) - models[1].predict(X, verbose=0)).max())
+    FOUND["batch"] = [model.train_on_batch(X[:9], Y[:9]) for model in models]
+
+    target = RNG.normal(size=(230, 1)).astype("float32")
+    with strategy.scope():
+        model = embedder(unisono.optimizers.Adam(1e-2))
+    model.fit(IDS, target, batch_size=16, epochs=2, verbose=0)
+    other = embedder(unisono.optimizers.Adam(1e-2))
+    other.fit(IDS, target, batch_size=16, epochs=2, verbose=0)
+    FOUND["split_distance"] = distance(model, other)
+    table = model.layers[0].embeddings
+    FOUND["shards"] = len(table.value.variables)
+    FOUND["slots_beside"] = all(
+        [shard.device for shard in slot.value.variables] == [shard.device for shard in table.value.variables]
+        for slot in model.optimizer.variables
+        if tuple(slot.shape) == tuple(table.shape)
+    )
+    model.save(f"{OUT}/split.keras")
+    on_one = unisono.load_model(f"{OUT}/split.keras")
+    with ParameterServerStrategy_with_halves(strategy):
+        in_halves = unisono.load_model(f"{OUT}/split.keras")
+    FOUND["loaded_shards"] = len(in_halves.layers[0].embeddings.value.variables)
+    FOUND["loaded_distance"] = max(distance(model, on_one), distance(model, in_halves))
+
+    runs = []
+    for epochs in ((4,), (2, 4)):
+        for last in epochs:
+            keras.backend.clear_session()  # a restarted script gives its variables the same names
+            with strategy.scope():
+                model = classifier(unisono.optimizers.SGD(1e-2, momentum=0.9))
+            backup = unisono.callbacks.BackupAndRestore(f"{OUT}/{len(epochs)}", 5, delete_when_done=False)
+            model.fit(X, Y, batch_size=16, epochs=last, verbose=0, callbacks=[backup])
+        runs.append(model)
+    FOUND["resumed_distance"] = distance(*runs)
+
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = keras.Variable(np.zeros(2, "float32"))
+        optimizer = unisono.optimizers.SGD(1.0)
+    data = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.from_tensors(tf.ones(2)).repeat())
+
+    @tf.function
+    def step(iterator):
+        def on_replica(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.convert_to_tensor(weight) * x)
+            optimizer.minimize(loss, [weight], tape=tape)
+
+        strategy.run(on_replica, args=(next(iterator),))
+
+    iterator = iter(data)
+    for _ in range(50):
+        coordinator.schedule(step, args=(iterator,))
+    coordinator.join()
+    FOUND["custom_loop"] = [*weight.numpy().tolist(), int(optimizer.iterations.numpy())]
+
+
+def ParameterServerStrategy_with_halves(strategy):
+    """The scope of the same cluster with another partitioner."""
+    strategy.extended._variable_partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(
+        2
+    )
+    return strategy.scope()
+
+
+def together():
+    """Two workers: counts, convergence, mixed precision, errors; at last the server dies."""
+    strategy = ParameterServerStrategy(max_staleness=3)
+    with strategy.scope():
+        model = counter()
+    ones = np.ones((2000, 1), "float32")
+    history = model.fit(ones, ones, batch_size=1, epochs=1, verbose=0)
+    count = int(model.optimizer.iterations.numpy())
+    FOUND["counts"] = [count, float(model.get_weights()[0][0, 0]), float(model._loss_tracker.count.numpy())]
+    FOUND["loss"] = history.history["loss"][0]
+
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype("float32")
+
+    def digits():
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
+        model = unisono.Sequential(layers)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(unisono.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
+        return model
+
+    accuracies = []
+    for scope in (strategy.scope, tf.init_scope):
+        with scope():
+            model = digits()
+        model.fit(images[:1400], labels[:1400], batch_size=32, epochs=6, verbose=0)
+        accuracies.append(model.evaluate(images[1400:], labels[1400:], verbose=0)[1])
+    FOUND["accuracy"] = accuracies
+
+    with strategy.scope():
+        optimizer = unisono.mixed_precision.LossScaleOptimizer(
+            unisono.optimizers.SGD(0.0), initial_scale=2.0**15
+        )
+        kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = unisono.Sequential([keras.Input((1,)), kernel])
+        model.compile(optimizer, mean_output, auto_scale_loss=False)
+    rows = ones[:40].copy()
+    rows[::10] = np.inf
+    model.fit(rows, rows, batch_size=1, epochs=1, verbose=0, shuffle=False)
+    inner = optimizer.inner_optimizer.iterations
+    FOUND["overflow"] = [
+        int(inner.numpy()),
+        int(optimizer.skipped_steps.numpy()),
+        float(optimizer.dynamic_scale.numpy()),
+    ]
+
+    class Picky(keras.layers.Layer):
+        def call(self, x):
+            tf.debugging.assert_less(tf.reduce_max(x), 2.0, message="a message of their own")
+            return x
+
+    with strategy.scope():
+        picky = unisono.Sequential([keras.Input((1,)), Picky(), keras.layers.Dense(1)])
+        picky.compile("sgd", "mse")
+    try:
+        picky.fit(3 * ones[:50], ones[:50], batch_size=1, verbose=0)
+    except tf.errors.InvalidArgumentError as error:
+        FOUND["own_error"] = ["a message of their own" in str(error), __file__ in str(error)]
+    FOUND["after_error"] = len(picky.fit(ones[:50], ones[:50], batch_size=5, verbose=0).history["loss"])
+
+    class EndOfServer(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            cluster.kill("ps-0")
+
+    began = time.monotonic()
+    try:
+        picky.fit(ones, ones, batch_size=10, epochs=50, verbose=0, callbacks=[EndOfServer()])
+    except ParameterServerError as error:
+        FOUND["server_error"] = str(error)
+    FOUND["server_error_seconds"] = time.monotonic() - began
+
+
+def killed():
+    """Workers are killed ten times while they train, and once while they evaluate; then one stays away for good."""
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        model = counter()
+    ones = np.ones((200, 1), "float32")
+    ended = threading.Event()
+    kills = []
+
+    def attacker(times, pause):
+        for number in range(times):
+            name = f"worker-{number % 2}"
+            cluster.kill(name)
+            kills.append(name)
+            cluster.start(name)
+            cluster.wait_for(name)
+            if ended.wait(pause):
+                return
+
+    thread = threading.Thread(target=attacker, args=(10, 0.3))
+
+    class UntilAllAreKilled(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.counts = []
+            thread.start()
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.counts.append(int(self.model.optimizer.iterations.numpy()))
+            if not thread.is_alive() and epoch >= 9:
+                self.model.stop_training = True
+
+    callback = UntilAllAreKilled()
+    history = model.fit(ones, ones, batch_size=1, epochs=5000, verbose=0, callbacks=[callback])
+    ended.set()
+    thread.join()
+    epochs = len(history.history["loss"])
+    FOUND["kills"] = len(kills)
+    FOUND["counts"] = [callback.counts == [200 * (e + 1) for e in range(epochs)], epochs >= 10]
+    FOUND["weight_error"] = abs(float(model.get_weights()[0][0, 0]) + 200 * epochs)
+
+    data = RNG.normal(size=(4000, 1)).astype("float32")
+    expected = model.evaluate(data, data, batch_size=8, verbose=0, steps=500)
+    ended.clear()
+    thread = threading.Thread(target=attacker, args=(1, 0.0))
+
+    class KillInTheMiddle(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            if batch > 30 and thread.ident is None:
+                thread.start()
+
+    found = model.evaluate(data, data, batch_size=8, verbose=0, callbacks=[KillInTheMiddle()])
+    thread.join()
+    FOUND["evaluate"] = [expected, found]
+    predicted = model.predict(data, batch_size=8, verbose=0)
+    FOUND["predict_error"] = float(
+        np.abs(predicted - data * model.get_weights()[0][0, 0]).max() / abs(model.get_weights()[0]).max()
+    )
+
+    cluster.kill("worker-1")
+    before = int(model.optimizer.iterations.numpy())
+    model.fit(ones, ones, batch_size=1, epochs=2, verbose=0)
+    FOUND["without_one"] = int(model.optimizer.iterations.numpy()) - before
+
+
+def in_step():
+    """Three workers, one to spare: the numbers of one device."""
+    halves = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    strategy = ParameterServerStrategy(backup_workers=1, variable_partitioner=halves)
+    weights = RNG.uniform(size=230).astype("float32")
+    models, histories = [], []
+    for scope in (strategy.scope, tf.init_scope):
+        with scope():
+            keras.utils.set_random_seed(1)
+            layers = [keras.Input((12,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3, "softmax")]
+            model = unisono.Sequential(layers)
+            loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
+            model.compile(unisono.optimizers.Adam(1e-2, clipnorm=0.5), loss, weighted_metrics=["accuracy"])
+        history = model.fit(X, Y, batch_size=17, epochs=2, verbose=0, sample_weight=weights)
+        models.append(model)
+        histories.append(history.history)
+    FOUND["distance"] = distance(*models)
+    FOUND["logs"] = max(abs(a - b) for k in histories[0] for a, b in zip(histories[0][k], histories[1][k]))
+    FOUND["iterations"] = int(models[0].optimizer.iterations.numpy())
+    cluster.kill("worker-2")
+    models[0].fit(X, Y, batch_size=17, epochs=1, verbose=0, sample_weight=weights)
+    models[1].fit(X, Y, batch_size=17, epochs=1, verbose=0, sample_weight=weights)
+    FOUND["iterations_after_loss"] = int(models[0].optimizer.iterations.numpy())
+
+
+code = 1
+try:
+    globals()[SCENARIO]()
+    print("FOUND " + json.dumps(FOUND), flush=True)
+    code = 0
+except BaseException:
+    traceback.print_exc()
+    print("FOUND SO FAR " + json.dumps(FOUND), file=sys.stderr, flush=True)
+finally:
+    cluster.end()
+    os._exit(code)  # TensorFlow would wait for the servers that are gone

@@ -1,0 +1,79 @@
+"""A coordinator, workers and parameter servers as real processes. One cluster for each scenario, many checks in each."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "parameter_servers.py"
+ROOT = Path(__file__).parents[2]
+SYNCHRONOUS = (
+    1e-6  # absolute, on weights below 1: the sum of the parts is rounded in another order than one batch
+)
+
+
+@pytest.fixture
+def found(request, tmp_path):
+    """What the scenario named by the test's parameter has printed."""
+    with open(tmp_path / "err", "w+") as err:
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), request.param, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=280)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+        assert process.returncode == 0, (tmp_path / "err").read_text()[-5000:]
+    return json.loads(out.rpartition("FOUND ")[2])
+
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("found", ["alone"], indirect=True)
+def test_one_worker_with_split_variables_equals_one_device_to_the_bit(found):
+    assert found["fit_distance"] == 0 and found["same_history"] and found["predict"] == 0
+    assert found["batch"][0] == found["batch"][1]
+    assert found["split_distance"] == 0 and found["shards"] == 3 and found["slots_beside"]
+    assert found["loaded_shards"] == 2 and found["loaded_distance"] == 0
+    assert found["resumed_distance"] == 0
+    assert found["custom_loop"] == [-50, -50, 50]
+
+
+@pytest.mark.parametrize("found", ["together"], indirect=True)
+def test_two_workers_count_each_step_once_and_report_errors(found):
+    assert found["counts"] == [2000, -2000, 2000]
+    asynchronous, one_device = found["accuracy"]
+    assert asynchronous > one_device - 0.01
+    assert found["overflow"] == [36, 4, 2.0**11], "each infinite row skips its own step and halves the scale"
+    assert found["own_error"] == [True, True], "the message, and the file of the line that raised it"
+    assert found["after_error"] == 1
+    assert "Parameter server 0 at " in found["server_error"]
+    assert found["server_error_seconds"] < 30
+
+
+@pytest.mark.parametrize("found", ["killed"], indirect=True)
+def test_workers_killed_while_they_train_lose_and_repeat_no_step(found):
+    assert found["kills"] == 10
+    assert found["counts"] == [True, True]
+    assert found["weight_error"] <= 10, "each kill may repeat the one step that was being written"
+    assert found["evaluate"][0] == found["evaluate"][1]
+    assert found["predict_error"] < 1e-6
+    assert found["without_one"] == 400
+
+
+@pytest.mark.parametrize("found", ["in_step"], indirect=True)
+def test_workers_in_step_with_one_to_spare_give_the_numbers_of_one_device(found):
+    assert found["distance"] < SYNCHRONOUS
+    assert found["logs"] < SYNCHRONOUS
+    assert found["iterations"] == 28
+    assert found["iterations_after_loss"] == 42
