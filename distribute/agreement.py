@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .cluster_start import peer_timeout
@@ -123,15 +124,20 @@ def _sum(strategy: tf.distribute.Strategy, rows: list[list[float]]) -> list[list
     familiar = add is not None
     if add is None:
         add = _sums[strategy] = _make_sum(strategy)
+    # Few widths make few graphs, and a known width can be packed.
+    count = len(rows[0])
+    width = 1 << max(2, (count - 1).bit_length())
+    padded = np.zeros((len(rows), width))
+    padded[:, :count] = rows
     with meeting(familiar):
-        return add(tf.constant(rows, tf.float64)).numpy().tolist()
+        return add(tf.constant(padded)).numpy()[:, :count].tolist()
 
 
 def _make_sum(strategy: Any) -> Callable[..., Any]:
     owner = weakref.ref(strategy)
     replicas = len(strategy.extended.worker_devices)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function
     def add(values: tf.Tensor) -> tf.Tensor:
         strategy = owner()
         assert strategy is not None  # narrows the type: the caller holds it
