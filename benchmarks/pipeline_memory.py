@@ -26,7 +26,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from unisono.distribute.pipeline import Pipeline
-from unisono.distribute.pipeline.engine import PipelinedStep, micro_steps
+from unisono.distribute.pipeline.engine import PipelinedStep
+from unisono.distribute.pipeline.step_parts import micro_steps
 
 LAYERS = 8
 

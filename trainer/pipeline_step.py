@@ -18,10 +18,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..distribute.pipeline.engine import PipelinedStep, Result, apply_writes, micro_steps
+from ..distribute.pipeline.engine import PipelinedStep
 from ..distribute.pipeline.pipeline import current_pipeline
 from ..distribute.pipeline.placement import follow_inputs, move_slots
 from ..distribute.pipeline.plan import Plan
+from ..distribute.pipeline.step_parts import Result, apply_writes, micro_steps
 from ..distribute.step_context import StepContext, current_step, step_scope
 from ..optimizers.optimizer import apply_contributions
 from . import exact_loss

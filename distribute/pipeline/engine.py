@@ -2,13 +2,11 @@
 
     for job in schedule:               on the stage's device, in this order by control dependencies
         forward:   boundary in -> layers -> boundary out
-        backward:  (forward again ->) cotangents in -> gradient of the stage -> cotangents out, sums +=
-            gradient
+        backward:  (forward again ->) cotangents in -> the stage's gradient -> cotangents out, sums
     loss: on the last stage, once for the whole batch, or for each micro-batch as soon as it is there
 
-Each stage's gradient is taken by a tape of its own under the stage's device: backward operations do not
-inherit the device of the forward ones. Nothing here knows of optimizers; the loss is a function that is
-passed in.
+Each stage's gradient is taken by a tape of its own under the stage's device: backward operations do not inherit
+the device of the forward ones. Nothing here knows of optimizers; the loss is a function that is passed in.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ..step_context import StepContext, step_scope
@@ -27,6 +24,7 @@ from .graph import Chain, Stage
 from .schedule import Job
 from .simulator import recomputed
 from .state import NotedWrites, merge, normalizations, read
+from .step_parts import Head, Pass, Result
 from .tensors import (
     add_gradients,
     cotangents_of,
@@ -37,43 +35,6 @@ from .tensors import (
     watch,
     zero_unless,
 )
-
-Head = Callable[[int | None, Any], tuple[tf.Tensor, tf.Tensor]]
-
-
-def micro_steps(global_rows: Any, count: int, training: bool) -> list[StepContext]:
-    """The parts of the global batch: micro-batch q has the rows floor(q n / Q) to floor((q + 1) n / Q) - 1.
-
-    Args:
-        global_rows: int or int32 scalar tensor, n.
-        count: int, Q: replicas times micro-batches.
-        training: for the `StepContext`.
-
-    Returns:
-        Q contexts. Random layers draw a mask of its own for each, as they do for each replica.
-    """
-    edges = [(q * global_rows) // count for q in range(count + 1)]
-    return [
-        StepContext(q, count, edges[q + 1] - edges[q], global_rows, training=training) for q in range(count)
-    ]
-
-
-@dataclasses.dataclass
-class Result:
-    """What a step computed.
-
-    Attributes:
-        outputs: the model's outputs for the whole batch, as the model returns them.
-        loss: scalar tensor; loss, added losses and penalties of the global batch; None if there are none.
-        gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the
-            scaled loss, summed over micro-batches and replicas, on the variable's device.
-        writes: (variable, value) pairs: what layers assigned (running averages, random state).
-    """
-
-    outputs: Any
-    loss: Any
-    gradients: dict[int, Any]
-    writes: list[tuple[Any, tf.Tensor]]
 
 
 class PipelinedStep:
@@ -93,8 +54,7 @@ class PipelinedStep:
         Args:
             chain: the model's blocks.
             stages: its stages, with their devices.
-            inputs: for each micro-batch of each replica the model's inputs for its rows, in the order of the
-                rows.
+            inputs: for each micro-batch of each replica the model's inputs, in the order of the rows.
             steps: for each of them its part of the batch (`micro_steps`).
             replicas: int; R: the first len(inputs) / R micro-batches run on the first devices of the stages,
                 and so on.
@@ -113,7 +73,7 @@ class PipelinedStep:
         self.other: dict[int, tuple[Any, Any]] = {}
         self.writes: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.steps]
         self.cotangents: list[dict[int, list[Any]]] = [{} for _ in self.steps]
-        self.passes: dict[tuple[int, int], _Pass] = {}
+        self.passes: dict[tuple[int, int], Pass] = {}
         self.last: dict[tuple[int, int], list[Any]] = {}
         self.gradients: dict[tuple[int, int], Any] = {}
         self.losses: list[tf.Tensor] = []
@@ -237,7 +197,7 @@ class PipelinedStep:
             self.losses += [loss * self.steps[q].share(loss.dtype) for loss in run.added]
             self._finish(stage, q, flatten(gradients))
 
-    def _pass(self, stage: Stage, q: int, inputs: dict[int, Any], mapping: Any, keep: bool) -> _Pass:
+    def _pass(self, stage: Stage, q: int, inputs: dict[int, Any], mapping: Any, keep: bool) -> Pass:
         tape = tf.GradientTape(watch_accessed_variables=False) if keep and self.training else None
         scope = NotedWrites(mapping)
         trainable = {id(v) for v in stage.trainable}
@@ -246,7 +206,7 @@ class PipelinedStep:
             watched += [(id(v), watch(tape, value)) for v, value in mapping if id(v) in trainable]
             made = self._run_layers(stage, inputs)
             added = [tf.reduce_sum(loss) for loss in scope.losses if loss.dtype.is_floating]
-        return _Pass(inputs, mapping, made, added, watched, tape, scope)
+        return Pass(inputs, mapping, made, added, watched, tape, scope)
 
     def _run_layers(self, stage: Stage, inputs: dict[int, Any]) -> dict[int, Any]:
         values = dict(inputs)
@@ -388,29 +348,3 @@ class PipelinedStep:
 
     def _device(self, stage: Stage, q: int) -> str:
         return stage.devices[q // self.micro_batches]
-
-
-@dataclasses.dataclass
-class _Pass:
-    """One forward pass of one stage: what its backward pass needs of it."""
-
-    inputs: dict[int, Any]
-    mapping: list[Any]
-    made: dict[int, Any]
-    added: list[tf.Tensor]
-    sources: list[tuple[int, list[tf.Tensor]]]
-    tape: tf.GradientTape | None
-    scope: NotedWrites
-
-    def drop_activations(self, stage: Stage, keep: bool) -> None:
-        """Lets go of all but the boundary (in eager mode that frees the memory)."""
-        if not keep:
-            self.made = {key: self.made[key] for key in stage.outputs}
-            self.sources = []
-
-
-def apply_writes(writes: Sequence[tuple[Any, tf.Tensor]]) -> None:
-    """Assigns the values; inside of a scope that notes writes they are noted there."""
-    for variable, value in writes:
-        if isinstance(variable, keras.Variable):
-            variable.assign(value)

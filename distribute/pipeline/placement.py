@@ -107,7 +107,7 @@ def _device_of_largest_input(op: Any) -> str:
 def _device_of(tensor: Any) -> str:
     """The device of what made a tensor; of a captured tensor or a variable that was read the device of that."""
     while tensor is not None:
-        if not hasattr(tensor, "graph") or isinstance(tensor, tf.__internal__.EagerTensor):
+        if not tf.is_symbolic_tensor(tensor):
             return tensor.device or ""
         if tensor.op.device:
             return tensor.op.device

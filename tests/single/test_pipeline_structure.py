@@ -18,8 +18,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 from unisono.distribute.pipeline import Pipeline
-from unisono.distribute.pipeline.engine import PipelinedStep, micro_steps
+from unisono.distribute.pipeline.engine import PipelinedStep
 from unisono.distribute.pipeline.schedule import in_order_of_stage
+from unisono.distribute.pipeline.step_parts import micro_steps
 
 import unisono
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from unisono.distribute.pipeline import Pipeline
-from unisono.distribute.pipeline.engine import PipelinedStep, micro_steps
+from unisono.distribute.pipeline.engine import PipelinedStep
 from unisono.distribute.pipeline.graph import Chain
 from unisono.distribute.pipeline.schedule import SCHEDULES
+from unisono.distribute.pipeline.step_parts import micro_steps
 
 import unisono
 
