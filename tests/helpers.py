@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -61,3 +62,8 @@ def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
         if any(not np.array_equal(copies[0], c, equal_nan=True) for c in copies[1:]):
             return False
     return True
+
+
+def stable_id(value: Any) -> str:
+    """The text of a parameter without the addresses in it, so that test processes agree on the names of tests."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -155,7 +155,9 @@ def test_replica_without_rows_adds_nothing_even_if_its_gradient_is_nan(monkeypat
     helpers.assert_close(actual, expected, helpers.FLOAT64)
 
 
-@pytest.mark.parametrize("options", [{"global_clipnorm": 0.3}, {"gradient_accumulation_steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"global_clipnorm": 0.3}, {"gradient_accumulation_steps": 2}], ids=helpers.stable_id
+)
 def test_sparse_gradients_on_replicas_equal_dense_on_one_device(options, on_one_device):
     def make():
         return optimizers.Adagrad(0.1, **options)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ AGGREGATORS = [
 ]
 
 
-@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=str)
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=helpers.stable_id)
 def test_pieces_are_saved_with_the_optimizer(aggregator):
     optimizer = optimizers.Adam(0.1, gradient_transformers=PIECES, gradient_aggregator=aggregator)
     config = optimizers.serialize(optimizer)

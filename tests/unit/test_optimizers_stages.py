@@ -2,6 +2,7 @@
 
 import warnings
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -213,7 +214,7 @@ def test_compute_gradients_returns_what_apply_gradients_takes():
         {"gradient_transformers": [optimizers.ClipByGlobalNorm(0.3), optimizers.centralize]},
         {"gradient_transformers": [optimizers.AdaptiveClip(), optimizers.AddDecayedWeights(0.1)]},
     ],
-    ids=str,
+    ids=helpers.stable_id,
 )
 def test_sparse_gradient_with_repeated_rows_equals_dense_through_every_stage(options, kind):
     results = []
@@ -248,7 +249,7 @@ SIZES = [3, 1, 4]
 @pytest.mark.parametrize(
     "options",
     [{"global_clipnorm": 0.3, "weight_decay": 0.1}, {"use_ema": True, "ema_overwrite_frequency": 2}],
-    ids=str,
+    ids=helpers.stable_id,
 )
 def test_accumulation_of_unequal_micro_batches_is_one_step_with_all_rows(options, in_graph):
     rows = np.random.default_rng(0).normal(size=(4 * sum(SIZES), 3))
