@@ -3,9 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
-export CUDA_VISIBLE_DEVICES ?=
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check format bench docs dist clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,6 +19,7 @@ $(BIN)/unisono-dev.stamp: pyproject.toml
 demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
+check test: export CUDA_VISIBLE_DEVICES =
 check: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -37,8 +37,12 @@ bench: $(BIN)/unisono-dev.stamp
 	$(BIN)/python -m benchmarks
 
 docs: $(BIN)/unisono-dev.stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	$(BIN)/mkdocs build --strict
+
+dist: $(BIN)/unisono-dev.stamp
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -87,13 +87,9 @@ def check_fit(arguments: Any) -> None:
     if arguments.verbose not in (0, 1, 2, "auto", True, False):
         raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: {arguments.verbose!r}')
     freq = arguments.validation_freq
-    if isinstance(freq, bool) or (
-        not isinstance(freq, list | tuple | set) and not hasattr(freq, "__index__")
+    if not isinstance(freq, list | tuple | set) and (
+        isinstance(freq, bool) or not hasattr(freq, "__index__") or int(freq) < 1
     ):
-        raise ValueError(
-            f"`validation_freq` must be an int of at least 1 or a list of epochs. Received: {freq!r}"
-        )
-    if hasattr(freq, "__index__") and freq < 1:
         raise ValueError(
             f"`validation_freq` must be an int of at least 1 or a list of epochs. Received: {freq!r}"
         )

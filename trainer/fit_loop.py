@@ -18,8 +18,8 @@ import tensorflow as tf
 from ..callbacks.fit_state import FitState
 from ..callbacks.one_batch import one_batch_of_everything
 from ..callbacks.progress import ProgressBar
-from ..callbacks.wake import steps_to_wake
 from ..callbacks.quiet import only_chief_writes
+from ..callbacks.wake import steps_to_wake
 from ..distribute.agreement import spans_workers
 from ..distribute.cluster import is_chief
 from . import async_fit, checks, tuner
@@ -337,7 +337,6 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     fixed = None if model._auto_steps else model.steps_per_execution
     pace = Pace(fixed, callbacks.callbacks, "test", function=model.test_function)
     logs: dict[str, Any] = {}
-    step = 0
     workers = Workers(model, "stop_evaluating")
     for chunks in _executions(source, lambda: workers.settle(pace.next()), workers):
         callbacks.on_test_batch_begin(pace.step)
@@ -366,7 +365,6 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
     fixed = None if getattr(model, "_auto_steps", True) else model.steps_per_execution
     pace = Pace(fixed, callbacks.callbacks, "predict")
     collected: list[Any] = []
-    step = 0
     workers = Workers(model, "stop_predicting")
     for chunks in _executions(source, lambda: workers.settle(pace.next()), workers):
         callbacks.on_predict_batch_begin(pace.step)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from ..distribute.step_context import current_step, step_scope
 from .keras_internals import get_keras_mask, set_keras_mask
