@@ -24,7 +24,6 @@ WITH_CODE = [
     for page in PAGES
     if any(block.language == "python" for block in blocks_of((ROOT / page).read_text(encoding="utf-8")))
 ]
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
 QUIET.pop("TF_CONFIG", None)
 
@@ -40,24 +39,6 @@ def run(command, folder, seconds):
 def test_blocks_of_a_page_run_one_after_another(page, tmp_path):
     printed = run([sys.executable, str(HERE / "run_page.py"), page], tmp_path, 240)
     assert ": ok" in printed
-
-
-@pytest.mark.process
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs(name, tmp_path):
-    printed = run([sys.executable, str(ROOT / "examples" / name)], tmp_path, 290)
-    if name == "digits_mirrored.py":
-        accuracy = float(re.search(r"test accuracy\s+([0-9.]+)", printed)[1])
-        assert accuracy >= 0.98
-        assert (tmp_path / "demo" / "digits.png").stat().st_size > 10_000
-    if name == "fine_tune.py":
-        assert "the frozen body is unchanged" in printed
-
-
-def test_examples_are_all_listed():
-    listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert [name for name in EXAMPLES if f"({name})" not in listed] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
