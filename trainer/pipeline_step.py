@@ -33,9 +33,18 @@ from .step import track_loss
 
 
 def attach(model: Any) -> None:
-    """Puts a model on the pipeline in whose scope this is called; elsewhere the model stays where it is."""
+    """Puts a model on the pipeline in whose scope this is called; elsewhere the model stays where it is.
+
+    Raises:
+        ValueError: if a strategy's scope is entered as well.
+    """
     pipeline = current_pipeline()
     if pipeline is not None:
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                "a model must not be made in a strategy's scope inside of a Pipeline's: "
+                "for data parallelism use Pipeline(..., replicas=R)"
+            )
         vars(model)["_pipeline"] = pipeline
         pipeline.remember(model)
 

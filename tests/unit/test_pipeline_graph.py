@@ -191,6 +191,8 @@ def test_scope_is_refused_inside_of_a_strategy_and_ends():
             pass
     with pipeline.scope():
         assert current_pipeline() is pipeline
+        with tf.distribute.OneDeviceStrategy("CPU:0").scope(), pytest.raises(ValueError, match="replicas=R"):
+            unisono.Sequential([layers.Dense(1)])
     assert current_pipeline() is None
 
 
