@@ -10,15 +10,13 @@ FOLDERS = ("unisono", "trainer", "callbacks", "optimizers", "mixed_precision", "
 
 
 def test_every_folder_with_code_is_a_package_of_the_wheel():
-    listed = PROJECT["tool"]["setuptools"]["package-dir"]
+    packages = PROJECT["tool"]["setuptools"]["packages"]
     found = {
-        str(path.parent.relative_to(ROOT))
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("__init__.py")
+        path.parent.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py")
     }
-    assert set(listed.values()) == found
-    assert set(listed) == set(PROJECT["tool"]["setuptools"]["packages"])
-    for package, folder in listed.items():
+    named = {"unisono" if str(f) == "unisono" else f"unisono.{'.'.join(f.parts)}" for f in found}
+    assert set(packages) == named
+    for package, folder in PROJECT["tool"]["setuptools"]["package-dir"].items():
         assert package == "unisono" or package == "unisono." + folder.replace("/", ".")
 
 
