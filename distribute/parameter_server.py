@@ -146,6 +146,11 @@ def mode_of(strategy: Any) -> ParameterServerMode:
 
 def pool_of(strategy: Any) -> WorkerPool:
     """The workers of a strategy; made once."""
+    if strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            f"Each worker sees {strategy.num_replicas_in_sync} GPUs, but a worker of a ParameterServerStrategy trains "
+            "with one: start a worker for each GPU, with its own CUDA_VISIBLE_DEVICES."
+        )
     if strategy not in _pools:
         resolver = internals.resolver_of(strategy)
         check_cluster(resolver.cluster_spec().as_dict(), resolver.task_type)

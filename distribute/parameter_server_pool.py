@@ -122,7 +122,7 @@ class Phase:
             self.under_way += 1
             self._changed.notify_all()
 
-    def get(self, seconds: float | None = None) -> tuple[Any, Any] | None:
+    def get(self, seconds: float | None = None) -> Any:
         """(piece, result) of the next piece that is done; waits for it, or for `seconds`: then it is None.
 
         Raises:

@@ -58,15 +58,19 @@ def gradient(
     if not any(parts):
         return tape.gradient(target, variables, output_gradients=output_gradients)
     sources = [[variable] if part is None else list(part) for variable, part in zip(variables, parts)]
-    gradients = tape.gradient(target, sources, output_gradients=output_gradients)
+    gradients: Any = tape.gradient(target, sources, output_gradients=output_gradients)
     return [own[0] if part is None else _joined(own, part) for own, part in zip(gradients, parts)]
+
+
+def _rows(shard: tf.Variable) -> int:
+    return int(shard.shape.as_list()[0] or 0)
 
 
 def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
     """The gradients of the shards as one of the whole variable."""
     if all(g is None for g in gradients):
         return None
-    rows = [int(shard.shape[0]) for shard in shards]
+    rows = [_rows(shard) for shard in shards]
     if all(g is None or isinstance(g, tf.IndexedSlices) for g in gradients):
         first, values, indices = 0, [], []
         for part, count in zip(gradients, rows):
@@ -74,7 +78,7 @@ def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
                 values.append(part.values)
                 indices.append(tf.cast(part.indices, tf.int64) + first)
             first += count
-        shape = tf.constant([sum(rows), *shards[0].shape[1:]], tf.int64)
+        shape = tf.constant([sum(rows), *shards[0].shape.as_list()[1:]], tf.int64)  # pyright: ignore[reportArgumentType]
         return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), shape)
     dense = [
         tf.zeros(shard.shape, shard.dtype) if g is None else tf.convert_to_tensor(g)
@@ -101,7 +105,7 @@ def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Itera
         return
     first = 0
     for index, shard in enumerate(shards):
-        rows = int(shard.shape[0])
+        rows = _rows(shard)
         with beside(shard), _slots_of_shard(optimizer, index):
             yield _rows_of(gradient, first, rows), shard
         first += rows
@@ -118,7 +122,7 @@ def _rows_of(gradient: Any, first: int, rows: int) -> Any:
         return gradient[first : first + rows]
     inside = tf.logical_and(gradient.indices >= first, gradient.indices < first + rows)
     indices = tf.boolean_mask(gradient.indices, inside) - first
-    shape = tf.constant([rows, *gradient.values.shape[1:]], tf.int64)
+    shape = tf.constant([rows, *gradient.values.shape.as_list()[1:]], tf.int64)  # pyright: ignore[reportArgumentType]
     return tf.IndexedSlices(tf.boolean_mask(gradient.values, inside), indices, shape)
 
 
@@ -160,11 +164,12 @@ def slots_beside(variable: Any) -> Iterator[None]:
         return
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
-        initial = kwargs["initial_value"]
-        initial = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
+        initial: Any = kwargs["initial_value"]
+        made: Any = initial() if callable(initial) else initial
+        initial = tf.convert_to_tensor(made, kwargs.get("dtype"))
         if initial.shape != value.shape:
             return next_creator(**kwargs)
-        sizes = [int(shard.shape[0]) for shard in shards]
+        sizes = [_rows(shard) for shard in shards]
         parts = []
         for index, (shard, part) in enumerate(zip(shards, tf.split(initial, sizes))):
             own = {"initial_value": part, "shape": part.shape, "colocate_with": shard}

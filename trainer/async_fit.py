@@ -185,7 +185,7 @@ class _UpdateCount:
     def __init__(self, model: Any) -> None:
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         known = optimizer is not None and not model.has_own_train_step()
-        self._variable = optimizer._iterations if known else None
+        self._variable: Any = getattr(optimizer, "_iterations", None) if known else None
         self._start = int(self._variable.numpy()) if self._variable is not None else 0
 
     def correct(self, totals: Any, losses: int) -> None:

@@ -15,6 +15,7 @@ def step_function(model: Any, training: bool) -> Any:
     """Runs `train_step` or `test_step` of the model on global batches."""
     strategy = model.distribute_strategy
     if on_parameter_servers(strategy):
+        pool_of(strategy)
         backups = mode_of(strategy).backup_workers
         if training and backups is not None:
             return SynchronousSteps(model, pool_of(strategy).num_workers - backups)

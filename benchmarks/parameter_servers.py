@@ -1,0 +1,162 @@
+"""Steps a second with parameter servers, by workers and mode, beside tf_keras' in the same run.
+
+    python -m benchmarks.parameter_servers [--steps 2000] [--workers 1,2] [--servers 1]
+
+Every line is a cluster of its own on this machine: a coordinator, workers and servers as processes. "Slowed" means that
+the last worker is stopped for 80 of every 100 ms. tf_keras is left out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from unisono.distribute.launcher_tasks import Layout, plan
+
+_OURS = {
+    "asynchronous": {},
+    "max_staleness=3": {"max_staleness": 3},
+    "in step": {"backup_workers": 0},
+    "in step, 1 backup": {"backup_workers": 1},
+}
+
+
+@contextlib.contextmanager
+def servers(workers: int, count: int, slow: str):
+    """Starts the processes; sets this process's TF_CONFIG. `slow`: "", "last" or "all"."""
+    tasks = {task.name: task for task in plan(Layout(workers=workers, parameter_servers=count), ["-"])}
+    os.environ.update(tasks.pop("chief").env)
+    processes = {
+        name: subprocess.Popen(
+            task.command, env={**os.environ, **task.env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for name, task in tasks.items()
+    }
+    ended = threading.Event()
+    slowed = [p for n, p in processes.items() if slow and n == f"worker-{workers - 1}"]
+
+    def slow_down() -> None:
+        time.sleep(15)  # it must have started
+        while not ended.is_set():
+            for process in slowed:
+                process.send_signal(signal.SIGSTOP)
+            ended.wait(0.08)
+            for process in slowed:
+                process.send_signal(signal.SIGCONT)
+            ended.wait(0.02)
+
+    thread = threading.Thread(target=slow_down, daemon=True)
+    if slowed:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if slowed:
+            thread.join()
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def measure(which: str, workers: int, count: int, steps: int, slow: str) -> float:
+    """Steps a second of one fit of `steps` steps, after one that compiled everything."""
+    with servers(workers, count, slow):
+        import numpy as np
+        import tensorflow as tf
+
+        rows = np.random.default_rng(0).normal(size=(6400, 64)).astype("float32")
+        labels = (rows[:, 0] > 0).astype("int64")
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if which == "tf_keras":
+            import tf_keras as keras
+
+            strategy = tf.distribute.ParameterServerStrategy(resolver)
+            sequential, adam = keras.Sequential, keras.optimizers.Adam
+            data = tf.data.Dataset.from_tensor_slices((rows, labels)).shuffle(6400).repeat().batch(64)
+            arguments: dict = {"steps_per_epoch": steps}
+        else:
+            import keras
+
+            import unisono
+
+            strategy = unisono.distribute.ParameterServerStrategy(resolver, **_OURS[which])
+            sequential, adam = unisono.Sequential, unisono.optimizers.Adam
+            data, arguments = rows, {"y": labels, "batch_size": 64}
+        with strategy.scope():
+            layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(256, "relu"), keras.layers.Dense(2)]
+            model = sequential([keras.Input((64,)), *layers])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(adam(1e-3), loss, metrics=["accuracy"])
+        if which == "tf_keras":
+            model.fit(data, epochs=1, verbose=0, **arguments)
+            epochs = 1
+        else:
+            model.fit(data, epochs=3, verbose=0, **arguments)
+            epochs = max(1, steps // 100)
+        if slow:
+            time.sleep(15)
+        began = time.perf_counter()
+        model.fit(data, epochs=epochs, verbose=0, **arguments)
+        seconds = time.perf_counter() - began
+        return (steps if which == "tf_keras" else 100 * epochs) / seconds
+
+
+def _in_own_process(which: str, workers: int, count: int, steps: int, slow: str) -> float | None:
+    command = [sys.executable, "-m", "benchmarks.parameter_servers", "--one"]
+    command.append(json.dumps([which, workers, count, steps, slow]))
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    if "RATE " not in ended.stdout:
+        print(ended.stderr[-2000:], file=sys.stderr)
+        return None
+    return float(ended.stdout.rpartition("RATE ")[2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        rate = measure(*json.loads(options.one))
+        print(f"RATE {rate}", flush=True)
+        os._exit(0)  # TensorFlow would wait for the servers
+    peer = importlib.util.find_spec("tf_keras") is not None
+    print(f"{'workers':>8} {'mode':<22} {'steps/s':>9} {'/ tf_keras':>11}")
+    counts = [int(n) for n in options.workers.split(",")]
+    for workers in counts:
+        base = _in_own_process("tf_keras", workers, options.servers, options.steps, "") if peer else None
+        if base is not None:
+            print(f"{workers:>8} {'tf_keras':<22} {base:>9.1f} {1:>11.2f}")
+        for mode, arguments in _OURS.items():
+            if (arguments.get("backup_workers") or 0) >= workers:
+                continue
+            rate = _in_own_process(mode, workers, options.servers, options.steps, "")
+            if rate is not None:
+                ratio = f"{rate / base:>11.2f}" if base else f"{'-':>11}"
+                print(f"{workers:>8} {mode:<22} {rate:>9.1f} {ratio}", flush=True)
+    print("\nOne worker slowed five times:")
+    own = [
+        _in_own_process("asynchronous", 1, options.servers, options.steps // 2, slow) for slow in ("", "last")
+    ]
+    if None not in own:
+        print(f"    alone: {own[0]:.1f} and {own[1]:.1f} steps/s, together {sum(own):.1f}")
+    for mode in ("asynchronous", "in step", "in step, 1 backup"):
+        rate = _in_own_process(mode, 2, options.servers, options.steps // 2, "last")
+        if rate is not None:
+            print(f"    {mode:<22} {rate:.1f} steps/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
