@@ -68,6 +68,16 @@ def global_random_state() -> Any | None:
     return None if generator is None else generator.state
 
 
+def flat_layers(layer: Any) -> list[Any]:
+    """A layer and all layers inside of it; nothing for a plain operation."""
+    return list(layer._flatten_layers()) if isinstance(layer, keras.layers.Layer) else []
+
+
+def own_value(variable: Any) -> tf.Variable:
+    """The TensorFlow variable inside a Keras variable, whatever scope notes another value."""
+    return variable._value
+
+
 def move_variable(variable: Any, device: str) -> None:
     """Makes the TensorFlow variable inside a Keras variable again on `device`, with its value and its id.
 

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ..step_context import StepContext
+from . import keras_internals
 
 
 class NotedWrites(keras.StatelessScope):
@@ -39,7 +40,7 @@ class NotedWrites(keras.StatelessScope):
         outer = getattr(self, "original_scope", None)
         if value is None and outer is not None:
             value = outer.get_current_value(variable)
-        return variable._value if value is None else value
+        return keras_internals.own_value(variable) if value is None else value
 
     def writes(self) -> list[tuple[Any, tf.Tensor]]:
         """(variable, last value) pairs in the order of the first assignment."""
@@ -100,8 +101,7 @@ def normalizations(layers: Iterable[Any]) -> dict[int, tuple[Any, float]]:
     """For each BatchNormalization's moving variance, by id: its moving mean and its momentum."""
     found: dict[int, tuple[Any, float]] = {}
     for layer in layers:
-        inner = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else []
-        for part in inner:
+        for part in keras_internals.flat_layers(layer):
             if isinstance(part, keras.layers.BatchNormalization) and part.built and not part.renorm:
                 found[id(part.moving_variance)] = (part.moving_mean, part.momentum)
     return found

@@ -314,7 +314,9 @@ def test_keras_internals_are_as_expected():
     dropout = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
     (state,) = keras_internals.random_states(dropout)
     assert state.path.endswith("seed_generator_state")
+    assert keras_internals.flat_layers(model)[0] is model
     variable = model.get_layer("a").kernel
+    assert keras_internals.own_value(variable) is variable.value
     value = variable.numpy()
     keras_internals.move_variable(variable, "/job:localhost/replica:0/task:0/device:CPU:3")
     assert variable.value.device.endswith("CPU:3") and np.array_equal(variable.numpy(), value)
