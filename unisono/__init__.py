@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import callbacks as callbacks
     from . import distribute as distribute
     from . import mixed_precision as mixed_precision
+    from . import models as models
     from . import optimizers as optimizers
     from .trainer import Model as Model
     from .trainer import Sequential as Sequential
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .trainer import rowwise as rowwise
 
 _FROM_TRAINER = ("Model", "Sequential", "adopt", "clone_model", "load_model", "rowwise")
-_PACKAGES = ("callbacks", "distribute", "mixed_precision", "optimizers", "trainer")
+_PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "trainer")
 
 __all__ = [
     "Model",
@@ -37,6 +38,7 @@ __all__ = [
     "distribute",
     "load_model",
     "mixed_precision",
+    "models",
     "optimizers",
     "rowwise",
 ]
