@@ -42,8 +42,18 @@ def names_lost_servers(loop: Callable[..., Any]) -> Callable[..., Any]:
             if is_asynchronous(model):
                 pool_of(model.distribute_strategy).check_servers(error)
             raise
+        finally:
+            if is_asynchronous(model) and model.fit_state is None:
+                _forget_inputs(model)
 
     return wrapped
+
+
+def _forget_inputs(model: Any) -> None:
+    """Gives back the memory that inputs take on the workers."""
+    for function in (model.train_function, model.test_function, model.predict_function):
+        if function is not None:
+            function.memory.clear()
 
 
 def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
@@ -58,7 +68,7 @@ def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     pace = _Pace(fixed, pool.num_workers, state.steps_per_epoch, most)
     first = pieces.next(1 if fixed is None else fixed)
     if first is None:
-        return {}
+        return _no_batch(state)
     steps.prepare(first, fixed)
     totals = steps.totals()
     count = _UpdateCount(model)
@@ -95,10 +105,24 @@ def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
                 totals.commit()
             _check_progress(model)
             logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
+            state.step_logs = logs
             callbacks.on_train_batch_end(state.step - 1, logs)
     count.correct(totals, phase.losses)
     totals.commit()
+    _learn_length(model, state)
     return logs
+
+
+def _no_batch(state: FitState) -> dict[str, Any]:
+    """The logs of an epoch, or of the rest of one, without batches."""
+    if state.step == 0 and state.epoch == 0:
+        raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
+    return state.step_logs
+
+
+def _learn_length(model: Any, state: FitState) -> None:
+    if state.steps_per_epoch is None and not model.stop_training:
+        state.steps_per_epoch = state.step
 
 
 def _train_in_sync(model: Any, state: FitState, callbacks: Any, steps: SynchronousSteps) -> dict[str, Any]:
@@ -106,7 +130,7 @@ def _train_in_sync(model: Any, state: FitState, callbacks: Any, steps: Synchrono
     pieces = Pieces(state.source)
     piece = pieces.next(1)
     if piece is None:
-        return {}
+        return _no_batch(state)
     steps.prepare(piece, 1)
     totals = steps.totals()
     logs: dict[str, Any] = {}
@@ -121,9 +145,11 @@ def _train_in_sync(model: Any, state: FitState, callbacks: Any, steps: Synchrono
                 totals.commit()
             _check_progress(model)
             logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
+            state.step_logs = logs
             callbacks.on_train_batch_end(state.step - 1, logs)
             piece = pieces.next(1)
     totals.commit()
+    _learn_length(model, state)
     return logs
 
 
