@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ..distribute.step_context import StepContext, step_scope
+from ..optimizers.building import ensure_built
 from . import keras_internals
 
 
-def build_for(model: Any, spec: Any) -> None:
+def build_for(model: Any, spec: Any, training: bool = True) -> None:
     """Builds the model for batches of `spec`.
 
     Keras builds a model symbolically from its `call`. A model with a `train_step` of its own (a GAN, say) may have no
@@ -19,10 +22,11 @@ def build_for(model: Any, spec: Any) -> None:
     Args:
         model: the model; built parts are left alone.
         spec: nest of `tf.TypeSpec` of one batch, rows None.
+        training: whether the model is going to be trained, or evaluated only.
 
     Context: cross-replica, under the model's strategy.
     """
-    own_step = model.has_own_train_step()
+    own_step = model.has_own_train_step() or (not training and model.overrides_step("test_step"))
     if not own_step and _needs_real_tensors(spec):
         _build_with_placeholders(model, spec)
         spec = ()
@@ -33,6 +37,29 @@ def build_for(model: Any, spec: Any) -> None:
     except Exception:
         if not own_step:
             raise
+    if model.overrides_step("train_step" if training else "test_step"):
+        _trace_own_step(model, spec, model.train_step if training else model.test_step, training)
+
+
+def _trace_own_step(model: Any, spec: Any, own_step: Any, training: bool) -> None:
+    """Creates the variables of layers that only the user's step reaches: the step is traced, and never run.
+
+    An error in the step is left to the first real step, which names its place.
+    """
+    step = StepContext(0, 1, 1, 1, training)
+    step.take_gradients = lambda optimizer, pairs: ensure_built(optimizer, [v for _, v in pairs])
+    missing, before = _unbuilt(model), -1
+    while (
+        missing and missing != before
+    ):  # variables come to be when the scope ends; the next trace gets further
+        with contextlib.suppress(Exception), keras_internals.scratch_graph(), keras.StatelessScope():
+            with step_scope(step):
+                own_step(keras.tree.map_structure(_placeholder, _as_nest(spec)))
+        missing, before = _unbuilt(model), missing
+
+
+def _unbuilt(model: Any) -> int:
+    return sum(not layer.built for layer in model._flatten_layers(include_self=False))
 
 
 def build_for_prediction(model: Any, spec: Any) -> None:
@@ -43,7 +70,14 @@ def build_for_prediction(model: Any, spec: Any) -> None:
         _build_with_placeholders(model, spec[:1])
         return
     x = keras.tree.map_structure(_symbolic, spec[0])
-    keras.src.backend.compute_output_spec(model, x, training=False)
+    own_step = model.overrides_step("predict_step")
+    try:
+        keras_internals.compute_output_spec(model, x, training=False)
+    except Exception:
+        if not own_step:
+            raise
+    if own_step:
+        _trace_own_step(model, spec, model.predict_step, training=False)
 
 
 def _needs_real_tensors(spec: Any) -> bool:
@@ -69,7 +103,7 @@ def _build_with_placeholders(model: Any, spec: Any) -> None:
                 method(x, y, y_pred, sample_weight)
         return y_pred
 
-    keras.src.backend.compute_output_spec(call_everything)
+    keras_internals.compute_output_spec(call_everything)
 
 
 def _placeholder(spec: Any) -> Any:

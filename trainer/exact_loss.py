@@ -167,4 +167,6 @@ def _global_weight(local: tf.Tensor) -> tf.Tensor:
 
 
 def _same_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return keras.src.losses.loss.squeeze_or_expand_to_same_rank(a, b)
+    from .keras_internals import squeeze_or_expand_to_same_rank  # which replaces Keras' reduction with ours
+
+    return squeeze_or_expand_to_same_rank(a, b)

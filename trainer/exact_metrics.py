@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.replicas import all_reduce_sum_packed, local_copy, shares_variables
 from ..distribute.step_context import current_step
 from .exact_loss import _ROWWISE_FUNCTIONS
 from .gather import own_rows_of_all
@@ -57,12 +58,13 @@ def _is_stock_function(fn: Any) -> bool:
 
 
 @contextlib.contextmanager
-def exact_updates(metrics: list[Any], loss_metrics: list[Any]) -> Iterator[None]:
+def exact_updates(metrics: list[Any], loss_metrics: list[Any], with_results: bool = False) -> Iterator[None]:
     """While a step on several replicas is traced, `update_state` of each metric does what the module says.
 
     Args:
         metrics: the model's metrics.
         loss_metrics: those among them that Keras feeds with the loss of one output; they count rows.
+        with_results: whether the step looks at `result()`, which is then made the one over all replicas there and then.
 
     Context: cross-replica, around `strategy.run`; the updates happen in replica context.
     """
@@ -70,11 +72,15 @@ def exact_updates(metrics: list[Any], loss_metrics: list[Any]) -> Iterator[None]
     for metric in leaves:
         by_rows = any(metric is other for other in loss_metrics)
         object.__setattr__(metric, "update_state", _exact_update(metric, metric.update_state, by_rows))
+        if with_results:
+            object.__setattr__(metric, "result", _exact_result(metric, metric.result))
     try:
         yield
     finally:
         for metric in leaves:
             object.__delattr__(metric, "update_state")
+            if with_results:
+                object.__delattr__(metric, "result")
 
 
 def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> Callable[..., Any]:
@@ -92,6 +98,36 @@ def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> C
         return original(*args, **kwargs)
 
     return update_state
+
+
+def _exact_result(metric: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def result(*args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step is None or step.num_replicas == 1:
+            return original(*args, **kwargs)
+        state = _state_over_replicas(metric, step)
+        with keras.StatelessScope(state_mapping=list(zip(metric.variables, state))):
+            return original(*args, **kwargs)
+
+    return result
+
+
+def _state_over_replicas(metric: Any, step: Any) -> list[tf.Tensor]:
+    """The state of a metric as it will be read after this step, from what each replica has noted so far."""
+    local, shared = counts_own_rows(metric), shares_variables()
+    old = [tf.identity(local_copy(v._value)) for v in metric.variables]
+    noted = [step.writes.state_mapping.get(id(v)) for v in metric.variables]
+    new = [before if value is None else tf.cast(value, before.dtype) for value, before in zip(noted, old)]
+    if shared and not local:
+        return new
+    if not local:
+        mine = tf.equal(step.replica_id, 0)
+        return all_reduce_sum_packed([tf.where(mine, value, tf.zeros_like(value)) for value in new])
+    new = [tf.where(step.alive, value, before) for value, before in zip(new, old)]
+    if not shared:
+        return all_reduce_sum_packed(new)
+    added = all_reduce_sum_packed([value - before for value, before in zip(new, old)])
+    return [before + more for before, more in zip(old, added)]
 
 
 def _update_mean(original: Any, step: Any, values: Any, sample_weight: Any = None) -> Any:

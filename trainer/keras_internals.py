@@ -63,6 +63,7 @@ __all__ = [
     "Sum",
     "TensorFlowTrainer",
     "class_weight_to_sample_weights",
+    "compute_output_spec",
     "convert_to_np_if_not_ragged",
     "filter_traceback",
     "forget_losses",
@@ -78,12 +79,15 @@ __all__ = [
     "scratch_graph",
     "serialization_lib",
     "set_keras_mask",
+    "squeeze_or_expand_to_same_rank",
     "thread_state",
     "train_validation_split",
     "unpack_x_y_sample_weight",
 ]
 
 global_seed_generator = keras.src.random.seed_generator.global_seed_generator
+compute_output_spec = keras.src.backend.compute_output_spec
+squeeze_or_expand_to_same_rank = loss_module.squeeze_or_expand_to_same_rank
 get_keras_mask = keras.src.backend.get_keras_mask
 set_keras_mask = keras.src.backend.set_keras_mask
 
@@ -105,7 +109,9 @@ class thread_state:
     """
 
     def __init__(self) -> None:
-        drawn = random.getstate()  # on one device the generator is made, from a random seed, only where one is used
+        drawn = (
+            random.getstate()
+        )  # on one device the generator is made, from a random seed, only where one is used
         global_seed_generator()
         random.setstate(drawn)
         self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))

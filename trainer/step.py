@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from ..distribute.parameter_server_shards import gradient
+from ..distribute.parameter_server_updates import on_parameter_servers
 from ..distribute.step_context import StepContext, current_step, step_scope
 from ..optimizers.call_options import CallOptions, call_options
 from .exact_metrics import variable_ids
@@ -142,9 +143,17 @@ def _zero_unless(alive: Any, gradient: Any) -> Any:
 
 
 def predict_on_replica(model: Any, data: Any, step: StepContext) -> Any:
-    """The outputs for one replica's rows; none for a borrowed one."""
-    with step_scope(step), CollectedWrites():
+    """The outputs for one replica's rows; none for a borrowed one.
+
+    A layer that draws random numbers in prediction moves its generator on, so that the next batch gets others. The workers
+    of parameter servers leave it where it is: they predict in any order.
+    """
+    with step_scope(step), CollectedWrites() as writes:
+        step.writes = writes
         outputs = model.predict_step(data)
+    if not on_parameter_servers():
+        with step_scope(step):
+            make_writes(writes.items(), step, set(), set())
     if step.num_replicas == 1 or (isinstance(step.rows, int) and step.rows > 0):
         return outputs
     return keras.tree.map_structure(lambda t: t[: step.rows], outputs)

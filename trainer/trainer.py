@@ -372,7 +372,7 @@ class Trainer:
             if self._pipeline is not None:
                 build_for_prediction(self, spec)
                 pipeline_step.prepare(self, rows, training)
-            build_for(self, spec)
+            build_for(self, spec, training)
 
     def build_for_prediction(self, spec: Any) -> None:
         """Creates the variables of the model."""
@@ -388,7 +388,10 @@ class Trainer:
             with self.strategy_scope():
                 return str(mixed_precision.diagnose(self, batch)), statistics
         except Exception as error:  # a train_step of the user's own may need more than the model and a loss
-            return f"Which layer it is is not known: one step computed eagerly fails with {error!r}", statistics
+            return (
+                f"Which layer it is is not known: one step computed eagerly fails with {error!r}",
+                statistics,
+            )
 
     def optimizer_logs(self) -> dict[str, Any]:
         """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""

@@ -1,0 +1,321 @@
+"""Steps that users wrote for one device give the numbers of one device under replicas, batch by batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+
+ROWS, BATCH, FEATURES = 11, 4, 3  # batches of 4, 4 and 3 rows: uneven on 2 and on 3 replicas
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return (
+        random.normal(size=(ROWS, FEATURES)).astype("float32"),
+        random.normal(size=(ROWS, 2)).astype("float32"),
+    )
+
+
+class Base(unisono.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(5, activation="tanh")
+        self.out = keras.layers.Dense(2)
+
+    def call(self, x, training=False):
+        return self.out(self.hidden(x))
+
+    def apply(self, tape, loss):
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+
+class PlainMean(Base):
+    """A loss made of TensorFlow's operations, a tracker of its own, logs that are no metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = keras.metrics.Mean(name="mean")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
+        self.apply(tape, loss)
+        self.tracker.update_state(loss)
+        return {"mean": self.tracker.result(), "now": loss, "twice": {"loss": 2 * loss}}
+
+    def test_step(self, data):
+        x, y = data
+        loss = tf.reduce_mean(tf.abs(y - self(x)))
+        self.tracker.update_state(loss)
+        return {"mean": self.tracker.result(), "now": loss}
+
+    def predict_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        return {"sum": tf.reduce_sum(self(x), 1), "out": self(x)}
+
+
+class KerasTutorial(Base):
+    """`compute_loss` and compiled metrics, as in Keras' guide on `train_step`."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        self.apply(tape, loss)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+class LossObject(Base):
+    """A Keras loss called by hand, `optimizer.apply`, and nothing returned but metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss_fn = keras.losses.MeanSquaredError()
+        self.mae = keras.metrics.MeanAbsoluteError(name="mae")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.loss_fn(y, y_pred, sample_weight=tf.abs(y[:, :1]))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.mae.update_state(y, y_pred)
+        return {"mae": self.mae.result()}
+
+
+class OwnLossAndMetrics(Base):
+    """Keras' step with `compute_loss` and `compute_metrics` overridden."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * tf.reduce_mean(tf.square(y_pred)) + 0.01 * tf.nn.l2_loss(self.out.kernel)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "largest_weight": tf.reduce_max(self.out.kernel), "spread": tf.reduce_mean(y_pred)}
+
+
+class ClippedWeights(PlainMean):
+    """Weights are clipped after the update (a Wasserstein critic)."""
+
+    def apply(self, tape, loss):
+        super().apply(tape, loss)
+        for w in self.trainable_variables:
+            w.assign(tf.clip_by_value(w, -0.3, 0.3))
+
+
+class MeanTeacher(PlainMean):
+    """A second set of weights follows the first; its outputs are part of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = keras.layers.Dense(5, trainable=False)
+
+    def call(self, x, training=False):
+        return super().call(x) + 0.1 * tf.reduce_mean(self.teacher(x), 1, keepdims=True)
+
+    def apply(self, tape, loss):
+        super().apply(tape, loss)
+        for theirs, ours in zip(self.teacher.weights, self.hidden.weights):
+            theirs.assign(0.9 * theirs + 0.1 * ours)
+
+
+class NoCall(unisono.Model):
+    """Layers that are built by the step itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.Sequential([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2)])
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self.net(x, training=True)))
+        weights = self.net.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+    def test_step(self, data):
+        x, y = data
+        return {"loss": tf.reduce_mean(tf.square(y - self.net(x)))}
+
+    def predict_step(self, data):
+        return self.net(data[0] if isinstance(data, tuple) else data)
+
+
+class GAN(unisono.Model):
+    """Keras' own example, with a latent vector that is the same on one device and on several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential(
+            [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(FEATURES)]
+        )
+        self.discriminator = keras.Sequential(
+            [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)]
+        )
+        self.d_tracker = keras.metrics.Mean(name="d_loss")
+        self.g_tracker = keras.metrics.Mean(name="g_loss")
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+
+    @property
+    def metrics(self):
+        return [self.d_tracker, self.g_tracker]
+
+    def train_step(self, data):
+        real, latent = data
+        both = tf.concat([self.generator(latent), real], 0)
+        rows = tf.shape(real)[0]
+        labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], 0)
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(labels, self.discriminator(both))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights))
+        with tf.GradientTape() as tape:
+            g_loss = self.loss_fn(tf.zeros((rows, 1)), self.discriminator(self.generator(latent)))
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights))
+        self.d_tracker.update_state(d_loss)
+        self.g_tracker.update_state(g_loss)
+        return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
+
+
+def compile_usually(model: Any) -> None:
+    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
+
+
+def compile_gan(model: Any) -> None:
+    model.compile(
+        d_optimizer=keras.optimizers.Adam(0.02),
+        g_optimizer=unisono.optimizers.SGD(0.1, momentum=0.9),
+        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+
+
+MODELS = {
+    PlainMean: compile_usually,
+    KerasTutorial: compile_usually,
+    LossObject: compile_usually,
+    OwnLossAndMetrics: compile_usually,
+    ClippedWeights: compile_usually,
+    MeanTeacher: compile_usually,
+    NoCall: lambda model: model.compile(optimizer="adam"),
+    GAN: compile_gan,
+}
+
+
+def train(cls: type, strategy: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(3)
+    with helpers.scope(strategy):
+        model = cls()
+        MODELS[cls](model)
+    x, y = data()
+    batches: list[Any] = []
+    record = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batches.append((batch, logs))
+    )
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[record])
+    result = {"history": history.history, "batches": batches, "weights": model.get_weights()}
+    if cls is not GAN:
+        result["evaluate"] = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+        result["predict"] = model.predict(x, batch_size=BATCH, verbose=0)
+    if strategy is not None:
+        assert helpers.copies_are_equal(model.weights, strategy)
+    return result
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    kept: dict[type, Any] = {}
+
+    def reference(cls: type) -> Any:
+        if cls not in kept:
+            kept[cls] = train(cls, None)
+        return kept[cls]
+
+    return reference
+
+
+def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    for what, value in expected.items():
+        if isinstance(value, dict):
+            assert list(actual[what]) == list(value)
+        helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
+
+
+@pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
+def test_own_step_on_three_replicas_equals_one_device(cls, one_device):
+    check(train(cls, helpers.mirrored(3)), one_device(cls))
+
+
+@pytest.mark.parametrize("cls", [PlainMean, GAN], ids=lambda cls: cls.__name__)
+def test_own_step_under_central_storage_equals_one_device(cls, one_device):
+    check(train(cls, helpers.strategy("central2")), one_device(cls))
+
+
+def test_own_step_equals_a_loop_written_by_hand(one_device):
+    keras.utils.set_random_seed(3)
+    model = PlainMean()
+    x, y = data()
+    model(x)
+    optimizer = keras.optimizers.Adam(0.05)
+    optimizer.build(model.trainable_variables)
+    losses = []
+    for _ in range(2):
+        for first in range(0, ROWS, BATCH):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(y[first : first + BATCH] - model(x[first : first + BATCH])))
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            losses.append(float(loss))
+    expected = one_device(PlainMean)
+    helpers.assert_close([logs["now"] for _, logs in expected["batches"]], losses, helpers.FLOAT32)
+    helpers.assert_close(expected["weights"], model.get_weights(), helpers.FLOAT32)
+
+
+def test_error_in_own_step_is_the_users_own():
+    class Wrong(NoCall):
+        def train_step(self, data):
+            self.net(data[0])
+            raise KeyError("mine")
+
+    model = Wrong()
+    model.compile(optimizer="sgd")
+    with pytest.raises(KeyError, match="mine"):
+        model.fit(*data(), verbose=0)
+
+
+def test_train_step_of_another_model_can_call_keras_own():
+    class Counting(Base):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {**logs, "one": tf.constant(1.0)}
+
+    with helpers.mirrored(2).scope():
+        model = Counting()
+        model.compile("sgd", "mse")
+    logs = model.train_on_batch(*data(), return_dict=True)
+    assert logs["one"] == pytest.approx(1.0)

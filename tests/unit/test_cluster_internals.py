@@ -1,0 +1,61 @@
+"""What `distribute` touches of TensorFlow without its promise is still there, and still what we take it for."""
+
+import inspect
+
+import pytest
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.eager import context
+from unisono.distribute import tensorflow_internals as internals
+
+SERVICE = {
+    "configure_coordination_service": {
+        "service_type",
+        "service_leader",
+        "heartbeat_timeout_in_ms",
+        "shutdown_barrier_timeout_in_ms",
+        "coordinated_jobs",
+    },
+    "set_config_key_value": {"key", "value"},
+    "get_config_key_value": {"key", "timeout_in_ms"},
+    "delete_config_key_value": {"key"},
+    "abort_collective_ops": {"code", "message"},
+    "report_error_to_cluster": {"error_code", "error_message"},
+}
+
+
+@pytest.mark.parametrize("name", SERVICE)
+def test_service_takes_these_arguments(name):
+    parameters = inspect.signature(getattr(context.context(), name)).parameters
+    assert set(parameters) >= SERVICE[name]
+
+
+def test_no_coordination_service_runs_in_one_process():
+    assert context.context().coordination_service is None
+
+
+def test_jobs_are_named_and_counted():
+    job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2)
+    assert (job.name, job.num_tasks) == ("worker", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("_initialize_multi_worker", ["self", "cluster_resolver"]),
+        ("_initialize_local_devices", ["self", "cluster_resolver", "worker_device"]),
+        ("_create_variable", ["self", "next_creator", "kwargs"]),
+    ],
+)
+def test_start_of_a_worker_has_these_steps(name, arguments):
+    method = getattr(internals.MultiWorkerExtended, name)
+    original = getattr(method, "wrapped", method)
+    assert list(inspect.signature(original).parameters) == arguments
+    assert collective_all_reduce_strategy.CollectiveAllReduceExtended is internals.MultiWorkerExtended
+
+
+def test_size_of_packs_is_read_from_the_options():
+    source = inspect.getsource(internals.MultiWorkerExtended.__init__)
+    assert "_communication_options" in source
+    assert tf.distribute.experimental.CommunicationOptions(bytes_per_pack=8).bytes_per_pack == 8

@@ -1,0 +1,215 @@
+"""The loop with a step that only counts: the order and the number of hooks, executions and steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+
+
+class CountingFunction:
+    """In place of the compiled steps: notes the chunks it was given."""
+
+    def __init__(self, events: list[Any], name: str, fails_at: int = -1) -> None:
+        self.events, self.name, self.steps, self.fails_at = events, name, 0, fails_at
+
+    def __call__(self, chunk: Any) -> tuple[int, dict[str, Any]]:
+        self.steps += chunk.steps
+        if self.steps == self.fails_at:
+            raise RuntimeError("the step failed")
+        self.events.append(f"{self.name}:{chunk.steps}x{chunk.rows}")
+        return chunk.steps, {"loss": tf.constant(float(self.steps))}
+
+
+class Recorder(keras.callbacks.Callback):
+    """Notes every hook."""
+
+    def __init__(self, events: list[Any]) -> None:
+        super().__init__()
+        self.events = events
+
+    def on_train_begin(self, logs=None):
+        self.events.append("train begin")
+
+    def on_train_end(self, logs=None):
+        self.events.append(f"train end {logs['loss']:.0f}")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.events.append(f"epoch {epoch} begin")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.events.append(f"epoch {epoch} end {sorted(logs)}")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.events.append(f"batch {batch} begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.events.append(f"batch {batch} end {logs['loss']:.0f}")
+
+    def on_test_begin(self, logs=None):
+        self.events.append("test begin")
+
+    def on_test_end(self, logs=None):
+        self.events.append("test end")
+
+
+class EpochsOnly(keras.callbacks.Callback):
+    """Notes the epochs, and is woken when it says."""
+
+    def __init__(self, events: list[Any], every: int | None = None) -> None:
+        super().__init__()
+        self.events, self.every = events, every
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.events.append(f"epoch {epoch} end")
+
+    def steps_to_wake(self, step):
+        return None if self.every is None else self.every - step % self.every
+
+
+ROWS = np.zeros((10, 2), "float32")
+
+
+def counting_model(events: list[Any], fails_at: int = -1, **compile_arguments: Any) -> Any:
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compile_arguments)
+    model.train_function = CountingFunction(events, "run", fails_at)
+    model.test_function = CountingFunction(events, "test")
+    return model
+
+
+def fit(model: Any, *callbacks: Any, **arguments: Any) -> Any:
+    return model.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0, callbacks=list(callbacks), **arguments)
+
+
+def test_hooks_of_two_epochs_come_in_keras_order():
+    events: list[Any] = []
+    fit(counting_model(events), Recorder(events), epochs=2, validation_data=(ROWS, ROWS[:, :1]))
+    epoch = ["batch 0 begin", "run:1x4", "batch 0 end 1", "batch 1 begin", "run:1x4", "batch 1 end 2"]
+    epoch += ["batch 2 begin", "run:1x2", "batch 2 end 3", "test begin"]
+    assert events[: 2 + len(epoch)] == ["train begin", "epoch 0 begin", *epoch]
+    assert [e for e in events if e.startswith("epoch")] == [
+        "epoch 0 begin",
+        "epoch 0 end ['loss', 'val_loss']",
+        "epoch 1 begin",
+        "epoch 1 end ['loss', 'val_loss']",
+    ]
+    assert events.count("test begin") == events.count("test end") == 2
+    assert events.index("test end") < events.index("epoch 0 end ['loss', 'val_loss']")
+    assert events[-1] == "train end 6"
+
+
+def test_nobody_asks_and_the_last_partial_batch_is_a_chunk_of_its_own():
+    events: list[Any] = []
+    model = counting_model(events, steps_per_execution=8)
+    fit(model, EpochsOnly(events))
+    assert events == ["run:2x4", "run:1x2", "epoch 0 end"]
+
+
+def test_executions_end_where_a_callback_wakes():
+    events: list[Any] = []
+    model = counting_model(events)
+    model.fit(
+        np.zeros((64, 2)), np.zeros((64, 1)), batch_size=4, verbose=0, callbacks=[EpochsOnly(events, 5)]
+    )
+    steps = [int(event.split(":")[1].split("x")[0]) for event in events if event.startswith("run")]
+    assert sum(steps) == 16
+    assert {5, 10, 15} <= set(np.cumsum(steps))
+
+
+def test_initial_epoch_and_stop_training_are_kept():
+    events: list[Any] = []
+    model = counting_model(events)
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", epoch == 4)
+    )
+    history = fit(model, stop, epochs=9, initial_epoch=3)
+    assert history.epoch == [3, 4]
+    assert history.history["loss"] == [3.0, 6.0]
+
+
+def test_stop_in_mid_epoch_ends_after_this_batch_and_keeps_the_logs():
+    events: list[Any] = []
+    model = counting_model(events)
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", batch == 1)
+    )
+    history = fit(model, stop, epochs=3)
+    assert events == ["run:1x4", "run:1x4"]
+    assert history.history["loss"] == [2.0]
+
+
+def test_validation_freq_chooses_the_epochs():
+    events: list[Any] = []
+    model = counting_model(events)
+    fit(model, EpochsOnly(events), epochs=4, validation_freq=[2, 4], validation_split=0.2)
+    order = [event for event in events if not event.startswith("run")]
+    assert [order.index(f"epoch {i} end") for i in range(4)] == sorted(
+        order.index(f"epoch {i} end") for i in range(4)
+    )
+    before = [order[: order.index(f"epoch {i} end")].count("test:1x2") for i in range(4)]
+    assert before == [0, 1, 1, 2]
+
+
+def test_no_epochs_run_no_step_but_the_frame():
+    events: list[Any] = []
+    model = counting_model(events)
+    calls: list[str] = []
+    frame = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: calls.append("begin"), on_train_end=lambda logs: calls.append("end")
+    )
+    assert fit(model, frame, epochs=0).history == {}
+    assert not events and calls == ["begin", "end"]
+
+
+def test_failed_step_leaves_no_state_behind():
+    events: list[Any] = []
+    model = counting_model(events, fails_at=2)
+    exits: list[str] = []
+    callback = EpochsOnly(events, every=1)
+    callback.on_fit_exit = lambda: exits.append("exit")
+    with pytest.raises(RuntimeError, match="the step failed"):
+        fit(model, callback)
+    assert model.fit_state is None
+    assert exits == ["exit"]
+
+
+def test_fit_state_tells_callbacks_where_the_loop_stands():
+    events: list[Any] = []
+    model = counting_model(events)
+    seen: list[tuple[int, int]] = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append((model.fit_state.epoch, model.fit_state.step))
+    )
+    fit(model, look, epochs=2)
+    assert seen == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+
+
+def test_evaluate_and_predict_call_their_hooks_in_order():
+    events: list[Any] = []
+    model = counting_model(events)
+    names: list[str] = []
+
+    class Hooks(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            names.append(f"test {batch}")
+
+        def on_predict_begin(self, logs=None):
+            names.append("predict begin")
+
+        def on_predict_batch_end(self, batch, logs=None):
+            names.append(f"predict {batch} {logs['outputs'].shape}")
+
+        def on_predict_end(self, logs=None):
+            names.append("predict end")
+
+    model.evaluate(ROWS, ROWS[:, :1], batch_size=4, verbose=0, callbacks=[Hooks()])
+    assert names == ["test 0", "test 1", "test 2"]
+    names.clear()
+    model.predict(ROWS, batch_size=8, verbose=0, callbacks=[Hooks()])
+    assert names == ["predict begin", "predict 0 (8, 1)", "predict 1 (2, 1)", "predict end"]

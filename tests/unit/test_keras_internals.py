@@ -1,0 +1,178 @@
+"""What the trainer touches of Keras without its promise is still there, and still what we take it for."""
+
+import inspect
+import random
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import nn as backend_nn
+from keras.src.backend.tensorflow import numpy as backend_numpy
+from keras.src.losses import loss as loss_module
+from keras.src.random import seed_generator
+from unisono.trainer import exact_loss, exact_metrics
+from unisono.trainer import keras_internals as internals
+
+import unisono
+
+REPLACED = {
+    "take": (backend_numpy, ["x", "indices", "axis"]),
+    "_clear_losses": (keras.layers.Layer, ["self"]),
+    "reduce_weighted_values": (loss_module, ["values", "sample_weight", "mask", "reduction", "dtype"]),
+    "scale_loss_for_distribution": (loss_module, ["value"]),
+    "unscale_loss_for_distribution": (loss_module, ["value"]),
+    "__call__": (loss_module.Loss, ["self", "y_true", "y_pred", "sample_weight"]),
+    "next": (seed_generator.SeedGenerator, ["self", "ordered"]),
+    "_compute_moments_sync": (backend_nn, ["x", "axes", "keepdims"]),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_replaced_functions_are_keras_own_with_the_same_arguments(name):
+    owner, arguments = REPLACED[name]
+    replacement = vars(owner)[name]
+    original = replacement.__unisono_original__
+    assert original.__module__.startswith("keras.src.")
+    assert list(inspect.signature(original).parameters) == arguments
+
+
+def test_losses_look_their_reduction_up_where_we_replaced_it():
+    assert "reduce_weighted_values" in loss_module.Loss.__call__.__unisono_original__.__code__.co_names
+    assert "scale_loss_for_distribution" in inspect.getsource(loss_module.reduce_values)
+
+
+def test_synchronized_moments_are_looked_up_where_we_replaced_them():
+    assert "_compute_moments_sync" in backend_nn.moments.__code__.co_names
+
+
+@pytest.mark.parametrize(
+    "reduction", ["sum_over_batch_size", "sum", "none", "mean", "mean_with_sample_weight", None]
+)
+def test_reductions_are_those_that_are_made_exact(reduction):
+    values, weight = tf.constant([1.0, 2.0, 6.0]), tf.constant([1.0, 0.0, 2.0])
+    result = loss_module.reduce_weighted_values(values, weight, reduction=reduction)
+    weighted = np.array([1.0, 0.0, 12.0])
+    expected = {"sum": 13.0, "mean_with_sample_weight": 13.0 / 3.0, None: weighted, "none": weighted}
+    np.testing.assert_allclose(result, expected.get(reduction, 13.0 / 3.0), rtol=1e-6)
+
+
+def test_no_reduction_is_unknown_to_us():
+    with pytest.raises(ValueError, match="reduction") as caught:
+        keras.losses.MeanSquaredError(reduction="mystery")
+    known = {"sum_over_batch_size", "sum", "None", "none", "mean", "mean_with_sample_weight"}
+    named = set(str(caught.value).split("{")[1].split("}")[0].replace("'", "").replace('"', "").split(", "))
+    assert named <= known
+
+
+def test_stock_losses_that_work_on_rows_are_found():
+    on_rows = [
+        keras.losses.MeanSquaredError(),
+        keras.losses.SparseCategoricalCrossentropy(),
+        keras.losses.Huber(),
+    ]
+    assert all(exact_loss.works_on_rows(loss) for loss in on_rows)
+    assert not any(exact_loss.works_on_rows(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
+    assert len(exact_loss._ROWWISE_FUNCTIONS) == len(exact_loss._ROWWISE_NAMES.split())
+
+
+def test_stock_metrics_that_count_rows_are_found():
+    own = keras.metrics.MeanMetricWrapper(lambda y, p: y - p)
+    assert exact_metrics.counts_own_rows(keras.metrics.AUC())
+    assert exact_metrics.counts_own_rows(keras.metrics.MeanSquaredError())
+    assert not exact_metrics.counts_own_rows(own)
+
+
+def test_attributes_of_a_compiled_model_exist():
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
+    for name in (
+        "_assert_compile_called",
+        "_call_has_training_arg",
+        "_compile_config",
+        "_compile_loss",
+        "_compile_metrics",
+        "_compute_loss",
+        "_distribute_strategy",
+        "_flatten_layers",
+        "_flatten_metrics_in_order",
+        "_initial_epoch",
+        "_loss_tracker",
+        "_should_eval",
+        "_symbolic_build",
+    ):
+        assert hasattr(model, name), name
+    assert isinstance(model._compile_loss, internals.CompileLoss)
+    assert isinstance(model._compile_metrics, internals.CompileMetrics)
+    assert isinstance(model._loss_tracker, internals.Mean)
+    assert all(layer.built for layer in model._flatten_layers(include_self=False))
+
+
+def test_symbolic_build_asks_the_optimizer_whether_it_is_built():
+    model = unisono.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batch = (keras.KerasTensor((None, 2)), keras.KerasTensor((None, 1)))
+    with internals.pretending_built(model.optimizer):
+        model._symbolic_build(data_batch=batch)
+    assert model.built and model._compile_loss.built and not model.optimizer.built
+
+
+def test_own_class_is_written_as_keras_own():
+    config = keras.saving.serialize_keras_object(unisono.Sequential([keras.Input((2,))]))
+    assert (config["module"], config["class_name"]) == ("keras", "Sequential")
+
+
+def test_thread_state_carries_the_seed_generator_and_the_policy():
+    keras.utils.set_random_seed(5)
+    before = random.getstate()
+    state = internals.thread_state()
+    assert random.getstate() == before, "looking at the state drew a random number"
+    seen = []
+
+    def other():
+        state.enter()
+        seen.append(internals.global_seed_generator())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(60)
+    assert seen == [internals.global_seed_generator()]
+    assert {"stateless_scope", "name_scope_stack"} & set(vars(global_state.GLOBAL_STATE_TRACKER))
+
+
+def test_seed_is_two_numbers_of_32_bits():
+    seed = keras.random.SeedGenerator(3).next()
+    assert seed.shape == (2,) and seed.dtype in (tf.uint32, tf.int32, tf.int64)
+    assert int(tf.reduce_max(tf.cast(seed, tf.int64))) < 2**32
+
+
+def test_added_losses_are_remembered_by_id():
+    layer = keras.layers.Dense(1, activity_regularizer="l2")
+    with keras.StatelessScope(collect_losses=True) as scope:
+        layer(tf.ones((1, 2)))
+    assert {id(loss) for loss in scope.losses} == layer._loss_ids
+
+
+def test_stateless_scope_keeps_values_by_id_of_the_variable():
+    v = keras.Variable(1.0)
+    with keras.StatelessScope() as scope:
+        v.assign(2.0)
+        assert float(v.value) == 2.0
+    assert float(scope.state_mapping[id(v)]) == 2.0
+    assert float(v.value) == 1.0
+
+
+def test_masks_travel_on_tensors():
+    x = tf.ones((1, 2))
+    internals.set_keras_mask(x, tf.constant([[True, False]]))
+    assert internals.get_keras_mask(x) is not None
+
+
+def test_scratch_graph_runs_nothing_and_makes_variables():
+    with internals.scratch_graph():
+        v = keras.Variable("ones", shape=())
+        v.assign(3.0)
+    assert float(v.value) == 1.0

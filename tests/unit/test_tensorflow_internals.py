@@ -1,0 +1,42 @@
+"""What the trainer touches of TensorFlow without its promise is still there, and still what we take it for."""
+
+import warnings
+
+import tensorflow as tf
+from unisono.trainer.tensorflow_internals import first_graph, graph_function
+
+
+def test_many_functions_of_one_line_are_not_warned_about(caplog):
+    for value in range(12):
+        graph_function(lambda x, value=value: x + value)(tf.constant(1))
+    assert not [record for record in caplog.records if "retracing" in record.message]
+    assert graph_function(lambda x: x)._omit_frequent_tracing_warning
+
+
+def test_python_code_is_not_converted():
+    seen = []
+
+    def run(x):
+        if x is None:
+            return tf.constant(0)
+        seen.append(type(x).__name__)
+        return x + 1
+
+    assert int(graph_function(run)(tf.constant(1))) == 2
+    assert seen == ["SymbolicTensor"]
+
+
+def test_first_graph_is_known_after_a_trace():
+    function = graph_function(lambda x: tf.square(x))
+    assert first_graph(function) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(tf.constant(2.0))
+    assert "Square" in {operation.type for operation in first_graph(function).get_operations()}
+    assert first_graph(print) is None
+
+
+def test_traces_are_counted():
+    function = graph_function(lambda x: x, reduce_retracing=True)
+    function(tf.constant(1))
+    assert function.experimental_get_tracing_count() == 1

@@ -1,0 +1,88 @@
+"""When callbacks are woken: each kind says after how many steps its per-batch hooks must be called."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from unisono.callbacks.wake import steps_to_wake
+
+
+class OnBatch(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+class OnOldNamedBatch(keras.callbacks.Callback):
+    def on_batch_begin(self, batch, logs=None):
+        pass
+
+
+class OnEpoch(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        pass
+
+
+class OnTestBatch(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        pass
+
+
+class OwnAnswer(OnBatch):
+    def steps_to_wake(self, step):
+        return 10 - step
+
+
+class Early(keras.callbacks.EarlyStopping):
+    def on_batch_end(self, batch, logs=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (OnBatch(), 1),
+        (OnOldNamedBatch(), 1),
+        (OnEpoch(), None),
+        (OnTestBatch(), None),
+        (OwnAnswer(), 6),
+        (Early(), 1),
+        (keras.callbacks.EarlyStopping(), None),
+        (keras.callbacks.History(), None),
+        (keras.callbacks.ProgbarLogger(), None),
+        (keras.callbacks.TerminateOnNaN(), 1),
+        (keras.callbacks.LambdaCallback(on_epoch_end=print), None),
+        (keras.callbacks.LambdaCallback(on_train_batch_begin=print), 1),
+        (keras.callbacks.ModelCheckpoint("a.keras"), None),
+        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=5), 5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_training_wakes(callback, expected):
+    assert steps_to_wake(callback, 4) == expected
+
+
+def test_model_checkpoint_is_woken_at_its_next_save():
+    checkpoint = keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)
+    checkpoint._batches_seen_since_last_saving = 3
+    assert steps_to_wake(checkpoint, 3) == 2
+
+
+def test_hook_set_on_the_instance_is_seen():
+    callback = keras.callbacks.Callback()
+    callback.on_train_batch_end = lambda batch, logs=None: None
+    assert steps_to_wake(callback, 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("callback", "phase", "expected"),
+    [
+        (OnBatch(), "test", None),
+        (OnTestBatch(), "test", 1),
+        (OnTestBatch(), "predict", None),
+        (OwnAnswer(), "test", None),
+        (keras.callbacks.ProgbarLogger(), "test", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_other_phases_wake(callback, phase, expected):
+    assert steps_to_wake(callback, 4, phase) == expected
