@@ -1,0 +1,140 @@
+"""Batch statistics: synchronized they are those of one device; otherwise what is kept is one and the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+
+import unisono
+
+MOMENTUM = 0.9
+
+
+def rows(count: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(count).normal(2.0, 3.0, size=(count, *shape)).astype("float32")
+
+
+def normalized_model(**kwargs: Any) -> Any:
+    inputs = keras.Input((3,))
+    x = keras.layers.Dense(4)(inputs)
+    x = keras.layers.BatchNormalization(momentum=MOMENTUM, **kwargs)(x)
+    return unisono.Model(inputs, keras.layers.Dense(2)(keras.layers.Activation("tanh")(x)))
+
+
+def train(strategy: Any, build: Any, x: np.ndarray, y: np.ndarray, batch: int) -> dict[str, Any]:
+    keras.utils.set_random_seed(2)
+    with helpers.scope(strategy):
+        model = build()
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    history = model.fit(x, y, batch_size=batch, epochs=2, shuffle=False, verbose=0)
+    if strategy is not None:
+        assert helpers.copies_are_equal(model.weights, strategy)
+    return {
+        "history": history.history,
+        "weights": model.get_weights(),
+        "evaluate": model.evaluate(x, y, batch_size=batch, verbose=0),
+        "predict": model.predict(x, batch_size=batch, verbose=0),
+    }
+
+
+# 10 rows in batches of 4: uneven on 3 replicas, and one replica has no rows in the last batch.
+@pytest.mark.parametrize("name", ["mirrored3", "central2"])
+def test_synchronized_equals_one_device(name):
+    x, y = rows(10, 3), rows(10, 2)
+    expected = train(None, normalized_model, x, y, 4)
+    actual = train(helpers.strategy(name), lambda: normalized_model(synchronized=True), x, y, 4)
+    for what, value in expected.items():
+        helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
+
+
+def test_synchronized_over_images_equals_one_device():
+    x, y = rows(5, 4, 4, 2), rows(5, 1)
+
+    def build(**kwargs: Any) -> Any:
+        inputs = keras.Input((4, 4, 2))
+        h = keras.layers.Conv2D(3, 3, use_bias=False)(inputs)
+        h = keras.layers.BatchNormalization(momentum=MOMENTUM, **kwargs)(h)
+        return unisono.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(h)))
+
+    expected = train(None, build, x, y, 3)
+    actual = train(helpers.mirrored(4), lambda: build(synchronized=True), x, y, 3)
+    for what, value in expected.items():
+        helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
+
+
+def only_normalization(strategy: Any) -> Any:
+    with helpers.scope(strategy):
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(momentum=MOMENTUM)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+def test_not_synchronized_keeps_the_mean_weighted_with_rows():
+    strategy = helpers.mirrored(2)
+    model = only_normalization(strategy)
+    x = rows(5, 3)
+    model.fit(x, x, batch_size=5, epochs=1, shuffle=False, verbose=0)
+    parts = [x[:2], x[2:]]  # 5 rows on 2 replicas
+    mean = sum(len(part) * part.mean(0) for part in parts) / 5
+    variance = sum(len(part) * part.var(0) for part in parts) / 5
+    layer = model.layers[-1]
+    helpers.assert_close(layer.moving_mean, (1 - MOMENTUM) * mean, helpers.FLOAT32, "moving mean")
+    helpers.assert_close(
+        layer.moving_variance, MOMENTUM + (1 - MOMENTUM) * variance, helpers.FLOAT32, "variance"
+    )
+    assert helpers.copies_are_equal(layer.weights, strategy)
+
+
+def test_replica_without_rows_adds_nothing():
+    strategy = helpers.mirrored(3)
+    model = only_normalization(strategy)
+    x = rows(1, 3)
+    model.fit(x, x, batch_size=4, epochs=1, verbose=0)
+    layer = model.layers[-1]
+    helpers.assert_close(layer.moving_mean, (1 - MOMENTUM) * x[0], helpers.FLOAT32)
+    helpers.assert_close(layer.moving_variance, np.full(3, MOMENTUM), helpers.FLOAT32)
+
+
+def test_identical_rows_are_predicted_identically():
+    model = only_normalization(helpers.mirrored(3))
+    x = rows(7, 3)
+    model.fit(x, x, batch_size=7, epochs=3, verbose=0)
+    same = np.repeat(x[:1], 6, axis=0)
+    outputs = model.predict(same, batch_size=6, verbose=0)
+    assert (outputs == outputs[0]).all()
+    np.testing.assert_allclose(outputs, model(same, training=False), rtol=1e-5)
+
+
+class Counters(keras.layers.Layer):
+    """State of a layer's own: a number of steps, and a running maximum of what it saw."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+        self.whole = self.add_weight(
+            shape=(), initializer="zeros", dtype="int64", trainable=False, name="whole"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign_add(1.0)
+            self.whole.assign_add(1)
+        return x
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored3", "central2"])
+def test_counters_of_a_layer_count_steps(name):
+    strategy = helpers.strategy(name)
+    with helpers.scope(strategy):
+        counters = Counters()
+        model = unisono.Sequential([keras.Input((3,)), counters, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(rows(10, 3), rows(10, 1), batch_size=4, epochs=2, verbose=0)
+    model.evaluate(rows(10, 3), rows(10, 1), batch_size=4, verbose=0)
+    assert float(counters.steps.numpy()) == pytest.approx(6.0)
+    assert int(counters.whole.numpy()) == 6
+    if strategy is not None:
+        assert helpers.copies_are_equal(counters.weights, strategy)

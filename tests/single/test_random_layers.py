@@ -1,0 +1,149 @@
+"""Random numbers: other masks on each replica, the first replica's those of one device, all of them out of the seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+
+FEATURES = 16
+
+
+class Noise(keras.layers.Layer):
+    """Draws from a generator of its own, or from Keras' global one."""
+
+    def __init__(self, own_seed: bool) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(4) if own_seed else None
+
+    def call(self, x):
+        return x + keras.random.normal(tf.shape(x), seed=self.seeds)
+
+
+class Always(keras.layers.Layer):
+    """A layer that is in training mode in prediction too (Monte Carlo dropout)."""
+
+    def __init__(self, layer: keras.layers.Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        return self.layer(x, training=True)
+
+
+def noisy_model(strategy: Any) -> Any:
+    """Every kind of random layer, switched on in prediction as well."""
+    keras.utils.set_random_seed(9)
+    with helpers.scope(strategy):
+        inputs = keras.Input((FEATURES,))
+        outputs = {
+            "dropout": Always(keras.layers.Dropout(0.5))(inputs),
+            "gaussian": Always(keras.layers.GaussianNoise(1.0))(inputs),
+            "gaussian_dropout": Always(keras.layers.GaussianDropout(0.5))(inputs),
+            "own": Noise(own_seed=True)(inputs),
+            "global": Noise(own_seed=False)(inputs),
+        }
+        return unisono.Model(inputs, outputs)
+
+
+ONES = np.ones((2, FEATURES), "float32")
+TWICE = np.ones((4, FEATURES), "float32")
+
+
+@pytest.mark.parametrize("name", ["mirrored2", "central2"])
+def test_masks_differ_between_replicas_and_the_first_is_that_of_one_device(name):
+    alone = noisy_model(None).predict(ONES, verbose=0)
+    together = noisy_model(helpers.strategy(name)).predict(TWICE, verbose=0)
+    for kind, values in together.items():
+        np.testing.assert_array_equal(values[:2], alone[kind], err_msg=kind)
+        assert np.abs(values[:2] - values[2:]).max() > 0.1, f"{kind}: both replicas drew the same"
+
+
+def test_masks_are_keras_own_on_one_device_and_new_in_every_batch():
+    ours = noisy_model(None)
+    x = np.ones((6, FEATURES), "float32")
+    got = [ours.predict(x, batch_size=2, verbose=0), ours.predict(x, batch_size=2, verbose=0)]
+    keras.utils.set_random_seed(9)
+    theirs = noisy_model(None)
+    plain = keras.Model(theirs.inputs, {name: theirs.output[name] for name in theirs.output})
+    expected = [plain.predict(x, batch_size=2, verbose=0), plain.predict(x, batch_size=2, verbose=0)]
+    for first, second in zip(got, expected):
+        for kind, values in second.items():
+            np.testing.assert_array_equal(first[kind], values, err_msg=kind)
+    for kind, values in got[0].items():
+        assert np.abs(values[:2] - values[2:4]).max() > 0.1, f"{kind}: two batches have the same mask"
+        assert np.abs(values - got[1][kind]).max() > 0.1, f"{kind}: two predictions are the same"
+
+
+def fitted_weights(strategy: Any, seed: int) -> list[np.ndarray]:
+    keras.utils.set_random_seed(seed)
+    with helpers.scope(strategy):
+        model = unisono.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                keras.layers.Dropout(0.5),
+                Noise(own_seed=False),
+                keras.layers.Dense(1, "relu"),
+            ]
+        )
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(10, FEATURES)).astype("float32")
+    model.layers[-1].set_weights([np.full((FEATURES, 1), 0.1), np.ones(1)])
+    model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+    if strategy is not None:
+        assert helpers.copies_are_equal(model.variables, strategy)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored3"])
+def test_training_repeats_its_bits_from_the_seed(name):
+    first, again, other = (fitted_weights(helpers.strategy(name), seed) for seed in (1, 1, 2))
+    for a, b, c in zip(first, again, other):
+        np.testing.assert_array_equal(a, b)
+        assert np.abs(a - c).max() > 0
+
+
+class Recorder:
+    """In place of the compiled steps: notes the rows of every batch."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+
+    def __call__(self, chunk: Any) -> tuple[int, dict[str, Any]]:
+        for i in range(chunk.steps):
+            x = chunk.reader(chunk.inputs, tf.constant(i))[0]
+            self.rows.append([int(row) for row in x[:, 0]])
+        return chunk.steps, {"loss": tf.constant(0.0)}
+
+
+def order(strategy: Any, seed: int, **arguments: Any) -> list[list[int]]:
+    """The rows of each of two epochs, in the order in which they were seen."""
+    keras.utils.set_random_seed(seed)
+    with helpers.scope(strategy):
+        model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.train_function = recorder = Recorder()
+    x = np.arange(11.0)[:, None]
+    model.fit(x, x, batch_size=4, epochs=2, verbose=0, **arguments)
+    rows = [row for batch in recorder.rows for row in batch]
+    return [rows[:11], rows[11:]]
+
+
+def test_shuffling_is_a_new_permutation_in_every_epoch_the_same_on_all_replica_counts():
+    first = order(None, 5)
+    assert all(sorted(epoch) == list(range(11)) for epoch in first)
+    assert first[0] != first[1] and first[0] != list(range(11))
+    assert order(None, 5) == first
+    assert order(helpers.mirrored(2), 5) == first
+    assert order(helpers.mirrored(3), 5) == first
+    assert order(None, 6) != first
+
+
+def test_shuffle_can_be_switched_off():
+    assert order(helpers.mirrored(2), 5, shuffle=False) == [list(range(11))] * 2
