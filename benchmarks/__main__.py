@@ -1,0 +1,137 @@
+"""Compares the speed of training with that of other frameworks and of loops written by hand, in one run.
+
+    python -m benchmarks [--quick] [--models mlp,cnn] [--replicas 1,2] [--inputs arrays,dataset] [--out bench]
+
+Writes `speed.md` (tables of ratios), `speed.png` (a chart) and `speed.json` (every number) into the folder. What is not
+installed is left out, and the tables say so. Let nothing else run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import time
+from typing import Any
+
+from .contestants import ALL, BY_NAME
+from .contestants.task import MODELS, Task
+from .speed import Plan, measure
+from .speed_chart import draw
+from .speed_tables import Settings, page
+
+_PACKAGES = ("tensorflow", "keras", "jax", "tf_keras", "torch", "lightning", "numpy")
+_STEPS = {"mlp": 2000, "cnn": 200, "transformer": 60}
+_GROWTH = [
+    *[Task(layers=layers) for layers in (8, 32)],
+    *[Task(callbacks=callbacks) for callbacks in (1, 10)],
+    *[Task(replicas=replicas) for replicas in (1, 2, 4)],
+]
+
+
+def main() -> None:
+    """Reads the arguments, measures, writes."""
+    o = _arguments()
+    plan = Plan(o.rounds, o.starts, {m: max(1, round(n * o.scale)) for m, n in _STEPS.items()})
+    out = pathlib.Path(o.out)
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+
+    def say(words: str) -> None:
+        print(f"{time.perf_counter() - began:6.0f} s  {words}", flush=True)
+
+    settings: Settings = []
+    growth: Settings = []
+    tasks = [Task(m, r, i) for m in o.models for r in o.replicas for i in o.inputs]
+    for task in tasks:
+        say(str(task))
+        settings.append((task, measure(task, o.contestants, plan, say)))
+        _write(out, settings, growth, o)
+    fits = [c for c in o.contestants if c.name in ("ours", "ours_graph", "keras", "keras_jax")]
+    for task in _GROWTH if o.growth and fits else []:
+        say(f"growth: {task}")
+        smaller = dataclasses.replace(
+            plan, starts=1, short_fits=False, steps={"mlp": plan.steps["mlp"] // 4 or 1}
+        )
+        growth.append((task, measure(task, fits, smaller, say)))
+        _write(out, settings, growth, o)
+    say(f"written: {out / 'speed.md'}, {out / 'speed.png'}, {out / 'speed.json'}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="a few minutes: two models, one replica, arrays, 3 rounds"
+    )
+    parser.add_argument("--models", type=_names(MODELS), help=f"of {','.join(MODELS)}")
+    parser.add_argument("--replicas", type=_numbers, help="logical replicas, for instance 1,2,4")
+    parser.add_argument("--inputs", type=_names(("arrays", "dataset")), help="of arrays,dataset")
+    parser.add_argument("--contestants", type=_names(tuple(BY_NAME)), help=f"of {','.join(BY_NAME)}")
+    parser.add_argument("--rounds", type=int, help="turns of each contestant")
+    parser.add_argument("--starts", type=int, help="processes in which the first step is timed")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the usual steps of an epoch")
+    parser.add_argument("--growth", action=argparse.BooleanOptionalAction, help="how step times grow")
+    parser.add_argument("--out", default="bench", help="folder for the tables and the chart")
+    o = parser.parse_args()
+    o.models = o.models or (["mlp", "cnn"] if o.quick else list(MODELS))
+    o.replicas = o.replicas or ([1] if o.quick else [1, 2])
+    o.inputs = o.inputs or (["arrays"] if o.quick else ["arrays", "dataset"])
+    o.contestants = [c for c in ALL if o.contestants is None or c.name in o.contestants]
+    o.rounds = o.rounds or (3 if o.quick else 7)
+    o.starts = o.starts or (1 if o.quick else 3)
+    o.growth = not o.quick if o.growth is None else o.growth
+    return o
+
+
+def _names(known: tuple[str, ...]) -> Any:
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown: give some of {', '.join(known)}")
+        return names
+
+    return read
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",")]
+    if any(number < 1 or 32 % number for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r}: give divisors of 32, the rows of a batch")
+    return numbers
+
+
+def _write(out: pathlib.Path, settings: Settings, growth: Settings, options: argparse.Namespace) -> None:
+    """Writes what has been measured so far, so that a run that is stopped leaves its results."""
+    facts = _facts(options)
+    (out / "speed.md").write_text(page(settings, growth, facts))
+    found = [
+        {"task": dataclasses.asdict(task), "results": [dataclasses.asdict(r) for r in results]}
+        for task, results in [*settings, *growth]
+    ]
+    (out / "speed.json").write_text(json.dumps({"facts": facts, "settings": found}, indent=1))
+    if importlib.util.find_spec("matplotlib") is not None:
+        draw(settings, out / "speed.png")
+
+
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
+    installed = {
+        d.metadata["Name"].lower().replace("-", "_"): d.version for d in importlib.metadata.distributions()
+    }
+    versions = [f"{name} {installed[name]}" for name in _PACKAGES if name in installed]
+    return {
+        "processors": f"{len(os.sched_getaffinity(0))} ({platform.machine()})",
+        "python": platform.python_version(),
+        "packages": ", ".join(versions),
+        "rounds": options.rounds,
+        "load of the machine when this was written": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The process of one contestant: answers each line of JSON on its input with one on its output.
+
+The first line it writes itself, unasked: the seconds of the import and to the end of the first step. Then it is told
+`{"do": "short"}`, `{"do": "steady", ...}` or `{"do": "end"}`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from typing import Any
+
+BEGAN = time.perf_counter()
+
+
+def main() -> None:
+    """Serves until told to end; an error is an answer too, in one line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever frameworks print goes to the other stream
+
+    def answer(content: dict[str, Any]) -> None:
+        print(json.dumps(content), file=answers, flush=True)
+
+    try:
+        orders = _orders(*sys.argv[1:])
+        answer(next(orders))
+        for line in sys.stdin:
+            answer(orders.send(json.loads(line)))
+    except StopIteration:
+        pass
+    except Exception as error:
+        traceback.print_exc()
+        answer({"error": f"{type(error).__name__}: {_first_sentence(error)}"})
+
+
+def _first_sentence(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else "no message"
+
+
+def _orders(name: str, module_name: str, task_in_json: str) -> Any:
+    from .task import Task
+
+    task = Task(**json.loads(task_in_json))
+    module: Any = importlib.import_module(f".{module_name}", __package__)
+    if hasattr(module, "load"):
+        module.load(name)
+    imported = time.perf_counter() - BEGAN
+    if hasattr(module, "prepare"):
+        module.prepare(sys.modules.get("tensorflow"), task.replicas)
+    train = module.make(name, task)
+    train(1, 1)
+    first = time.perf_counter() - BEGAN
+    order = yield {"import": imported, "first_step": first}
+    while order["do"] != "end":
+        began = time.perf_counter()
+        if order["do"] == "short":
+            module.make(name, task)(order["epochs"], order["steps"])
+            order = yield {"seconds": time.perf_counter() - began}
+        else:
+            epochs = train(order["epochs"], order["steps"], goes_on=True)
+            order = yield {"epochs": epochs, "whole": time.perf_counter() - began}
+    yield {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+if __name__ == "__main__":
+    main()

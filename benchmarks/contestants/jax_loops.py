@@ -1,0 +1,51 @@
+"""The loop that a user of JAX writes by hand: `lax.scan` over the steps of an epoch, compiled whole, data on the device.
+
+Model and Adam are Keras' own, called without state, so that the mathematics are the same as everybody's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from . import keras_models
+from .task import BATCH, Task, Train, arrays, timed_epochs
+
+
+def make(name: str, task: Task) -> Train:
+    """A new model of `task` and its loop, not yet traced."""
+    model = keras_models.build(keras, task)
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer.build(model.trainable_variables)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    frozen = [v.value for v in model.non_trainable_variables]
+
+    def loss_of(weights: Any, x: Any, y: Any) -> Any:
+        return loss(y, model.stateless_call(weights, frozen, x, training=True)[0])
+
+    @jax.jit
+    def run(state: Any, xs: Any, ys: Any, order: Any) -> Any:
+        def body(state: Any, rows: Any) -> Any:
+            weights, slots = state
+            value, gradients = jax.value_and_grad(loss_of)(weights, xs[rows], ys[rows])
+            weights, slots = optimizer.stateless_apply(slots, gradients, weights)
+            return (weights, slots), value
+
+        state, losses = jax.lax.scan(body, state, order)
+        return state, losses[-1]
+
+    weights = [v.value for v in model.trainable_variables], [v.value for v in optimizer.variables]
+    kept: dict[str, Any] = {"state": weights}
+    on_device: dict[int, Any] = {}
+
+    def epoch(steps: int) -> None:
+        if steps not in on_device:
+            on_device[steps] = [jax.device_put(a) for a in arrays(task.model, steps)]
+        order = np.random.permutation(steps * BATCH).reshape(steps, BATCH)
+        kept["state"], value = run(kept["state"], *on_device[steps], order)
+        assert np.isfinite(np.asarray(value))
+
+    return lambda epochs, steps, goes_on=False: timed_epochs(epochs, lambda: epoch(steps))

@@ -1,0 +1,89 @@
+"""What is trained: the model by name, its data, and on how many replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+BATCH = 32
+CLASSES = 10
+MODELS = ("mlp", "cnn", "transformer")
+WORDS, TOKENS, WIDTH, HEADS = 1000, 32, 64, 4
+SIDE = 16
+FEATURES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One setting of the comparison.
+
+    Attributes:
+        model: "mlp", "cnn" or "transformer".
+        replicas: logical devices that share each batch.
+        input: "arrays" (NumPy) or "dataset" (`tf.data`, shuffled, batched, prefetched).
+        layers: hidden layers of the MLP.
+        callbacks: callbacks with per-batch hooks that `fit` is given.
+    """
+
+    model: str = "mlp"
+    replicas: int = 1
+    input: str = "arrays"
+    layers: int = 2
+    callbacks: int = 0
+
+    def __str__(self) -> str:
+        words = [self.model, f"{self.replicas} replica{'s' * (self.replicas > 1)}", self.input]
+        if self.layers != Task.layers:
+            words.append(f"{self.layers} hidden layers")
+        if self.callbacks:
+            words.append(f"{self.callbacks} callbacks on every batch")
+        return ", ".join(words)
+
+
+class Train(Protocol):
+    """A model that is ready to train: each call goes on where the last one ended."""
+
+    def __call__(self, epochs: int, steps: int, goes_on: bool = False) -> list[float]:
+        """Trains; returns the seconds of each epoch.
+
+        Args:
+            epochs: int.
+            steps: int; steps of an epoch.
+            goes_on: bool; whether these are the first epochs of a long training that is stopped after them.
+        """
+        ...
+
+
+@functools.lru_cache(maxsize=4)
+def arrays(model: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for `steps` batches: `x` float32 (int32 for the transformer), `y` int64 `[rows]`."""
+    random = np.random.default_rng(0)
+    rows = BATCH * steps
+    labels = random.integers(0, CLASSES, rows)
+    if model == "transformer":
+        return random.integers(0, WORDS, (rows, TOKENS)).astype("int32"), labels
+    shape = (rows, FEATURES) if model == "mlp" else (rows, SIDE, SIDE, 1)
+    return random.normal(size=shape).astype("float32"), labels
+
+
+def dataset(model: str, steps: int) -> Any:
+    """The same rows as a `tf.data.Dataset` of batches."""
+    import tensorflow as tf
+
+    rows = tf.data.Dataset.from_tensor_slices(arrays(model, steps))
+    return rows.shuffle(1024).batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def timed_epochs(epochs: int, one_epoch: Callable[[], None]) -> list[float]:
+    """The seconds that each call of `one_epoch` takes."""
+    seconds = []
+    for _ in range(epochs):
+        began = time.perf_counter()
+        one_epoch()
+        seconds.append(time.perf_counter() - began)
+    return seconds
