@@ -21,6 +21,7 @@ from . import parameter_server_internals as internals
 _TICK = 0.2  # seconds between two looks at errors
 _QUIET = 3.0  # seconds without a result after which the servers are asked whether they are there
 _PROBE = 2.0  # seconds that a server has for answering
+_RESPONSE = 20.0  # seconds that a task has for running a small operation
 
 
 class ParameterServerError(RuntimeError):
@@ -93,6 +94,21 @@ class WorkerPool:
                     f"Parameter server {index} at {address} does not answer, and the variables on it are lost: start "
                     "the cluster again; a fit with `BackupAndRestore` then goes on from the last backup."
                 ) from cause
+
+    def responds(self, kind: str, index: int, seconds: float = _RESPONSE) -> bool:
+        """Whether a task runs one small operation in `seconds`: a process that is stopped listens, but does nothing."""
+        done = threading.Event()
+
+        def ask() -> None:
+            with (
+                contextlib.suppress(tf.errors.OpError),
+                tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"),
+            ):
+                tf.identity(tf.constant(0))
+                done.set()
+
+        threading.Thread(target=ask, name="unisono-ask", daemon=True).start()
+        return done.wait(seconds)
 
 
 class Phase:
@@ -186,13 +202,23 @@ class Phase:
             raise
 
     def _check_workers(self, quiet_since: float) -> None:
+        """After `timeout` without a result: is there anybody at work, and does it still do anything?"""
         pool = self._pool
-        if time.monotonic() - quiet_since < pool.timeout or self._steps_of:
+        if time.monotonic() - quiet_since < pool.timeout:
             return
-        if not any(pool.answers("worker", index) for index in range(pool.num_workers)):
+        with self._changed:
+            at_work = sorted(self._holding)
+        if not at_work and not any(pool.answers("worker", index) for index in range(pool.num_workers)):
             raise ParameterServerError(
                 f"None of the {pool.num_workers} worker(s) has answered for {pool.timeout:g} s: start them again."
             )
+        tasks = [("parameter server", "ps", index) for index in range(len(pool.addresses["ps"]))]
+        for word, kind, index in tasks + [("worker", "worker", index) for index in at_work]:
+            if pool.answers(kind, index) and not pool.responds(kind, index):
+                raise ParameterServerError(
+                    f"The {word} {index} at {pool.addresses[kind][index]} listens but does nothing, and no step has "
+                    f"ended for {pool.timeout:g} s: end that process and start it again."
+                )
 
     # Called by the workers' threads.
 

@@ -52,6 +52,7 @@ def test_one_worker_with_split_variables_equals_one_device_to_the_bit(found):
 @pytest.mark.parametrize("found", ["together"], indirect=True)
 def test_two_workers_count_each_step_once_and_report_errors(found):
     assert found["counts"] == [2000, -2000, 2000]
+    assert found["momentum"][0] == found["momentum"][1], "no worker's write of the velocity is lost"
     asynchronous, one_device = found["accuracy"]
     assert asynchronous > one_device - 0.01
     assert found["overflow"] == [36, 4, 2.0**11], "each infinite row skips its own step and halves the scale"

@@ -138,11 +138,11 @@ def mean_output(y_true, y_pred):
     return keras.ops.mean(y_pred, axis=-1)
 
 
-def counter():
-    """One weight that each step lowers by exactly 1."""
+def counter(momentum=0.0):
+    """One weight that each step lowers by 1, or by what momentum makes of it."""
     kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = unisono.Sequential([keras.Input((1,)), kernel])
-    model.compile(unisono.optimizers.SGD(1.0), mean_output)
+    model.compile(unisono.optimizers.SGD(1.0, momentum), mean_output)
     return model
 
 
@@ -248,6 +248,15 @@ def together():
     count = int(model.optimizer.iterations.numpy())
     FOUND["counts"] = [count, float(model.get_weights()[0][0, 0]), float(model._loss_tracker.count.numpy())]
     FOUND["loss"] = history.history["loss"][0]
+
+    with strategy.scope():
+        model = counter(momentum=0.5)
+    model.fit(ones[:300], ones[:300], batch_size=1, epochs=1, verbose=0)
+    velocity = weight = 0.0
+    for _ in range(300):
+        velocity = 0.5 * velocity - 1.0
+        weight += velocity
+    FOUND["momentum"] = [float(model.get_weights()[0][0, 0]), weight]
 
     from sklearn.datasets import load_digits
 
