@@ -23,6 +23,7 @@ from .sources.rows import concat_rows, row_count
 from .split import run_on_replicas
 from .step import predict_on_replica, replica_step
 from .tensorflow_internals import first_graph, graph_function
+from .xla_random import as_the_graph_draws
 
 
 class StepFunction:
@@ -38,6 +39,7 @@ class StepFunction:
         self._training = training
         self._compiled: dict[Any, Any] = {}
         self.way = "graph"  # or "xla": see tuner.py
+        self.choices: dict[int | None, Any] = {}  # what was measured, for each size of the batch
         self.full_rows: int | None = None  # a last partial batch is not worth compiling for
         self._whole = False
         self.fresh = False  # whether the last execution compiled something
@@ -166,7 +168,8 @@ class StepFunction:
         def compiled(present: list[Any]) -> dict[str, Any]:
             rest = iter(present)
             whole = [None if leaf is None else next(rest) for leaf in leaves]
-            return run(keras.tree.pack_sequence_as(batch, whole))
+            with as_the_graph_draws():
+                return run(keras.tree.pack_sequence_as(batch, whole))
 
         return graph_function(compiled, jit_compile=True)([leaf for leaf in leaves if leaf is not None])
 
@@ -176,7 +179,7 @@ class StepFunction:
         def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:
             self._whole = True
             try:
-                with for_xla():
+                with for_xla(), as_the_graph_draws():
                     return body(inputs, steps)
             finally:
                 self._whole = False

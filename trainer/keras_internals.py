@@ -7,6 +7,7 @@ does what Keras does when there is none, so that plain Keras in the same process
 - the scaling of a loss by the number of replicas, which our reduction makes superfluous;
 - the clearing of added losses, which must leave those of a replica whose thread is waiting in a collective;
 - the seed that a random layer draws, into which the replica's number is mixed;
+- the random numbers that a layer draws, which must be the same under XLA (`xla_random`);
 - taking rows of a variable, which must not send all of it from a parameter server;
 - the moments of synchronized batch normalization, which must not count a borrowed row.
 """
@@ -25,6 +26,7 @@ from keras.src.api_export import REGISTERED_NAMES_TO_OBJS, REGISTERED_OBJS_TO_NA
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
+from keras.src.backend.tensorflow import random as backend_random
 from keras.src.backend.tensorflow.trainer import (
     TensorFlowTrainer,
     convert_to_np_if_not_ragged,
@@ -49,7 +51,7 @@ from keras.src.utils.tracking import no_automatic_dependency_tracking
 from ..distribute.parameter_server_shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import current_step
-from . import exact_loss
+from . import exact_loss, xla_random
 from .collectives import refuse_collective
 
 __all__ = [
@@ -234,6 +236,45 @@ def _take(original: Any) -> Any:
     return take
 
 
+def _seed_of(seed: Any) -> Any:
+    return backend_random._cast_seed(keras.src.random.seed_generator.draw_seed(seed))
+
+
+def _uniform(original: Any) -> Any:
+    def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+        dtype = dtype or keras.config.floatx()
+        if not xla_random.spelled_out(dtype):
+            return original(shape, minval, maxval, dtype, seed)
+        minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+        return xla_random.uniform(shape, _seed_of(seed), dtype) * (maxval - minval) + minval
+
+    return uniform
+
+
+def _normal(original: Any) -> Any:
+    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+        dtype = dtype or keras.config.floatx()
+        if not xla_random.spelled_out(dtype):
+            return original(shape, mean, stddev, dtype, seed)
+        return xla_random.normal(shape, _seed_of(seed), dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+
+    return normal
+
+
+def _dropout(original: Any) -> Any:
+    def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+        if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
+            return original(inputs, rate, noise_shape, seed)
+        seed = _seed_of(seed)
+        noise_shape = backend_random._get_concrete_noise_shape(inputs, noise_shape)
+        return xla_random.dropout(inputs, rate, noise_shape, seed)
+
+    return dropout
+
+
+_replace(backend_random, "uniform", _uniform)
+_replace(backend_random, "normal", _normal)
+_replace(backend_random, "dropout", _dropout)
 _replace(backend_numpy, "take", _take)
 _replace(keras.layers.Layer, "_clear_losses", _clear_losses)
 _replace(loss_module, "reduce_weighted_values", _reduction)

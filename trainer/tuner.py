@@ -33,6 +33,21 @@ _EFFECTS = (
     "WriteSummary",
     "WriteHistogramSummary",
 )
+# What XLA draws from another stream of random numbers, or not at all: the choice must not change a number.
+_OTHER_NUMBERS = (
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "Multinomial",
+    "RngReadAndSkip",
+    "StatelessTruncatedNormalV2",
+    "StatelessMultinomial",
+    "StatelessRandomGammaV2",
+    "StatelessRandomGammaV3",
+    "StatelessRandomBinomial",
+    "StatelessRandomPoisson",
+)
 _SLOW_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 FEWEST_STEPS = 400
 WORTH = 3.0  # the saving must be this many times what compiling costs
@@ -70,11 +85,13 @@ def choose(
         return Choice(GRAPH, "few steps")
     if getattr(source, "resume_by", "") != "index" or source.per_worker:
         return Choice(GRAPH, "the batches come from outside of the graph")
-    known = _remembered(model, source)
+    function = model.make_train_function()
+    known = function.choices.get(source.batch_rows) or _remembered(model, source)
     if known is not None:
         return known
     choice = _measure(model, source, steps_ahead, clock)
     if choice.measured:
+        function.choices[source.batch_rows] = dataclasses.replace(choice, measured=False)
         _remember(model, source, choice)
     return choice
 
@@ -92,13 +109,19 @@ def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], floa
         tracing = clock() - began
         if any(name in operations for name in _EFFECTS):
             return Choice(GRAPH, "the step talks to the host")
+        if any(name in operations for name in _OTHER_NUMBERS):
+            return Choice(GRAPH, "XLA would draw other random numbers")
         if not tf.config.list_physical_devices("GPU") and any(name in operations for name in _SLOW_ON_CPU):
             return Choice(GRAPH, "XLA's loops are slow at convolutions on CPUs")
         with kept_state(model):
-            graph = _seconds_a_step(function, chunk, clock)
             compiling = 2 * tracing + 0.5
-            if graph * steps_ahead * 0.7 < WORTH * compiling:
+            function(dataclasses.replace(chunk, steps=1))
+            few = dataclasses.replace(chunk, steps=min(chunk.steps, 8))
+            began = clock()
+            function(few)
+            if (clock() - began) / few.steps * steps_ahead * 0.7 < WORTH * compiling:
                 return Choice(GRAPH, "compiling would cost more than it saves")
+            graph = _seconds_a_step(function, chunk, clock)
             try:
                 function.way = XLA
                 xla = _seconds_a_step(function, chunk, clock)
@@ -151,7 +174,7 @@ def _file(model: Any, source: Any) -> pathlib.Path | None:
         return None
     devices = [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()]
     facts = [
-        [[v.path, str(v.shape), str(v.dtype)] for v in model.variables],
+        [[str(v.shape), str(v.dtype)] for v in model.variables],
         [type(layer).__name__ for layer in model._flatten_layers()],
         [type(o).__name__ for o in optimizers_of(model)],
         str(source.spec),
@@ -166,8 +189,10 @@ def _remembered(model: Any, source: Any) -> Choice | None:
     file = _file(model, source)
     try:
         kept = json.loads(file.read_text()) if file is not None else None
-        return None if kept is None else Choice(kept["way"], f"remembered: {kept['reason']}")
-    except (OSError, ValueError, KeyError):
+        if kept is None or kept["way"] not in (GRAPH, XLA):
+            return None
+        return Choice(kept["way"], f"remembered: {kept['reason']}")
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

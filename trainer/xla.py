@@ -12,6 +12,7 @@ from ..distribute.step_context import current_step, step_scope
 from .keras_internals import get_keras_mask, set_keras_mask
 from .tensorflow_internals import graph_function
 from .writes import CollectedWrites
+from .xla_random import as_the_graph_draws
 
 
 def compile_compute(compute: Callable[[Any], tuple[Any, Any, Any]], data: Any) -> tuple[Any, Any, Any]:
@@ -39,7 +40,7 @@ def compile_compute(compute: Callable[[Any], tuple[Any, Any, Any]], data: Any) -
         present = iter(leaves)
         nest = keras.tree.map_structure(lambda leaf: None if leaf is None else next(present), data)
         own = dataclasses.replace(step, weight_totals=[], in_xla=True)
-        with CollectedWrites() as writes, step_scope(own):
+        with CollectedWrites() as writes, step_scope(own), as_the_graph_draws():
             own.writes = writes
             loss, gradients, outputs = compute(nest)
         flat = keras.tree.flatten(outputs)
