@@ -71,7 +71,7 @@ class Process:
 
     def __init__(self, contestant: Contestant, task: Task) -> None:
         devices = f"--xla_force_host_platform_device_count={task.replicas}"
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in close()
         self._process = subprocess.Popen(
             [
                 *[sys.executable, "-m", f"{__package__}.contestants", contestant.name, contestant.module],
@@ -175,7 +175,7 @@ def _start(
         if last:
             running.append((process, result))
         try:
-            _guarded(result, say, lambda process=process: _warm_up(process, task, plan, result, last))
+            _guarded(result, say, lambda process=process, last=last: _warm_up(process, task, plan, result, last))
         finally:
             if not last:
                 process.close()

@@ -11,7 +11,9 @@ from . import cluster_start
 from .cluster import Cluster, ClusterError, read_cluster, read_tf_config
 from .cluster_start import replicas_per_worker
 
-cluster_resolver = tf.distribute.cluster_resolver  # TensorFlow's own, for clusters that none of the above describes
+cluster_resolver = (
+    tf.distribute.cluster_resolver
+)  # TensorFlow's own, for clusters that none of the above describes
 
 
 def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:

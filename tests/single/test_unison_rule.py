@@ -44,7 +44,11 @@ def weights(rows: int, *shape: int) -> np.ndarray:
 
 def classifier() -> keras.Model:
     return unisono.Sequential(
-        [keras.layers.Input((FEATURES,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(CLASSES)]
+        [
+            keras.layers.Input((FEATURES,)),
+            keras.layers.Dense(6, activation="tanh"),
+            keras.layers.Dense(CLASSES),
+        ]
     )
 
 
@@ -116,7 +120,9 @@ class OwnLoss(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         centred = y_pred - keras.ops.mean(y_pred, axis=0, keepdims=True)
-        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1) + keras.ops.mean(centred**2, axis=-1)
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1) + keras.ops.mean(
+            centred**2, axis=-1
+        )
 
 
 def scalar_loss(y_true, y_pred):
@@ -205,12 +211,18 @@ CASES: dict[str, Case] = {
     ),
     "sum": Case(
         regressor,
-        lambda: {"loss": keras.losses.MeanSquaredError(reduction="sum"), "optimizer": keras.optimizers.SGD(1e-3)},
+        lambda: {
+            "loss": keras.losses.MeanSquaredError(reduction="sum"),
+            "optimizer": keras.optimizers.SGD(1e-3),
+        },
         lambda n: {"x": features(n), "y": numbers(n, 2)},
     ),
     "none": Case(
         regressor,
-        lambda: {"loss": keras.losses.MeanSquaredError(reduction=None), "optimizer": keras.optimizers.SGD(1e-3)},
+        lambda: {
+            "loss": keras.losses.MeanSquaredError(reduction=None),
+            "optimizer": keras.optimizers.SGD(1e-3),
+        },
         lambda n: {"x": features(n), "y": numbers(n, 2)},
     ),
     "own_loss_class": regression(OwnLoss),
@@ -253,7 +265,9 @@ CASES: dict[str, Case] = {
 }
 
 
-def run(case: Case, strategy: Any, rows: int, batch: int, eager: bool = False, epochs: int = 2) -> dict[str, Any]:
+def run(
+    case: Case, strategy: Any, rows: int, batch: int, eager: bool = False, epochs: int = 2
+) -> dict[str, Any]:
     """Everything that the contract compares."""
     keras.utils.set_random_seed(7)
     with helpers.scope(strategy):
@@ -262,7 +276,9 @@ def run(case: Case, strategy: Any, rows: int, batch: int, eager: bool = False, e
         model.compile(run_eagerly=eager, **arguments)
     data = case.data(rows)
     batches: list[Any] = []
-    record = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append((batch, logs)))
+    record = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batches.append((batch, logs))
+    )
     history = model.fit(
         **data, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=[record], **case.fit
     )
@@ -306,7 +322,9 @@ def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
 
 
 # 9 rows in batches of 4: the last batch has one row.
-@pytest.mark.parametrize("name", ["plain", "masked", "two_outputs", "subclassed", "none", "mean_with_sample_weight"])
+@pytest.mark.parametrize(
+    "name", ["plain", "masked", "two_outputs", "subclassed", "none", "mean_with_sample_weight"]
+)
 def test_fit_on_two_replicas_in_float64_equals_one_device(name, one_device):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
