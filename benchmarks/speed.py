@@ -175,7 +175,9 @@ def _start(
         if last:
             running.append((process, result))
         try:
-            _guarded(result, say, lambda process=process, last=last: _warm_up(process, task, plan, result, last))
+            _guarded(
+                result, say, lambda process=process, last=last: _warm_up(process, task, plan, result, last)
+            )
         finally:
             if not last:
                 process.close()
