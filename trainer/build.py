@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..distribute.step_context import StepContext, step_scope
 from ..optimizers.building import ensure_built
-from . import keras_internals
+from . import checks, keras_internals
 
 
 def build_for(model: Any, spec: Any, training: bool = True) -> None:
@@ -26,6 +26,7 @@ def build_for(model: Any, spec: Any, training: bool = True) -> None:
 
     Context: cross-replica, under the model's strategy.
     """
+    checks.check_text(model, spec)
     own_step = model.has_own_train_step() or (not training and model.overrides_step("test_step"))
     if not own_step and _needs_real_tensors(spec):
         _build_with_placeholders(model, spec)
@@ -34,8 +35,9 @@ def build_for(model: Any, spec: Any, training: bool = True) -> None:
         batch = keras.tree.map_structure(_symbolic, _as_nest(spec))
         if not own_step or _can_be_called(model):
             _build_symbolically(model, batch, build_optimizer=not own_step)
-    except Exception:
+    except Exception as error:
         if not own_step:
+            checks.check_targets(model, spec, error)
             raise
     if model.overrides_step("train_step" if training else "test_step"):
         _trace_own_step(model, spec, model.train_step if training else model.test_step, training)

@@ -4,7 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+_SUPPORTED = (
+    tf.distribute.OneDeviceStrategy,
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+    tf.distribute.experimental.ParameterServerStrategy,
+    tf.distribute.TPUStrategy,
+)
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuses a strategy whose variables and collectives we do not know (those of TensorFlow 1, say)."""
+    if strategy is None or isinstance(strategy, _SUPPORTED):
+        return
+    raise ValueError(
+        f"The model was built under {type(strategy).__name__}, which is not supported: build it under "
+        "tf.distribute.MirroredStrategy or another of TensorFlow 2's own strategies."
+    )
 
 
 def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
@@ -49,6 +69,7 @@ def check_home(model: Any, method: str) -> None:
             f"{_built_where(model)}: build and compile the model under the `strategy.scope()` that it is trained in."
         )
     home = model._distribute_strategy
+    check_strategy(home)
     for variable in model.variables:
         value = getattr(variable, "_value", None)
         if not isinstance(value, tf.Variable | tf.distribute.DistributedValues):
@@ -86,6 +107,7 @@ def check_fit(arguments: Any) -> None:
             raise ValueError(f"`{name}` must be an int of at least {least}. Received: {value!r}")
     if arguments.verbose not in (0, 1, 2, "auto", True, False):
         raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: {arguments.verbose!r}')
+    check_callbacks(arguments.callbacks)
     freq = arguments.validation_freq
     if not isinstance(freq, list | tuple | set) and (
         isinstance(freq, bool) or not hasattr(freq, "__index__") or int(freq) < 1
@@ -96,3 +118,39 @@ def check_fit(arguments: Any) -> None:
     split = arguments.validation_split
     if split and not 0 < split < 1:
         raise ValueError(f"`validation_split` must be between 0 and 1. Received: {split!r}")
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuses what is no callback: a class instead of an instance, say."""
+    if callbacks is None or isinstance(callbacks, keras.callbacks.CallbackList):
+        return
+    for callback in keras.tree.flatten(callbacks):
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            raise TypeError(
+                "`callbacks` must be a list of instances of keras.callbacks.Callback. "
+                f"Received: callbacks={callbacks!r}"
+            )
+
+
+def check_targets(model: Any, spec: Any, error: Exception) -> None:
+    """Says that the targets are missing, where that is why a model with a loss could not be built."""
+    if model.loss is not None and (len(spec) < 2 or spec[1] is None):
+        raise ValueError(
+            f"`y` is None, but the model was compiled with loss={model.loss!r}: give the targets as `y`, or as the second "
+            "part of what the dataset gives."
+        ) from error
+
+
+def check_text(model: Any, spec: Any) -> None:
+    """Refuses strings where a model with declared inputs takes numbers."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    given = keras.tree.flatten(spec[0]) if spec else []
+    if len(inputs) != len(given):
+        return
+    for tensor, leaf in zip(inputs, given):
+        if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
+            raise ValueError(
+                f"`x` holds strings, but the input {tensor.name!r} of the model takes {tensor.dtype}. Received: {leaf}. "
+                "Encode the strings as numbers first, or begin the model with a keras.layers.StringLookup or "
+                "TextVectorization."
+            )

@@ -158,7 +158,9 @@ def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
         val_x,
         val_y,
         val_weight,
-        batch_size=a.validation_batch_size or (a.batch_size if _takes_batch_size(val_x) else None),
+        batch_size=a.batch_size
+        if a.validation_batch_size is None and _takes_batch_size(val_x)
+        else a.validation_batch_size,
         steps_per_epoch=a.validation_steps,
         strategy=strategy,
     )

@@ -1,0 +1,241 @@
+"""What cannot be trained is refused before the first step, with the argument and its value; no weight has changed."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+
+X, Y = np.ones((6, 3), "float32"), np.ones((6, 2), "float32")
+
+
+def small_model(strategy: Any = None, compiled: bool = True, **arguments: Any) -> Any:
+    with helpers.scope(strategy):
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        if compiled:
+            model.compile(**{"optimizer": "sgd", "loss": "mse", **arguments})
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    """One model for all refusals: none of them changes it."""
+    return small_model(helpers.mirrored(2))
+
+
+def dataset(*arrays: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays)
+
+
+def nothing():
+    yield from ()
+
+
+FIT = {
+    "batch_size 0": (dict(batch_size=0), r"batch_size.*0"),
+    "batch_size -4": (dict(batch_size=-4), r"batch_size.*-4"),
+    "batch_size 2.5": (dict(batch_size=2.5), r"batch_size.*2\.5"),
+    "batch_size True": (dict(batch_size=True), r"batch_size.*True"),
+    "per_replica 0": (dict(per_replica_batch_size=0), r"per_replica_batch_size.*0"),
+    "per_replica text": (dict(per_replica_batch_size="4"), r"per_replica_batch_size.*'4'"),
+    "both batch sizes": (
+        dict(batch_size=4, per_replica_batch_size=2),
+        r"batch_size=4 and per_replica_batch_size=2",
+    ),
+    "epochs -1": (dict(epochs=-1), r"epochs.*-1"),
+    "epochs text": (dict(epochs="3"), r"epochs.*'3'"),
+    "epochs None": (dict(epochs=None), r"epochs.*None"),
+    "epochs 1.5": (dict(epochs=1.5), r"epochs.*1\.5"),
+    "initial_epoch -1": (dict(initial_epoch=-1), r"initial_epoch.*-1"),
+    "verbose 7": (dict(verbose=7), r"verbose.*7"),
+    "steps_per_epoch 0": (dict(steps_per_epoch=0), r"steps_per_epoch.*0"),
+    "shuffle rows": (dict(shuffle="rows"), r"shuffle.*'rows'"),
+    "other lengths": (dict(y=Y[:5]), r"x: 6, y: 5"),
+    "other lengths of weights": (dict(sample_weight=np.ones(4)), r"x: 6, y: 6, sample_weight: 4"),
+    "no rows": (dict(x=X[:0], y=Y[:0]), r"no rows"),
+    "no x": (dict(x=None, y=None), r"x is None"),
+    "x an object": (dict(x=object()), r"x is a object"),
+    "no y": (dict(y=None), r"`y` is None.*loss='mse'"),
+    "other features": (dict(x=np.ones((6, 4), "float32")), r"shape.*4"),
+    "other targets": (dict(y=np.ones((6, 5), "float32")), r"5"),
+    "x text": (dict(x=np.array([["a", "b", "c"]] * 6)), r"string"),
+    "class_weight list": (dict(class_weight=[1.0]), r"class_weight.*\[1\.0\]"),
+    "class_weight and sample_weight": (
+        dict(y=np.ones(6), class_weight={0: 1.0}, sample_weight=np.ones(6)),
+        r"class_weight.*sample_weight|sample_weight.*class_weight",
+    ),
+    "validation_split 1.5": (dict(validation_split=1.5), r"validation_split.*1\.5"),
+    "validation_split of a dataset": (
+        dict(x=dataset(X, Y).batch(2), y=None, validation_split=0.5),
+        r"validation_split",
+    ),
+    "validation_data number": (dict(validation_data=3), r"validation_data|x is a int"),
+    "validation_data of four": (
+        dict(validation_data=(X, Y, X, Y)),
+        r"\(x, y, sample_weight\)|validation_data",
+    ),
+    "validation_data of other lengths": (dict(validation_data=(X, Y[:3])), r"x: 6, y: 3"),
+    "validation_batch_size 0": (
+        dict(validation_data=(X, Y), validation_batch_size=0),
+        r"batch_size.*0",
+    ),
+    "validation_steps 0": (dict(validation_data=(X, Y), validation_steps=0), r"steps.*0"),
+    "validation_freq 0": (dict(validation_data=(X, Y), validation_freq=0), r"validation_freq.*0"),
+    "validation_freq text": (dict(validation_data=(X, Y), validation_freq="1"), r"validation_freq.*'1'"),
+    "callbacks number": (dict(callbacks=3), r"callbacks.*3"),
+    "callbacks text": (dict(callbacks=["early"]), r"callbacks.*'early'"),
+    "callbacks class": (dict(callbacks=[keras.callbacks.History]), r"callbacks.*History"),
+    "rows without batches": (dict(x=dataset(X, Y), y=None), r"batch (it|them) first"),
+    "empty dataset": (dict(x=dataset(X, Y).take(0).batch(2), y=None), r"no batch|empty|at least one"),
+    "empty after filter": (
+        dict(x=dataset(X, Y).filter(lambda x, y: False).batch(2), y=None),
+        r"no batch|empty|at least one",
+    ),
+    "empty generator": (dict(x=nothing(), y=None), r"generator"),
+    "dataset with batch_size": (dict(x=dataset(X, Y).batch(2), y=None, batch_size=2), r"batch_size \(2\)"),
+    "dataset with y": (dict(x=dataset(X, Y).batch(2)), r"y \(ndarray\) must not be given"),
+}
+
+
+@pytest.mark.parametrize("case", FIT)
+def test_fit_refuses(case, model):
+    arguments, message = FIT[case]
+    before = model.get_weights()
+    steps = int(model.optimizer.iterations.numpy())
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    assert int(model.optimizer.iterations.numpy()) == steps
+
+
+OTHERS = {
+    "evaluate, other lengths": (lambda m: m.evaluate(X, Y[:2], verbose=0), r"x: 6, y: 2"),
+    "evaluate, batch_size": (lambda m: m.evaluate(X, Y, batch_size=0, verbose=0), r"batch_size.*0"),
+    "evaluate, no rows": (lambda m: m.evaluate(X[:0], Y[:0], verbose=0), r"no rows"),
+    "evaluate, steps": (lambda m: m.evaluate(X, Y, steps=0, verbose=0), r"steps.*0"),
+    "predict, no rows": (lambda m: m.predict(X[:0], verbose=0), r"no rows"),
+    "predict, batch_size": (lambda m: m.predict(X, batch_size=-1, verbose=0), r"batch_size.*-1"),
+    "predict, features": (lambda m: m.predict(np.ones((2, 9), "float32"), verbose=0), r"shape.*9"),
+    "predict, empty dataset": (
+        lambda m: m.predict(dataset(X).take(0).batch(2), verbose=0),
+        r"no batch|at least one",
+    ),
+    "train_on_batch, other lengths": (lambda m: m.train_on_batch(X, Y[:2]), r"x: 6, y: 2"),
+    "train_on_batch, no rows": (lambda m: m.train_on_batch(X[:0], Y[:0]), r"no rows"),
+    "train_on_batch, both weights": (
+        lambda m: m.train_on_batch(X, Y, sample_weight=np.ones(6), class_weight={0: 1.0}),
+        r"sample_weight.*class_weight",
+    ),
+    "test_on_batch, other lengths": (lambda m: m.test_on_batch(X, Y[:2]), r"x: 6, y: 2"),
+    "predict_on_batch, no rows": (lambda m: m.predict_on_batch(X[:0]), r"no rows"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_methods_refuse(case, model):
+    call, message = OTHERS[case]
+    before = model.get_weights()
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(model)
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(steps_per_execution=0), r"steps_per_execution.*0"),
+        (dict(steps_per_execution="fast"), r"steps_per_execution.*'fast'"),
+        (dict(steps_per_execution=True), r"steps_per_execution.*True"),
+        (dict(jit_compile="yes"), r"jit_compile.*'yes'"),
+        (dict(optimizer="no such"), r"no such"),
+        (dict(optimizer=3), r"3"),
+        (dict(unknown=1), r"unknown"),
+    ],
+)
+def test_compile_refuses_and_keeps_what_was_compiled(arguments, message, model):
+    before = model.optimizer
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.compile(**{"optimizer": "sgd", "loss": "mse", **arguments})
+    assert model.optimizer is before
+
+
+@pytest.mark.parametrize(
+    "arguments", [dict(loss="no such"), dict(metrics=["no such"]), dict(loss={"a": "mse"})]
+)
+def test_unknown_loss_or_metric_is_refused_before_the_first_step(arguments):
+    with pytest.raises((ValueError, TypeError)):
+        model = small_model(**arguments)
+        model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])
+def test_missing_compile_is_refused(method):
+    with pytest.raises(ValueError, match=r"compile\(\)"):
+        getattr(small_model(compiled=False), method)(X, Y)
+
+
+def test_missing_loss_is_refused():
+    with pytest.raises(ValueError, match="loss"):
+        small_model(loss=None).fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_scope_mix_up_is_refused(method):
+    outside = small_model()
+    with helpers.mirrored(2).scope():
+        with pytest.raises(ValueError, match=r"built outside of any scope.*under the `strategy.scope"):
+            getattr(outside, method)(X)
+    inside = small_model(helpers.mirrored(2))
+    with helpers.mirrored(3).scope():
+        with pytest.raises(ValueError, match=r"3 replica.*2 replica"):
+            getattr(inside, method)(X)
+
+
+def test_layer_of_another_scope_is_refused():
+    with helpers.mirrored(3).scope():
+        layer = keras.layers.Dense(2)
+        layer.build((None, 3))
+    with helpers.mirrored(2).scope():
+        model = unisono.Sequential([keras.Input((3,)), layer])
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"kernel.* belongs to MirroredStrategy with 3 replica"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_unknown_strategy_is_refused():
+    with tf.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match=r"MirroredStrategyV1.*tf.distribute.MirroredStrategy"):
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+
+
+def test_fit_outside_of_the_scope_works_and_parts_are_brought_home():
+    strategy = helpers.mirrored(2)
+    with strategy.scope():
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    metric, optimizer = keras.metrics.MeanAbsoluteError(), keras.optimizers.Adam(0.1)
+    model.compile(optimizer, "mse", metrics=[metric])
+    alone = small_model(optimizer=keras.optimizers.Adam(0.1), metrics=["mean_absolute_error"])
+    alone.set_weights(model.get_weights())
+    ours = model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    expected = alone.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    helpers.assert_close(ours, expected, helpers.FLOAT32)
+    helpers.assert_close(model.get_weights(), alone.get_weights(), helpers.FLOAT32)
+    assert helpers.copies_are_equal(model.optimizer.variables, strategy)
+
+
+def test_adopt_and_load_refuse_what_is_no_model(tmp_path: pathlib.Path):
+    with pytest.raises(TypeError, match=r"keras\.Model"):
+        unisono.adopt(keras.layers.Dense(1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"missing\.keras"):
+        unisono.load_model(tmp_path / "missing.keras")
