@@ -94,6 +94,8 @@ class StepFunction:
         return sum(count() for count in counts if count is not None)
 
     def _make(self, chunk: Chunk) -> Any:
+        if self._model.distribute_strategy.num_replicas_in_sync > 1:
+            keras_internals.thread_state()  # its variable, made in a trace, would cost another trace
         reader, rows, open_ended = chunk.reader, chunk.rows, chunk.open_ended
         if self._model.run_eagerly:
             return self._eager_union(reader) if chunk.per_worker else self._eager(reader, rows, open_ended)

@@ -86,7 +86,7 @@ def _count(shape: Any) -> Any:
 
 
 def _bits(words: Any, seed: Any) -> tf.Tensor:
-    return tf.random.stateless_uniform([words], seed, None, None, tf.uint32, alg="philox")
+    return tf.random.stateless_uniform([words], seed, None, None, tf.uint32, alg="philox")  # pyright: ignore
 
 
 def _fractions(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
