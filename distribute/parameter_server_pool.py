@@ -98,13 +98,14 @@ class WorkerPool:
     def responds(self, kind: str, index: int, seconds: float = _RESPONSE) -> bool:
         """Whether a task runs one small operation in `seconds`: a process that is stopped listens, but does nothing."""
         done = threading.Event()
+        number = tf.constant(0)  # made there, it would hold Python's lock until the task answers
 
         def ask() -> None:
             with (
                 contextlib.suppress(tf.errors.OpError),
                 tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"),
             ):
-                tf.identity(tf.constant(0))
+                tf.identity(number)
                 done.set()
 
         threading.Thread(target=ask, name="unisono-ask", daemon=True).start()

@@ -20,7 +20,7 @@ from ..distribute.parameter_server import pool_of
 from ..distribute.parameter_server_pool import Phase
 from ..distribute.parameter_server_updates import HOME
 from ..distribute.step_context import StepContext
-from .async_inputs import Piece, WorkerMemory, pieces_of
+from .async_inputs import HOST, Piece, WorkerMemory, pieces_of
 from .async_step import worker_step
 from .async_totals import RowLayout, Totals, result_function
 from .homes import accumulates
@@ -115,13 +115,12 @@ class WorkerSteps:
         if self._model.run_eagerly:
             with self._strategy.scope(), internals.scheduling(self._strategy):
                 return function(inputs, piece.steps, worker)
-        rows = function(
-            inputs,
-            tf.constant(piece.steps, tf.int32),
-            tf.constant([piece.number, piece.line], tf.int64),
-            tf.constant(worker, tf.int32),
-        )
-        return rows.numpy()
+        with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
+            steps, at = tf.constant(piece.steps, tf.int32), tf.constant([piece.number, piece.line], tf.int64)
+            number = tf.constant(worker, tf.int32)
+        rows = function(inputs, steps, at, number)
+        with tf.device(HOST):
+            return tf.identity(rows).numpy()
 
     def _function(self, piece: Piece) -> Any:
         key = (piece.reader, piece.rows)

@@ -71,8 +71,10 @@ class WorkerPrediction:
         inputs = self.memory.inputs(worker, piece)
         answers = []
         for i in range(piece.steps):
+            with tf.device(HOST):
+                number = tf.constant(i)
             with self._strategy.scope() if self._model.run_eagerly else contextlib.nullcontext():
-                outputs = function(inputs, tf.constant(i))
+                outputs = function(inputs, number)
             with tf.device(HOST):
                 answers.append(tf.nest.map_structure(tf.identity, outputs, expand_composites=True))
         return answers

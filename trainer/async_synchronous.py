@@ -77,11 +77,12 @@ class SynchronousSteps(WorkerSteps):
         """The row of a part on the host, and its gradients and state on a server. Context: as in the base class."""
         inputs = self.memory.inputs(worker, part.piece)
         function = self._function(part.piece)
-        row, weight, gradients, state = function(
-            inputs, tf.constant(part.first), tf.constant(part.last), tf.constant(worker)
-        )
+        with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
+            numbers = [tf.constant(number, tf.int32) for number in (part.first, part.last, worker)]
+        row, weight, gradients, state = function(inputs, *numbers)
         there = (self._to_home(weight), self._to_servers(gradients), self._to_home(state))
-        return row.numpy()[None], there, weight.numpy()
+        with tf.device(HOST):
+            return tf.identity(row).numpy()[None], there, tf.identity(weight).numpy()
 
     @staticmethod
     def _to_home(structure: Any) -> Any:
