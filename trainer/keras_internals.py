@@ -8,6 +8,7 @@ does what Keras does when there is none, so that plain Keras in the same process
 - the clearing of added losses, which must leave those of a replica whose thread is waiting in a collective;
 - the seed that a random layer draws, into which the replica's number is mixed;
 - the random numbers that a layer draws, which must be the same under XLA (`xla_random`);
+- the compiling of a model from a file, which must tell what the file said and what is Keras' default;
 - taking rows of a variable, which must not send all of it from a parameter server;
 - the moments of synchronized batch normalization, which must not count a borrowed row.
 """
@@ -225,6 +226,14 @@ def forget_losses(model: Any, losses: list[Any]) -> None:
         layer._loss_ids.difference_update(ids)
 
 
+def _noting_arguments(original: Any) -> Any:
+    def compile_from_config(self: Any, config: dict[str, Any]) -> None:
+        original(self, config)
+        object.__setattr__(self, "_arguments_in_file", dict(config or {}))
+
+    return compile_from_config
+
+
 def _take(original: Any) -> Any:
     def take(x: Any, indices: Any, axis: Any = None) -> Any:
         if isinstance(x, keras.Variable) and axis == 0 and not isinstance(indices, tf.SparseTensor):
@@ -277,6 +286,7 @@ _replace(backend_random, "normal", _normal)
 _replace(backend_random, "dropout", _dropout)
 _replace(backend_numpy, "take", _take)
 _replace(keras.layers.Layer, "_clear_losses", _clear_losses)
+_replace(KerasTrainer, "compile_from_config", _noting_arguments)
 _replace(loss_module, "reduce_weighted_values", _reduction)
 _replace(loss_module, "scale_loss_for_distribution", _scaling)
 _replace(loss_module, "unscale_loss_for_distribution", _scaling)

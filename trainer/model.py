@@ -93,13 +93,23 @@ def adopt(model: keras.Model) -> Any:
     model.__class__ = _adopted_class(type(model))
     compiled = model.compiled
     model._auto_steps = model.steps_per_execution == 1
-    model._auto_jit = True
+    model._auto_jit = _leaves_jit_to_us(vars(model).get("_arguments_in_file"))
     model._forget_compiled()
     if compiled and model.optimizer is not None:
         from .homes import bring_home
 
         bring_home(model)
     return model
+
+
+def _leaves_jit_to_us(in_file: dict[str, Any] | None) -> bool:
+    """Whether `jit_compile` was left at "auto".
+
+    Files of ours leave out what is "auto". Keras writes what it made of it, so that its True may be the default.
+    """
+    if in_file is None or "jit_compile" not in in_file:
+        return True
+    return bool(in_file["jit_compile"]) and "steps_per_execution" in in_file
 
 
 @functools.cache

@@ -21,6 +21,7 @@ import unisono
 REPLACED = {
     "take": (backend_numpy, ["x", "indices", "axis"]),
     "_clear_losses": (keras.layers.Layer, ["self"]),
+    "compile_from_config": (internals.KerasTrainer, ["self", "config"]),
     "reduce_weighted_values": (loss_module, ["values", "sample_weight", "mask", "reduction", "dtype"]),
     "scale_loss_for_distribution": (loss_module, ["value"]),
     "unscale_loss_for_distribution": (loss_module, ["value"]),
