@@ -5,6 +5,7 @@ An `Execution` is one compiled function for one layout of input. It runs up to k
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from . import keras_internals, union
 from .exact_metrics import exact_updates
 from .gather import rows_of_all_workers
 from .homes import accumulates
+from .predict_loop import PredictLoop
 from .sources.base import Chunk
 from .sources.readers import for_xla
 from .sources.rows import concat_rows, row_count
@@ -296,9 +298,10 @@ class PredictFunction:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._compiled: dict[Any, Any] = {}
+        self._loops: dict[Any, PredictLoop] = {}
 
     def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
-        """Runs the chunk's steps one by one; returns their number and the outputs of each."""
+        """Runs the chunk's steps; returns their number and their outputs, in order: of each, or of several joined."""
         with meeting(familiar=bool(self._compiled)):
             return self._call(chunk)
 
@@ -306,6 +309,12 @@ class PredictFunction:
         outputs: list[Any] = []
         if chunk.per_worker:
             return self._union(chunk)
+        loop = self._loop(chunk)
+        if loop is not None and loop.pays(chunk.steps):
+            joined = loop(chunk)
+            if joined is not None:
+                return chunk.steps, [joined]
+        began = time.perf_counter()
         for i in range(chunk.steps):
             if chunk.open_ended:
                 batch = chunk.reader(chunk.inputs, tf.constant(i))
@@ -314,7 +323,20 @@ class PredictFunction:
                 outputs.append(self._function(None, None)(batch.get_value(), tf.constant(i)))
             else:
                 outputs.append(self._function(chunk.reader, chunk.rows)(chunk.inputs, tf.constant(i)))
+        if loop is not None:
+            loop.note(outputs, began)
         return len(outputs), outputs
+
+    def _loop(self, chunk: Chunk) -> PredictLoop | None:
+        """What can predict the chunk's batches in one call: those of one replica with a fixed number of rows."""
+        model, reader, rows = self._model, chunk.reader, chunk.rows
+        alone = model.distribute_strategy.num_replicas_in_sync == 1 and model._pipeline is None
+        if not alone or model.run_eagerly or chunk.open_ended or rows is None or chunk.signature is None:
+            return None
+        key = reader, rows
+        if key not in self._loops:
+            self._loops[key] = PredictLoop(lambda inputs, i: self._outputs(reader(inputs, i), rows), rows)
+        return self._loops[key]
 
     def _union(self, chunk: Chunk) -> tuple[int, list[Any]]:
         """Input that each worker reads for itself; the answer is that of all, in the order of the workers."""

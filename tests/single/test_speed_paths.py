@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import time
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored
 from unisono.callbacks.wake import steps_to_wake
-from unisono.trainer import tuner, xla_random
+from unisono.trainer import predict_loop, tuner, xla_random
 from unisono.trainer.pace import Pace
 from unisono.trainer.sources import make_source
 
@@ -145,6 +146,66 @@ def test_two_replicas_give_the_numbers_of_one_whichever_way_is_asked_for(jit):
     actual = fit(model, x, y)
     assert_close(actual[1], expected[1], FLOAT32, "variables")
     assert_close(list(actual[0].values()), list(expected[0].values()), FLOAT32, "history")
+
+
+# Predictions in one call.
+
+
+def predictor(kind):
+    inputs = keras.Input((4,))
+    h = keras.layers.Dense(3)(inputs)
+    outputs = {"a": h, "b": [keras.ops.argmax(h, -1), h[:, None]]} if kind == "nest" else h
+    return unisono.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize("kind", ["one", "nest"])
+def test_predictions_in_a_loop_have_the_bits_of_those_one_by_one(kind, monkeypatch):
+    x = np.resize(X, (20 * BATCH + 3, 4))
+    model = predictor(kind)
+    expected = model.predict(x, batch_size=BATCH, verbose=0)
+    monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
+    (loop,) = [loop for loop in model.predict_function._loops.values() if loop._rows == BATCH]
+    loop._others = loop._first + 1
+    actual = model.predict(x, batch_size=BATCH, verbose=0)
+    assert loop._function.experimental_get_tracing_count() == 1
+    keras.tree.map_structure(np.testing.assert_array_equal, actual, expected)
+
+
+def test_outputs_that_vary_in_shape_are_predicted_one_by_one(monkeypatch):
+    monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
+
+    class Varying(unisono.Model):
+        def call(self, x):
+            return x[:, : tf.cast(tf.reduce_max(x), tf.int32)]
+
+    x = np.repeat([1.0, 1.0, 3.0, 2.0], BATCH)[:, None] * np.ones(4, "float32")
+    model = Varying()
+    model.predict(x[:BATCH], batch_size=BATCH, verbose=0)
+    for loop in model.predict_function._loops.values():
+        loop._others = loop._first + 1
+    assert model.predict(x, batch_size=BATCH, verbose=0).shape[0] == 4 * BATCH
+    assert all(loop._refused for loop in model.predict_function._loops.values())
+
+
+def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first():
+    loop = predict_loop.PredictLoop(lambda inputs, i: None, rows=2)
+    now = time.perf_counter()
+    assert not loop.pays(100)
+    loop.note([tf.zeros((2, 3))], now - 1.0)
+    loop.note([tf.zeros((2, 3))], now - 0.9)
+    assert not loop.pays(100)
+    loop.note([tf.zeros((2, 3))], now - 0.9)
+    assert loop.pays(100) and not loop.pays(7)
+
+
+@pytest.mark.parametrize(
+    "output", [tf.zeros(()), tf.zeros((3, 2)), tf.ragged.constant([[1], [2, 3]])], ids=str
+)
+def test_outputs_without_a_row_for_each_input_are_predicted_one_by_one(output):
+    loop = predict_loop.PredictLoop(lambda inputs, i: None, rows=2)
+    for _ in range(3):
+        loop.note([output], time.perf_counter() - 1.0)
+    assert not loop.pays(100)
 
 
 # Random numbers are the same under XLA.

@@ -1,0 +1,137 @@
+"""Nothing grows: a hundred calls trace what one traces, and keep no memory."""
+
+import gc
+import pathlib
+import resource
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import mirrored, scope
+
+import unisono
+
+ROWS, BATCH = 19, 8  # two full batches and one of three rows
+X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+# What an allocator may keep of what was given back; a fit that leaked its graphs would keep megabytes each time.
+MEGABYTES = 24
+
+
+def model_under(strategy=None, **options):
+    with scope(strategy):
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"], **options)
+    return model
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+
+
+def resident():
+    """Megabytes that this process holds now."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def graphs():
+    """The graphs of functions that are alive."""
+    gc.collect()
+    return sum(isinstance(o, tf.__internal__.FuncGraph) for o in gc.get_objects())
+
+
+def traces(function):
+    """All traces of the functions that a step function owns."""
+    compiled = function._compiled.values()
+    return sum(
+        f.experimental_get_tracing_count() for f in compiled if hasattr(f, "experimental_get_tracing_count")
+    )
+
+
+def test_hundred_fits_trace_once_and_keep_no_memory():
+    model = model_under()
+    after = {}
+    for call in range(1, 101):
+        model.fit(X, Y, batch_size=BATCH, epochs=2, validation_data=(X, Y), verbose=0)
+        if call in (2, 20, 100):
+            after[call] = traces(model.train_function), traces(model.test_function), graphs(), resident()
+    assert after[2][:3] == after[20][:3] == after[100][:3]
+    assert after[100][0] <= 2  # the full batch, and the last one
+    assert after[100][3] - after[20][3] < MEGABYTES
+
+
+def test_hundred_evaluations_and_predictions_trace_once_and_keep_no_memory():
+    model = model_under()
+    after = {}
+    for call in range(1, 101):
+        model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+        model.predict(X, batch_size=BATCH, verbose=0)
+        if call in (2, 20, 100):
+            after[call] = traces(model.test_function), traces(model.predict_function), graphs(), resident()
+    assert after[2][:3] == after[20][:3] == after[100][:3]
+    assert after[100][1] <= 2
+    assert after[100][3] - after[20][3] < MEGABYTES
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str)
+def test_last_partial_batch_is_traced_once(options):
+    model = model_under(**options)
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    first = traces(model.train_function)
+    model.fit(X, Y, batch_size=BATCH, epochs=6, verbose=0)
+    model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
+    model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
+    assert first <= 2
+    assert traces(model.train_function) <= first + 2  # rows in order are read by another function
+
+
+def test_data_of_another_length_is_not_traced_again():
+    model = model_under()
+    for rows in (16, 8, 32, 64):
+        data = np.resize(X, (rows, 3)), np.resize(Y, (rows, 1))
+        model.fit(*data, batch_size=BATCH, verbose=0)
+        model.evaluate(*data, batch_size=BATCH, verbose=0)
+        model.predict(data[0], batch_size=BATCH, verbose=0)
+    assert traces(model.train_function) == traces(model.test_function) == 1
+    assert traces(model.predict_function) <= 2  # the second length leaves the number of rows open
+
+
+def test_new_datasets_of_one_kind_are_not_traced_again():
+    model = model_under()
+    model.fit(dataset(), epochs=2, verbose=0)
+    first, alive = traces(model.train_function), graphs()
+    for _ in range(10):
+        model.fit(dataset(), epochs=2, verbose=0)
+    assert traces(model.train_function) == first
+    assert graphs() <= alive
+
+
+def test_several_replicas_trace_once():
+    model = model_under(mirrored(2))
+    model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+    first, alive = traces(model.train_function), graphs()
+    for _ in range(5):
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+    assert traces(model.train_function) == first <= 2
+    assert graphs() <= alive
+
+
+def test_single_batches_trace_once():
+    model = model_under()
+    for _ in range(20):
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+        model.test_on_batch(X[:BATCH], Y[:BATCH])
+        model.predict_on_batch(X[:BATCH])
+    assert traces(model.train_function) == traces(model.test_function) == traces(model.predict_function) == 1
+
+
+def test_a_model_that_is_no_longer_used_is_given_back():
+    model_under().fit(X, Y, batch_size=BATCH, verbose=0)
+    keras.backend.clear_session()
+    alive = graphs()
+    for _ in range(3):
+        model_under().fit(X, Y, batch_size=BATCH, verbose=0)
+        keras.backend.clear_session()
+    assert graphs() <= alive
