@@ -169,6 +169,7 @@ def _start(
     say: Callable[[str], None],
 ) -> None:
     """Starts its process, `plan.starts` times; the last one stays, warmed up."""
+    say(f"start {contestant.name}")
     for start in range(plan.starts):
         process = Process(contestant, task)
         last = start == plan.starts - 1
