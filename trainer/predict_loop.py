@@ -69,7 +69,9 @@ class PredictLoop:
             return None
 
     def _fits(self, leaf: Any) -> bool:
-        return isinstance(leaf, tf.Tensor) and leaf.shape.rank not in (None, 0) and leaf.shape[0] == self._rows
+        return (
+            isinstance(leaf, tf.Tensor) and leaf.shape.rank not in (None, 0) and leaf.shape[0] == self._rows
+        )
 
     def _run(self, inputs: Any, steps: tf.Tensor) -> Any:
         like = keras.tree.flatten(self._like)
