@@ -211,6 +211,26 @@ def test_layer_of_another_scope_is_refused():
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.parametrize("kind", ["mask", "own loss", "synchronized"])
+def test_compiling_what_needs_the_other_replicas_is_refused(kind):
+    with helpers.mirrored(2).scope():
+        layers = {
+            "mask": [keras.layers.Masking(), keras.layers.LSTM(2, return_sequences=True)],
+            "own loss": [keras.layers.Dense(2)],
+            "synchronized": [keras.layers.Dense(2), keras.layers.BatchNormalization(synchronized=True)],
+        }[kind]
+        model = unisono.Sequential([keras.Input((5, 3)), *layers])
+        loss = (lambda y, p: tf.reduce_mean(tf.abs(y - p))) if kind == "own loss" else "mse"
+        model.compile("sgd", loss, jit_compile=True)
+    before = model.get_weights()
+    with pytest.raises(
+        ValueError, match=r"jit_compile=True cannot be used with 2 replicas.*jit_compile=.auto."
+    ):
+        model.fit(np.ones((4, 5, 3), "float32"), np.ones((4, 5, 2), "float32"), verbose=0)
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_unknown_strategy_is_refused():
     with tf.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

@@ -1,0 +1,86 @@
+"""What the exact mean costs: the collectives of one step, counted while the step is traced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+
+REPLICAS = 2
+
+
+@pytest.fixture
+def collectives(monkeypatch):
+    """Calls of `all_reduce` and `all_gather` by all replicas while a step is traced."""
+    counts: Counter[str] = Counter()
+    for name in ("all_reduce", "all_gather"):
+        original = getattr(tf.distribute.ReplicaContext, name)
+
+        def counting(self, *args, _name=name, _original=original, **kwargs):
+            counts[_name] += 1
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(tf.distribute.ReplicaContext, name, counting)
+    return counts
+
+
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+def own_metric(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+
+class OwnStep(unisono.Sequential):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "twice": 2 * logs["loss"]}
+
+
+def model(kind: str) -> Any:
+    layers: list[Any] = [keras.layers.Dense(3)]
+    arguments: dict[str, Any] = {"loss": "mse", "metrics": ["mae", "mape"]}
+    if kind == "mask":
+        layers.insert(0, keras.layers.Masking())
+    if kind == "batch normalization":
+        layers.append(keras.layers.BatchNormalization())
+    if kind in ("own loss", "own loss by rows"):
+        arguments["loss"] = own_loss if kind == "own loss" else unisono.rowwise(lambda y, p: own_loss(y, p))
+    if kind == "own metric":
+        arguments["metrics"] = [own_metric]
+    with helpers.mirrored(REPLICAS).scope():
+        made = (OwnStep if kind == "own step" else unisono.Sequential)([keras.Input((4, 3)), *layers])
+        made.compile("sgd", **arguments)
+    return made
+
+
+# (all-reduces, all-gathers) of one step of one replica; every step has one of all gradients.
+COSTS = {
+    "rows": (1, 0),
+    "mask": (2, 0),  # the valid entries, known before the backward pass
+    "batch normalization": (2, 0),  # the moving averages, in one
+    "own loss": (1, 2),  # targets and predictions
+    "own loss by rows": (1, 0),
+    "own metric": (1, 2),
+    "own step": (4, 0),  # what the step looks at of three metrics
+}
+
+
+@pytest.mark.parametrize("kind", COSTS)
+def test_collectives_of_a_step(kind, collectives):
+    trained = model(kind)
+    x, y = np.ones((4, 4, 3), "float32"), np.ones((4, 4, 3), "float32")
+    trained.run_eagerly = True
+    trained.train_on_batch(x, y)
+    collectives.clear()
+    trained.train_on_batch(x, y)
+    each = {name: count / REPLICAS for name, count in collectives.items()}
+    assert (each.get("all_reduce", 0), each.get("all_gather", 0)) == COSTS[kind]
