@@ -37,7 +37,7 @@ _GROWTH = [
 def main() -> None:
     """Reads the arguments, measures, writes."""
     o = _arguments()
-    plan = Plan(o.rounds, o.starts, {m: max(1, round(n * o.scale)) for m, n in _STEPS.items()})
+    plan = Plan(o.rounds, o.starts, o.steps, longest=0.5 if o.quick else 2.0)
     out = pathlib.Path(o.out)
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -66,7 +66,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="a few minutes: two models, one replica, arrays, 3 rounds"
+        "--quick", action="store_true", help="ten minutes: two models, one replica, arrays, 3 rounds"
     )
     parser.add_argument("--models", type=_names(MODELS), help=f"of {','.join(MODELS)}")
     parser.add_argument("--replicas", type=_numbers, help="logical replicas, for instance 1,2,4")
@@ -84,6 +84,7 @@ def _arguments() -> argparse.Namespace:
     o.contestants = [c for c in ALL if o.contestants is None or c.name in o.contestants]
     o.rounds = o.rounds or (3 if o.quick else 7)
     o.starts = o.starts or (1 if o.quick else 3)
+    o.steps = {model: max(1, round(steps * o.scale)) for model, steps in _STEPS.items()}
     o.growth = not o.quick if o.growth is None else o.growth
     return o
 
@@ -129,6 +130,7 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": ", ".join(versions),
         "rounds": options.rounds,
+        "steps of an epoch": ", ".join(f"{model} {steps}" for model, steps in options.steps.items()),
         "load of the machine when this was written": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
     }
 

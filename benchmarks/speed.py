@@ -31,6 +31,7 @@ class Plan:
         rounds: turns of each contestant.
         starts: processes in which the time to the first step is measured.
         steps: steps of an epoch, for each model.
+        longest: seconds that an epoch may take; a slower contestant gets shorter ones.
         epochs: epochs of a turn; the first one is left out of the step time.
         short_fits: whether short fits are measured.
     """
@@ -38,6 +39,7 @@ class Plan:
     rounds: int
     starts: int
     steps: dict[str, int]
+    longest: float = 2.0
     epochs: int = 3
     short_fits: bool = True
 
@@ -49,12 +51,14 @@ class Result:
     Attributes:
         name: the contestant's.
         skipped: why nothing was measured, or None.
+        steps: steps of its epochs.
         values: "step" (steady), "step_of_all" (whole call, the first epoch included), "epoch", "first_step", "import",
             "short_fit", "memory".
     """
 
     name: str
     skipped: str | None = None
+    steps: int = 1
     values: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
     def add(self, what: str, value: float) -> None:
@@ -190,19 +194,24 @@ def _warm_up(process: Process, task: Task, plan: Plan, result: Result, last: boo
     ready = process.answer()
     result.add("import", ready["import"])
     result.add("first_step", ready["first_step"])
-    if last:
-        process.tell({"do": "steady", "epochs": 2, "steps": plan.steps[task.model]})
+    if not last:
+        return
+    most = plan.steps[task.model]
+    few = max(1, most // 10)
+    seconds = process.tell({"do": "steady", "epochs": 2, "steps": few})["epochs"][1] / few
+    result.steps = max(min(most, 10), min(most, int(plan.longest / seconds)))
+    process.tell({"do": "steady", "epochs": 1, "steps": result.steps})
 
 
 def _turn(process: Process, task: Task, plan: Plan, result: Result) -> None:
     if plan.short_fits:
         result.add("short_fit", process.tell(SHORT_FIT)["seconds"])
-    steps = plan.steps[task.model]
+    steps = result.steps
     answer = process.tell({"do": "steady", "epochs": plan.epochs, "steps": steps})
     later = answer["epochs"][1:]
     result.add("step", sum(later) / len(later) / steps)
     result.add("step_of_all", answer["whole"] / len(answer["epochs"]) / steps)
-    result.add("epoch", sum(later) / len(later))
+    result.add("epoch", sum(later) / len(later) / steps * plan.steps[task.model])
 
 
 def _guarded(result: Result, say: Callable[[str], None], measure_it: Callable[[], None]) -> None:

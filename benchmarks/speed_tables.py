@@ -17,9 +17,11 @@ Medians over the rounds, with the quartiles in brackets. In every round each con
 
 - **step**: steady state. The time of an epoch over its steps, the first epoch of a call left out.
 - **with the first epoch**: the whole call of `fit` over its steps, what comes before and after the epochs included.
+- **epoch**: of as many steps as the list above says. Contestants for which it lasts more than two seconds are measured
+  on shorter ones, and the time is scaled.
 - **first step**: from the start of Python to the end of the first step: import, building, compiling.
 - **short fit**: a new model, built, compiled and trained for 2 epochs of 60 steps, in a process that has trained before.
-- **memory**: the most that the process held at any time. It holds the data of all settings it was measured on.
+- **memory**: the most that the process held at any time, its data included.
 - All train with Adam on batches of 32 rows that are shuffled anew in every epoch. `fit` computes accuracy as well;
   loops written by hand compute the loss alone.
 - The loops in TensorFlow and JAX use Keras' layers and Keras' Adam. Those in PyTorch use its own; for the transformer its
@@ -47,7 +49,13 @@ def median(result: Result | None, what: str) -> float | None:
 
 
 def page(settings: Settings, growth: Settings, facts: dict[str, Any]) -> str:
-    """The whole page."""
+    """The whole page.
+
+    Args:
+        settings: the tasks, and what was measured on each.
+        growth: the same for the tasks that show how step times grow.
+        facts: about the machine and the run.
+    """
     parts = ["# Speed of training", _list(facts), NOTES, "## Aims", aims(settings)]
     for task, results in settings:
         parts += [f"## {task}", table(results), _skipped(results)]
