@@ -151,7 +151,7 @@ class StepFunction:
             losses = model._compile_loss.metrics if model._compile_loss is not None else []
             with exact_updates(model.metrics, losses, model.has_own_logs(self._training)):
                 logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh, worker_rows)
-        if not logs or not model.has_own_logs(self._training) or set(logs) == model.metric_names_in_logs():
+        if not logs or not model.has_own_logs(self._training):
             return {}
         if strategy.num_replicas_in_sync == 1:
             return logs

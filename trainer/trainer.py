@@ -150,11 +150,6 @@ class Trainer:
         """Whether `train_step` is overridden."""
         return _overridden(self, "train_step", Trainer)
 
-    def metric_names_in_logs(self) -> set[str]:
-        """The names of `get_metrics_result`, without reading a value."""
-        with keras_internals.scratch_graph():
-            return set(self.get_metrics_result())
-
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that runs training steps; kept until `compile` is called again."""
         if self.train_function is None or force:

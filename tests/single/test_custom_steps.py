@@ -12,7 +12,11 @@ import tensorflow as tf
 
 import unisono
 
-ROWS, BATCH, FEATURES = 11, 4, 3  # batches of 4, 4 and 3 rows: uneven on 2 and on 3 replicas
+ROWS, BATCH, FEATURES = (
+    10,
+    4,
+    3,
+)  # batches of 4, 4 and 2 rows: uneven on 3 replicas, one of which has no rows at the end
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -84,6 +88,29 @@ class KerasTutorial(Base):
         return {m.name: m.result() for m in self.metrics}
 
 
+class Largest(keras.metrics.Metric):
+    """No sum of what the replicas see."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_variable((), initializer="zeros", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(keras.ops.abs(y_true - y_pred))))
+
+    def result(self):
+        return 1.0 * self.value
+
+
+class LooksAtMetrics(KerasTutorial):
+    """Results of metrics are used in the step, and logged beside other numbers."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        worst = logs["compile_metrics"]["largest"]
+        return {**logs, "rate": self.optimizer.learning_rate, "half": worst / 2}
+
+
 class LossObject(Base):
     """A Keras loss called by hand, `optimizer.apply`, and nothing returned but metrics."""
 
@@ -115,6 +142,19 @@ class OwnLossAndMetrics(Base):
         return {**logs, "largest_weight": tf.reduce_max(self.out.kernel), "spread": tf.reduce_mean(y_pred)}
 
 
+class LossUnderTheMetricsName(PlainMean):
+    """The log "loss" is the last batch's, although the model has a metric of that name, which nobody updates."""
+
+    metrics = unisono.Model.metrics
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {"loss": logs["now"]}
+
+    def test_step(self, data):
+        return {"loss": super().test_step(data)["now"]}
+
+
 class ClippedWeights(PlainMean):
     """Weights are clipped after the update (a Wasserstein critic)."""
 
@@ -124,7 +164,7 @@ class ClippedWeights(PlainMean):
             w.assign(tf.clip_by_value(w, -0.3, 0.3))
 
 
-class MeanTeacher(PlainMean):
+class MeanTeacher(ClippedWeights):
     """A second set of weights follows the first; its outputs are part of the loss."""
 
     def __init__(self) -> None:
@@ -207,6 +247,11 @@ def compile_usually(model: Any) -> None:
     model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
 
 
+def compile_with_metrics(model: Any) -> None:
+    metrics = [Largest(), keras.metrics.RootMeanSquaredError(), lambda y, p: keras.ops.max(p)]
+    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=metrics)
+
+
 def compile_gan(model: Any) -> None:
     model.compile(
         d_optimizer=keras.optimizers.Adam(0.02),
@@ -217,10 +262,10 @@ def compile_gan(model: Any) -> None:
 
 MODELS = {
     PlainMean: compile_usually,
-    KerasTutorial: compile_usually,
+    LooksAtMetrics: compile_with_metrics,
     LossObject: compile_usually,
     OwnLossAndMetrics: compile_usually,
-    ClippedWeights: compile_usually,
+    LossUnderTheMetricsName: lambda model: model.compile("adam", "mse"),
     MeanTeacher: compile_usually,
     NoCall: lambda model: model.compile(optimizer="adam"),
     GAN: compile_gan,
@@ -239,7 +284,7 @@ def train(cls: type, strategy: Any) -> dict[str, Any]:
     )
     history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[record])
     result = {"history": history.history, "batches": batches, "weights": model.get_weights()}
-    if cls in (PlainMean, OwnLossAndMetrics, NoCall):
+    if cls in (PlainMean, OwnLossAndMetrics, LossUnderTheMetricsName, NoCall):
         result["evaluate"] = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
         result["predict"] = model.predict(x, batch_size=BATCH, verbose=0)
     if strategy is not None:
@@ -271,7 +316,7 @@ def test_own_step_on_three_replicas_equals_one_device(cls, one_device):
     check(train(cls, helpers.mirrored(3)), one_device(cls))
 
 
-@pytest.mark.parametrize("cls", [PlainMean, GAN], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [LooksAtMetrics, GAN], ids=lambda cls: cls.__name__)
 def test_own_step_under_central_storage_equals_one_device(cls, one_device):
     check(train(cls, helpers.strategy("central2")), one_device(cls))
 
@@ -294,6 +339,9 @@ def test_own_step_equals_a_loop_written_by_hand(one_device):
     expected = one_device(PlainMean)
     helpers.assert_close([logs["now"] for _, logs in expected["batches"]], losses, helpers.FLOAT32)
     helpers.assert_close(expected["weights"], model.get_weights(), helpers.FLOAT32)
+    renamed = one_device(LossUnderTheMetricsName)
+    assert [list(logs) for _, logs in renamed["batches"]] == [["loss"]] * len(losses)
+    assert renamed["evaluate"]["loss"] > 0
 
 
 def test_error_in_own_step_is_the_users_own():
