@@ -39,7 +39,10 @@ def main() -> None:
 
 
 def _first_sentence(error: Exception) -> str:
+    """The first line that says something: TensorFlow puts the places of the operation before its message."""
+    places = ("Graph execution error", "Detected at node", "File ", "<stack traces")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(places)]
     return lines[0][:200] if lines else "no message"
 
 
