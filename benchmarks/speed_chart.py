@@ -34,12 +34,13 @@ def draw(settings: Settings, path: pathlib.Path) -> None:
         panel.barh([BY_NAME[r.name].words for r in ran], medians, color=[_colour(r.name) for r in ran])
         for place, (result, middle) in enumerate(zip(ran, medians)):
             values = [1e6 * v for v in result.values["step"]]
+            high = middle
             if len(values) > 1:
                 low, _, high = statistics.quantiles(values, n=4, method="inclusive")
                 panel.plot([low, high], [place, place], color="black", linewidth=1)
-            panel.text(middle * 1.05, place, f"{middle:.0f}", va="center", fontsize=8)
+            panel.text(high * 1.05, place, f"{middle:.0f}", va="center", fontsize=8)
         panel.set_xscale("log")
-        panel.set_xlim(right=3 * max(medians))
+        panel.set_xlim(min(medians) / 2, 3 * max(medians))
         panel.set_xlabel("microseconds a step, less is better")
         panel.set_title(str(task), fontsize=10)
         panel.tick_params(axis="y", labelsize=8)
