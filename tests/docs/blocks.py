@@ -50,6 +50,10 @@ loss_function = lambda y, y_pred: tf.nn.sparse_softmax_cross_entropy_with_logits
 
 # Blocks that cannot run here, by a text that is in them; they must still be Python.
 NOT_RUN = {
+    "docs/guides/parameter-servers.md": {
+        "ParameterServerStrategy(": "needs the processes that the launcher starts",
+        "ClusterCoordinator(": "needs the processes that the launcher starts",
+    },
     "docs/guides/pipeline.md": {"connect()": "needs worker processes"},
     "docs/guides/many-machines.md": {
         "TPUClusterResolver": "needs a TPU",

@@ -1,0 +1,53 @@
+"""Two workers, one of them slow, with a report, TensorBoard and diagnosis; then data that are not finite."""
+
+import pathlib
+import sys
+import time
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import unisono
+
+out = pathlib.Path(sys.argv[1])
+strategy = unisono.distribute.auto_strategy()
+me = unisono.distribute.worker_index()
+
+
+class Slow(keras.layers.Layer):
+    """Waits on worker 1."""
+
+    def call(self, x):
+        def wait(value):
+            time.sleep(0.03 * me)
+            return value
+
+        waited = tf.py_function(wait, [x], x.dtype)
+        waited.set_shape(x.shape)
+        return x + 0 * tf.stop_gradient(waited)
+
+
+x = np.random.default_rng(0).random((100, 8)).astype("float32")
+y = x[:, :1].copy()
+with strategy.scope():
+    model = unisono.Sequential([keras.Input((8,)), Slow(), keras.layers.Dense(1, name="last")])
+    model.compile(unisono.optimizers.SGD(1e-3), "mse")
+callbacks = [
+    unisono.callbacks.TrainingReport(out / "report.html"),
+    unisono.callbacks.Diagnosis(straggler=0.1, least_seconds=0.0),
+    unisono.callbacks.TensorBoard(out / "tensorboard", update_freq=5),
+    unisono.callbacks.JSONLines(out / "log.jsonl"),
+]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model.fit(x, y, batch_size=7, epochs=2, callbacks=callbacks)
+print("stragglers", [str(w.message)[:8] for w in caught if "makes the others wait" in str(w.message)])
+
+x[50, 2] = np.nan
+anomaly = unisono.callbacks.AnomalyReport()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    model.fit(x, y, batch_size=7, epochs=2, verbose=0, shuffle=False, callbacks=[anomaly])
+print("anomaly", anomaly.report["step"], anomaly.report["gradients"], anomaly.report["batch"][0]["nan"])
