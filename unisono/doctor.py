@@ -107,7 +107,7 @@ def _requirements() -> list[str]:
     try:
         return [r for r in importlib.metadata.requires("unisono") or [] if "extra ==" not in r]
     except importlib.metadata.PackageNotFoundError:
-        return ["tensorflow>=2.20", "keras>=3.13", "numpy>=1.26"]
+        return ["tensorflow>=2.20", "keras>=3.15", "numpy>=1.26"]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
