@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -86,7 +87,9 @@ def capture(
         "callbacks": callback_state.capture(fit_state.callbacks),
     }
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    total = None if iterations is None else int(tf.convert_to_tensor(iterations.value).numpy())
+    if isinstance(iterations, keras.Variable):  # with accumulation it is a tensor
+        iterations = iterations.value
+    total = None if iterations is None else int(tf.convert_to_tensor(iterations).numpy())
     return content, {"epoch": epoch, "step": step, "total_steps": total}
 
 

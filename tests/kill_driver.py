@@ -155,6 +155,8 @@ def fork_for_each_order() -> None:
         if pid == 0:
             status = 1
             os.dup2(2, 1)  # standard output is for the answers
+            # A shell that starts tests in the background has its children ignore Ctrl-C.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 status = obey(json.loads(line))
             except SystemExit as error:
