@@ -1,9 +1,13 @@
 """Four logical CPU devices stand for four accelerators in every test process."""
 
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import keras
 import pytest
@@ -12,17 +16,6 @@ import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
-
-
-def mirrored(num_replicas: int) -> tf.distribute.Strategy:
-    """A MirroredStrategy of any size in one process.
-
-    The default collectives abort when strategies of different sizes share a process; reducing on one device does not.
-    """
-    return tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(num_replicas)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
-    )
 
 
 @pytest.fixture(autouse=True)
