@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -87,7 +86,7 @@ def capture(
         "callbacks": callback_state.capture(fit_state.callbacks),
     }
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    if isinstance(iterations, keras.Variable):  # with accumulation it is a tensor
+    if iterations is not None and not tf.is_tensor(iterations):  # with accumulation it is a tensor
         iterations = iterations.value
     total = None if iterations is None else int(tf.convert_to_tensor(iterations).numpy())
     return content, {"epoch": epoch, "step": step, "total_steps": total}
