@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pathlib
+import random
 import shutil
 import socket
 import subprocess
@@ -53,16 +55,41 @@ class Task:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different loopback ports that nobody listens on at this moment."""
-    sockets = []
+    """`count` different loopback ports that nobody listens on at this moment.
+
+    They lie below the range from which the kernel takes ports for outgoing connections: a server that is started again on
+    its port must not find it taken by somebody's connection.
+    """
+    sockets: list[socket.socket] = []
     try:
-        for _ in range(count):
-            sockets.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            sockets[-1].bind((LOOPBACK, 0))
+        for _ in range(100 * count):
+            if len(sockets) == count:
+                break
+            candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                candidate.bind((LOOPBACK, _port_to_try()))
+            except OSError:
+                candidate.close()
+                continue
+            sockets.append(candidate)
+        if len(sockets) < count:
+            raise OSError(f"No {count} free ports were found on {LOOPBACK}: end programs that listen there.")
         return [s.getsockname()[1] for s in sockets]
     finally:
         for s in sockets:
             s.close()
+
+
+_LOWEST_PORT = 10_000
+
+
+def _port_to_try() -> int:
+    """A random port below the kernel's own range; 0 (any) where that leaves few."""
+    try:
+        first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return random.SystemRandom().randrange(_LOWEST_PORT, first) if first > 2 * _LOWEST_PORT else 0
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
