@@ -76,7 +76,7 @@ def choose(
     Context: host, cross-replica.
     """
     if not model._auto_jit:
-        return Choice(XLA if model.jit_compile else GRAPH, "as `jit_compile` says")
+        return _as_asked(model, source)
     if model.run_eagerly or model.distribute_strategy.num_replicas_in_sync > 1:
         return Choice(GRAPH, "one replica's whole step can be compiled, several replicas' cannot")
     if getattr(model, "_pipeline", None) is not None:
@@ -96,6 +96,32 @@ def choose(
     return choice
 
 
+def _as_asked(model: Any, source: Any) -> Choice:
+    """With `jit_compile=True` the whole loop under XLA, or each step in the graph's loop where XLA's loop is slow."""
+    known = Choice(XLA if model.jit_compile else GRAPH, "as `jit_compile` says")
+    if not model.jit_compile or model.run_eagerly or model.distribute_strategy.num_replicas_in_sync > 1:
+        return known
+    if getattr(source, "resume_by", "") != "index" or source.per_worker:
+        return known
+    function = model.make_train_function()
+    if source.batch_rows not in function.choices:
+        position = source.state()
+        try:
+            source.begin_epoch(0)
+            chunk = source.take(1)
+            if chunk is not None and chunk.signature is not None and _slow_loop(function.operations(chunk)):
+                known = Choice(GRAPH, "each step is compiled, but not the loop around them")
+        finally:
+            source.restore(position)
+        function.choices[source.batch_rows] = known
+    return function.choices[source.batch_rows]
+
+
+def _slow_loop(operations: set[str]) -> bool:
+    """Whether XLA's loops are slow at one of the operations: convolutions on CPUs, which run on one thread there."""
+    return not tf.config.list_physical_devices("GPU") and any(name in operations for name in _SLOW_ON_CPU)
+
+
 def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], float]) -> Choice:
     position = source.state()
     try:
@@ -111,7 +137,7 @@ def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], floa
             return Choice(GRAPH, "the step talks to the host")
         if any(name in operations for name in _OTHER_NUMBERS):
             return Choice(GRAPH, "XLA would draw other random numbers")
-        if not tf.config.list_physical_devices("GPU") and any(name in operations for name in _SLOW_ON_CPU):
+        if _slow_loop(operations):
             return Choice(GRAPH, "XLA's loops are slow at convolutions on CPUs")
         with kept_state(model):
             compiling = 2 * tracing + 0.5

@@ -121,15 +121,21 @@ def half(pairs):
     return [(g * 0.5, v) for g, v in pairs]
 
 
-LAST_PLACE = pytest.mark.xfail(
-    strict=False, reason="one weight differs in the last place; the cause is not known"
-)
+@pytest.fixture
+def products_in_our_order():
+    """TensorFlow leaves the arithmetic of a graph as it is written.
+
+    Otherwise it moves constant factors (a replica's share) through others (the clipping factor) where it can, and the one
+    multiplication more of a scaled step makes it do so elsewhere: both are right, and differ in the last place.
+    """
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    yield
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True, **before})
 
 
-@pytest.mark.parametrize(
-    "feature", [pytest.param(f, marks=[LAST_PLACE] if f == "clipping" else []) for f in FEATURES]
-)
-def test_scaled_training_in_float32_is_unscaled_training(feature):
+@pytest.mark.parametrize("feature", FEATURES)
+def test_scaled_training_in_float32_is_unscaled_training(feature, products_in_our_order):
     """In float32 a scale that is a power of two changes no bit, whatever the stages after it do."""
     plain, _, _ = trained("mirrored2", [], FEATURES[feature], "float32")
     scaled, history, _ = trained("mirrored2", [], lambda: LossScaleOptimizer(FEATURES[feature]()), "float32")

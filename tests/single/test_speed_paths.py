@@ -408,6 +408,41 @@ def test_user_who_fixed_the_way_is_obeyed(choose):
     assert tuner.choose(model, source, 10**6).way == tuner.GRAPH
 
 
+@pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="convolutions in XLA's loops are slow on CPUs only"
+)
+def test_user_who_asks_for_xla_gets_steps_under_xla_where_its_loops_are_slow(monkeypatch):
+    model, x, y = compiled(jit_compile=True)
+    fake = Function(Clock(), operations=["Conv2D"])
+    monkeypatch.setattr(model, "make_train_function", lambda: fake)
+    source = make_source(x, y, batch_size=BATCH)
+    before = source.state()
+    assert tuner.choose(model, source, 10).way == tuner.GRAPH  # in whose loop each step is compiled
+    assert source.state() == before
+    fake.names = set()
+    assert tuner.choose(model, source, 10).way == tuner.GRAPH, "asked once for one size of the batch"
+
+
+def test_convolutions_compiled_step_by_step_give_the_numbers_of_the_plain_graph():
+    keras.utils.set_random_seed(2)
+    x, y = RANDOM.normal(size=(20, 6, 6, 1)).astype("float32"), LABELS[:20]
+    found = []
+    for jit in (False, True):
+        keras.utils.set_random_seed(2)
+        layers = [
+            keras.Input((6, 6, 1)),
+            keras.layers.Conv2D(3, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+        model = unisono.Sequential(layers)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, jit_compile=jit)
+        found.append(fit(model, x, y))
+        assert model.train_function.way == tuner.GRAPH or tf.config.list_physical_devices("GPU")
+    assert_close(found[1][1], found[0][1], FLOAT32, "variables")
+
+
 def test_trial_leaves_every_bit_as_it_was(monkeypatch):
     monkeypatch.setattr(tuner, "WORTH", 0.0)
     model, x, y = compiled()
