@@ -15,7 +15,9 @@ from ..distribute.agreement import spans_workers
 from ..distribute.peer_watch import meeting
 from ..distribute.step_context import StepContext
 from . import keras_internals, union
+from .absent import has_absent, on_present, present
 from .exact_metrics import exact_updates
+from .exact_regularizers import exact_regularizers
 from .gather import rows_of_all_workers
 from .homes import accumulates
 from .predict_loop import PredictLoop
@@ -82,8 +84,8 @@ class StepFunction:
         if chunk.open_ended:
             done, logs = function(chunk.inputs, tf.constant(chunk.steps, tf.int32))
             return int(done), logs
-        logs = function(chunk.inputs, tf.constant(chunk.steps, tf.int32))
-        return chunk.steps, logs
+        inputs = present(chunk.inputs) if has_absent(chunk.signature) else chunk.inputs
+        return chunk.steps, function(inputs, tf.constant(chunk.steps, tf.int32))
 
     def graph(self) -> Any:
         """The graph that was made first, to be drawn; None where there is none."""
@@ -113,6 +115,8 @@ class StepFunction:
             and self._model.distribute_strategy.num_replicas_in_sync == 1
         )
         body = self._counted_loop(reader, rows)
+        if has_absent(signature):
+            body, signature = on_present(body, signature), present(signature)
         if signature is not None and whole:
             body = self._as_a_whole(body)
             return graph_function(
@@ -143,13 +147,13 @@ class StepFunction:
         if worker_rows is not None:
             total = tf.reduce_sum(worker_rows)
         weigh = self._training and accumulates(model.optimizer)
+        losses = model._compile_loss.metrics if model._compile_loss is not None else []
         if strategy.num_replicas_in_sync == 1:
-            losses = model._compile_loss.metrics if model._compile_loss is not None else []
             with exact_updates(losses, losses):
                 logs = self._alone(on_replica, batch, total, weigh)
         else:
-            losses = model._compile_loss.metrics if model._compile_loss is not None else []
-            with exact_updates(model.metrics, losses, model.has_own_logs(self._training)):
+            own_logs = model.has_own_logs(self._training)
+            with exact_updates(model.metrics, losses, own_logs), exact_regularizers(model):
                 logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh, worker_rows)
         if not logs or not model.has_own_logs(self._training):
             return {}
@@ -332,6 +336,8 @@ class PredictFunction:
         model, reader, rows = self._model, chunk.reader, chunk.rows
         alone = model.distribute_strategy.num_replicas_in_sync == 1 and model._pipeline is None
         if not alone or model.run_eagerly or chunk.open_ended or rows is None or chunk.signature is None:
+            return None
+        if has_absent(chunk.signature):
             return None
         key = reader, rows
         if key not in self._loops:

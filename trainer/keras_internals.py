@@ -6,6 +6,7 @@ does what Keras does when there is none, so that plain Keras in the same process
 - the reduction of a loss, which must divide by the weights of the global batch (`exact_loss`);
 - the scaling of a loss by the number of replicas, which our reduction makes superfluous;
 - the clearing of added losses, which must leave those of a replica whose thread is waiting in a collective;
+- the handle by which a tape knows a variable: for one that was assigned in this step, what was assigned;
 - the seed that a random layer draws, into which the replica's number is mixed;
 - the random numbers that a layer draws, which must be the same under XLA (`xla_random`);
 - the compiling of a model from a file, which must tell what the file said and what is Keras' default;
@@ -25,6 +26,7 @@ import keras
 import tensorflow as tf
 from keras.src.api_export import REGISTERED_NAMES_TO_OBJS, REGISTERED_OBJS_TO_NAMES
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow import random as backend_random
@@ -135,6 +137,14 @@ def _replace(module: Any, name: str, make: Any) -> None:
         setattr(module, name, replacement)
 
 
+def _replace_property(cls: type, name: str, make: Any) -> None:
+    original = vars(cls)[name].fget
+    if not hasattr(original, "__unisono_original__"):
+        replacement = functools.wraps(original)(make(original))
+        replacement.__unisono_original__ = original
+        setattr(cls, name, property(replacement))
+
+
 def _reduction(original: Any) -> Any:
     def reduce_weighted_values(
         values: Any,
@@ -180,6 +190,14 @@ def _seed(original: Any) -> Any:
         return tf.cast(mixed, seed.dtype)
 
     return next
+
+
+def _handle(original: Any) -> Any:
+    def handle(self: Any) -> Any:
+        value = self.value
+        return value if isinstance(value, tf.Tensor) and current_step() is not None else original(self)
+
+    return handle
 
 
 def _synchronized_moments(original: Any) -> Any:
@@ -281,6 +299,7 @@ def _dropout(original: Any) -> Any:
     return dropout
 
 
+_replace_property(backend_core.Variable, "handle", _handle)
 _replace(backend_random, "uniform", _uniform)
 _replace(backend_random, "normal", _normal)
 _replace(backend_random, "dropout", _dropout)

@@ -28,8 +28,11 @@ class CollectedWrites(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Notes one assignment (Keras calls this)."""
         variable, value = update
+        value = tf.cast(value, variable.dtype)
+        if variable.trainable and value.dtype.is_floating and variable._value is not None:
+            value = _beginning_of_gradients(value, tf.convert_to_tensor(variable._value))
         self.variables[id(variable)] = variable
-        super().add_update((variable, tf.cast(value, variable.dtype)))
+        super().add_update((variable, value))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """The noted value, or the variable's own (Keras calls this)."""
@@ -45,6 +48,16 @@ class CollectedWrites(keras.StatelessScope):
         for variable in variables:
             self.variables.pop(id(variable), None)
             self.state_mapping.pop(id(variable), None)
+
+
+@tf.custom_gradient
+def _beginning_of_gradients(value: tf.Tensor, before: tf.Tensor) -> Any:
+    """`value`, on every tape that watches the variable whose value was `before`; no gradient flows further back.
+
+    A layer may assign a weight while it computes (spectral normalization does) and then use it. The gradient of the weight
+    is the one of what was assigned.
+    """
+    return tf.identity(value), lambda gradient: (None, None)
 
 
 def make_writes(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.losses import loss as loss_module
@@ -38,6 +39,14 @@ def test_replaced_functions_are_keras_own_with_the_same_arguments(name):
     original = replacement.__unisono_original__
     assert original.__module__.startswith("keras.src.")
     assert list(inspect.signature(original).parameters) == arguments
+
+
+def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
+    prop = vars(backend_core.Variable)["handle"]
+    assert prop.fget.__unisono_original__.__module__ == "keras.src.backend.tensorflow.core"
+    variable = keras.Variable(1.0)
+    assert variable.handle is variable.value.handle
+    assert tf.is_tensor(variable.value) and variable._should_act_as_resource_variable
 
 
 def test_losses_look_their_reduction_up_where_we_replaced_it():

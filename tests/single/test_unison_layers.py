@@ -1,0 +1,94 @@
+"""Layers that do more than compute: those that look at the whole batch, and those that write weights in the step."""
+
+from __future__ import annotations
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(19, 5)).astype("float32")
+Y = X[:, :1] * X[:, 1:2]
+REPLICAS = ["mirrored3", "central2"]
+
+
+def fitted(replicas, layer, cls=unisono.Sequential):
+    """History and variables after two epochs; batches of 8, 8 and 3 rows."""
+    keras.utils.set_random_seed(3)
+    with helpers.scope(helpers.strategy(replicas)):
+        model = cls([keras.Input((5,)), keras.layers.Dense(6, "tanh"), layer(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return [history["loss"], *(np.array(v) for v in [*model.variables, *model.optimizer.variables])]
+
+
+def mean_of_squares(output):
+    return 0.1 * keras.ops.mean(keras.ops.square(output))
+
+
+class LargestRow(keras.regularizers.Regularizer):
+    """Looks at all rows of the batch: no sum over replicas can give it."""
+
+    def __call__(self, x):
+        return 0.1 * keras.ops.max(keras.ops.sum(keras.ops.square(x), axis=-1))
+
+
+@pytest.mark.parametrize("replicas", REPLICAS)
+@pytest.mark.parametrize("regularizer", [mean_of_squares, LargestRow(), keras.regularizers.L1L2(0.01, 0.01)])
+def test_activity_regularizer_has_its_value_of_one_device(replicas, regularizer):
+    layer = lambda: keras.layers.Dense(4, activity_regularizer=regularizer)  # noqa: E731
+    without = fitted("none", lambda: keras.layers.Dense(4))
+    one, several = fitted("none", layer), fitted(replicas, layer)
+    helpers.assert_close(several, one, helpers.FLOAT32)
+    assert abs(one[0][0] - without[0][0]) > 1e-3, "the regularizer is in the loss"
+
+
+def test_regularizer_that_looks_at_all_rows_is_refused_where_xla_compiles_a_replica():
+    with helpers.scope(helpers.strategy("mirrored2")):
+        layers = [keras.Input((5,)), keras.layers.Dense(1, activity_regularizer=LargestRow())]
+        model = unisono.Sequential(layers)
+        model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(ValueError, match="activity regularizer"):
+        model.fit(X, Y, verbose=0)
+
+
+class OwnStep(unisono.Sequential):
+    """Takes its gradients from a tape of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+def spectral():
+    return keras.layers.SpectralNormalization(keras.layers.Dense(4))
+
+
+@pytest.mark.parametrize("cls", [unisono.Sequential, OwnStep])
+def test_weight_that_a_layer_assigns_in_the_step_trains_as_in_keras(cls):
+    expected = fitted("none", spectral, keras.Sequential)
+    one = fitted("none", spectral, cls)
+    helpers.assert_close(one[1:], expected[1:], helpers.FLOAT32, "one device beside Keras")
+    for replicas in REPLICAS:
+        helpers.assert_close(fitted(replicas, spectral, cls), one, helpers.FLOAT32, replicas)
+
+
+def test_weight_that_a_layer_assigned_is_as_before_where_the_step_is_skipped():
+    keras.utils.set_random_seed(3)
+    model = unisono.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(6, "tanh"), spectral(), keras.layers.Dense(1)]
+    )
+    model.compile(unisono.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    weights = [np.array(v) for v in model.variables]
+    history = model.fit(X, np.full_like(Y, np.inf), batch_size=19, verbose=0).history
+    assert history["skipped_steps"] == [1]
+    for old, new in zip(weights, model.variables):
+        np.testing.assert_array_equal(np.array(new), old)
