@@ -6,6 +6,7 @@ does what Keras does when there is none, so that plain Keras in the same process
 - the reduction of a loss, which must divide by the weights of the global batch (`exact_loss`);
 - the scaling of a loss by the number of replicas, which our reduction makes superfluous;
 - the clearing of added losses, which must leave those of a replica whose thread is waiting in a collective;
+- `int(variable)` and `float(variable)`, which TensorFlow's mirrored variables do not know;
 - the handle by which a tape knows a variable: for one that was assigned in this step, what was assigned;
 - the seed that a random layer draws, into which the replica's number is mixed;
 - the random numbers that a layer draws, which must be the same under XLA (`xla_random`);
@@ -26,6 +27,7 @@ import keras
 import tensorflow as tf
 from keras.src.api_export import REGISTERED_NAMES_TO_OBJS, REGISTERED_OBJS_TO_NAMES
 from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import Variable as KerasVariable
 from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
@@ -200,6 +202,17 @@ def _handle(original: Any) -> Any:
     return handle
 
 
+def _number(kind: type) -> Any:
+    def make(original: Any) -> Any:
+        def convert(self: Any) -> Any:
+            copied = isinstance(self._value, tf.distribute.DistributedValues) and self.ndim == 0
+            return kind(self.numpy()) if copied else original(self)
+
+        return convert
+
+    return make
+
+
 def _synchronized_moments(original: Any) -> Any:
     def moments(x: Any, axes: Any, keepdims: Any) -> Any:
         step = current_step()
@@ -299,6 +312,8 @@ def _dropout(original: Any) -> Any:
     return dropout
 
 
+_replace(KerasVariable, "__int__", _number(int))
+_replace(KerasVariable, "__float__", _number(float))
 _replace_property(backend_core.Variable, "handle", _handle)
 _replace(backend_random, "uniform", _uniform)
 _replace(backend_random, "normal", _normal)

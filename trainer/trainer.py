@@ -62,6 +62,7 @@ class Trainer:
             ValueError, TypeError: an argument that cannot be used; nothing has been changed by then.
         """
         checks.check_compile(steps_per_execution, jit_compile)
+        checks.check_home(self, "compile")
         pipeline_step.attach(self)
         mixed_precision.check_policy_order(self)
         with self.strategy_scope():

@@ -206,9 +206,15 @@ def test_layer_of_another_scope_is_refused():
         layer.build((None, 3))
     with helpers.mirrored(2).scope():
         model = unisono.Sequential([keras.Input((3,)), layer])
-        model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"kernel.* belongs to MirroredStrategy with 3 replica"):
-        model.fit(X, Y, verbose=0)
+        with pytest.raises(ValueError, match=r"kernel.* belongs to MirroredStrategy with 3 replica"):
+            model.compile("sgd", "mse")
+
+
+def test_compiling_in_another_scope_is_refused():
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with helpers.mirrored(2).scope():
+        with pytest.raises(ValueError, match=r"`compile\(\)`.*built outside of any scope"):
+            model.compile("sgd", "mse")
 
 
 @pytest.mark.parametrize("kind", ["mask", "own loss", "synchronized"])

@@ -169,6 +169,7 @@ def test_mirrored_variable_outside_of_the_scope_updates_every_copy():
     optimizer.apply_gradients([(tf.ones([2], tf.float64), variable)])
     assert helpers.copies_are_equal([variable, *optimizer.variables], strategy)
     assert optimizer.iterations.numpy() == 1
+    assert int(optimizer.iterations) == 1 and float(optimizer.learning_rate) == pytest.approx(0.1)
 
 
 def test_plain_tensorflow_variables_under_a_strategy(after_four_steps):

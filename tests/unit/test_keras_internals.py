@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import Variable as KerasVariable
 from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
@@ -28,6 +29,8 @@ REPLACED = {
     "unscale_loss_for_distribution": (loss_module, ["value"]),
     "__call__": (loss_module.Loss, ["self", "y_true", "y_pred", "sample_weight"]),
     "next": (seed_generator.SeedGenerator, ["self", "ordered"]),
+    "__int__": (KerasVariable, ["self"]),
+    "__float__": (KerasVariable, ["self"]),
     "_compute_moments_sync": (backend_nn, ["x", "axes", "keepdims"]),
 }
 
