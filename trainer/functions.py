@@ -8,7 +8,8 @@ from ..distribute.parameter_server import mode_of, on_parameter_servers, pool_of
 from .async_execution import WorkerSteps
 from .async_prediction import WorkerPrediction
 from .async_synchronous import SynchronousSteps
-from .execution import PredictFunction, StepFunction
+from .predict_function import PredictFunction
+from .step_function import StepFunction
 
 
 def step_function(model: Any, training: bool) -> Any:

@@ -2,7 +2,7 @@
 
     slice of the batch -> forward -> exact loss -> gradients -> optimizer -> metrics -> writes
 
-Context: replica, inside `run_on_replicas`. How steps are compiled and looped is in `execution.py`.
+Context: replica, inside `run_on_replicas`. How steps are compiled and looped is in `step_function.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Trainer`: Keras' training methods, made exact under every strategy. Mixed into every model class of ours.
 
 It owns what a model knows about its training: the compiled step functions and the state of a running `fit`. What a step
-computes is in `step.py`, how steps are looped in `execution.py`, how epochs run in `fit_loop.py`.
+computes is in `step.py`, how steps are looped in `step_function.py`, how epochs run in `fit_loop.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from .. import mixed_precision, optimizers
 from ..distribute.step_context import current_step
 from . import checks, fit_loop, keras_internals, pipeline_step, step
 from .build import build_for, build_for_prediction
+from .evaluation_loops import evaluate, predict
+from .exact_metrics import give_first_replica_the_state
 from .functions import predict_function, step_function
 from .homes import bring_home, optimizers_of
 from .keras_internals import KerasTrainer, TensorFlowTrainer, filter_traceback
+from .on_batch import on_batch, predict_on_batch
 from .sources import make_source
 
 
@@ -172,7 +175,8 @@ class Trainer:
     def reset_metrics(self) -> None:
         """Sets every metric to its initial state, on all replicas."""
         super().reset_metrics()
-        fit_loop.after_reset(self)
+        if self._distribute_strategy is not None:
+            give_first_replica_the_state(self.metrics, self._distribute_strategy)
 
     # What users call.
 
@@ -288,7 +292,7 @@ class Trainer:
             strategy=self.distribute_strategy,
         )
         with contextlib.closing(source):
-            logs = fit_loop.evaluate(self, source, verbose, callbacks)
+            logs = evaluate(self, source, verbose, callbacks)
         return logs if return_dict else self._flatten_metrics_in_order(logs)
 
     @filter_traceback
@@ -322,7 +326,7 @@ class Trainer:
             strategy=self.distribute_strategy,
         )
         with contextlib.closing(source):
-            return fit_loop.predict(self, source, verbose, callbacks)
+            return predict(self, source, verbose, callbacks)
 
     def train_on_batch(
         self,
@@ -334,19 +338,19 @@ class Trainer:
     ) -> Any:
         """One step on one global batch, as `keras.Model.train_on_batch`."""
         self._ready("train_on_batch")
-        return fit_loop.on_batch(self, True, x, y, sample_weight, class_weight, return_dict)
+        return on_batch(self, True, x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """The loss and metrics of one global batch, as `keras.Model.test_on_batch`."""
         self._ready("test_on_batch")
-        return fit_loop.on_batch(self, False, x, y, sample_weight, None, return_dict)
+        return on_batch(self, False, x, y, sample_weight, None, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """The outputs for one global batch, as `keras.Model.predict_on_batch`."""
         checks.check_home(self, "predict_on_batch")
-        return fit_loop.predict_on_batch(self, x)
+        return predict_on_batch(self, x)
 
     def _ready(self, method: str) -> None:
         """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""

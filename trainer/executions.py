@@ -1,0 +1,63 @@
+"""The executions of an epoch: how many steps each has, what they are made of, and running one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .sources import Chunk, Source
+from .workers import Workers
+
+
+class Execution:
+    """The chunks of one execution. A chunk holds batches of one size, so the last partial batch is one of its own."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = chunks
+        self.steps = sum(chunk.steps for chunk in chunks)
+
+    def all_steps_ran(self, done: int) -> bool:
+        """Whether the input may have more: an open-ended one that gave fewer steps has ended."""
+        return done == self.steps
+
+
+def executions(source: Source, steps: Any, workers: Workers) -> Any:
+    """The epoch's executions: each as many steps as `steps()` says, fewer at its end; none after it says 0.
+
+    An error of the input comes after the steps on the batches before it.
+    """
+    failure: Exception | None = None
+    while failure is None:
+        wanted = steps()
+        chunks: list[Chunk] = []
+        while wanted > 0:
+            try:
+                chunk = source.take(wanted)
+            except Exception as error:
+                failure, chunk = error, None
+            if chunk is None:
+                break
+            chunks.append(chunk)
+            wanted -= chunk.steps
+            if chunk.open_ended:
+                break
+        workers.check_taken(source, sum(chunk.steps for chunk in chunks))
+        if chunks:
+            yield Execution(chunks)
+        elif failure is None:
+            return
+    raise failure
+
+
+def run(function: Any, execution: Execution, source: Source) -> tuple[int, dict[str, Any]]:
+    """Runs an execution; returns the steps that the input gave, and the logs after the last."""
+    done, logs = 0, {}
+    function.fresh = False
+    for chunk in execution.chunks:
+        ran, new = function(chunk)
+        done += ran
+        if ran:
+            logs = new
+        if ran < chunk.steps:
+            source.drawn(ran)
+            break
+    return done, logs
