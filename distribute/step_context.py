@@ -28,6 +28,7 @@ class StepContext:
         global_rows: int or int32 scalar tensor; rows of the global batch.
         training: bool; whether the step updates weights.
         weigh_losses: bool; whether losses must note their weight totals although there is one replica (accumulation).
+        compiles: bool; whether this replica's forward and backward pass is to be compiled by XLA.
         in_xla: bool; whether this part of the step is compiled by XLA, where no collective can stand.
         weight_totals: scalar tensors; the all-reduced divisor of each loss that is not divided by its rows (masks,
             `mean_with_sample_weight`), in the order of the losses.
@@ -49,6 +50,7 @@ class StepContext:
     global_rows: Any
     training: bool = True
     weigh_losses: bool = False
+    compiles: bool = False
     in_xla: bool = False
     weight_totals: list[Any] = dataclasses.field(default_factory=list)
     verdicts: list[Any] = dataclasses.field(default_factory=list)

@@ -71,7 +71,7 @@ def default_train_step(model: Any, data: Any) -> dict[str, Any]:
     def compute(data: Any) -> tuple[Any, list[Any], Any]:
         return forward_and_backward(model, variables, data)
 
-    if step.num_replicas > 1 and model.jit_compile:
+    if step.compiles:
         loss, gradients, y_pred = compile_compute(compute, data)
     else:
         loss, gradients, y_pred = compute(data)

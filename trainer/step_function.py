@@ -104,13 +104,12 @@ class StepFunction:
         if open_ended:
             return graph_function(self._open_loop(reader, rows))
         signature = chunk.signature
-        whole = (
-            self.way == "xla"
-            and rows is not None
-            and (self._model.jit_compile or rows == self.full_rows)
-            and self._model.distribute_strategy.num_replicas_in_sync == 1
+        alone = self._model.distribute_strategy.num_replicas_in_sync == 1
+        in_xla = (
+            self.way == "xla" and rows is not None and (self._model.jit_compile or rows == self.full_rows)
         )
-        body = self._counted_loop(reader, rows)
+        whole = in_xla and alone
+        body = self._counted_loop(reader, rows, compiles=in_xla and not alone)
         if has_absent(signature):
             body, signature = on_present(body, signature), present(signature)
         if signature is not None and whole:
@@ -122,10 +121,13 @@ class StepFunction:
             return graph_function(body, reduce_retracing=True)
         return graph_function(body, input_signature=[signature, tf.TensorSpec([], tf.int32)])
 
-    def one_step(self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None) -> dict[str, Any]:
+    def one_step(
+        self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, compiles: bool = False
+    ) -> dict[str, Any]:
         """One step on a global batch, in cross-replica context; returns the logs that metrics do not carry.
 
-        With `worker_rows` (int32 `[workers]`), `batch` holds this worker's rows only.
+        With `worker_rows` (int32 `[workers]`), `batch` holds this worker's rows only. With `compiles`, XLA compiles what
+        each of several replicas computes; it also does where the model was compiled with `jit_compile=True`.
         """
         model, strategy = self._model, self._model.distribute_strategy
         for hook in model.__dict__.get("_step_hooks", {}).get("train" if self._training else "test", ()):
@@ -136,6 +138,7 @@ class StepFunction:
         def on_replica(data: Any, step: StepContext) -> dict[str, Any]:
             if state is not None:
                 state.enter()
+                step.compiles = compiles or model.jit_compile
             with tf.name_scope(""):  # so that the tags of summaries do not tell how steps are looped
                 return replica_step(model, step_fn, data, step)
 
@@ -193,10 +196,10 @@ class StepFunction:
     def _logs(self, custom: dict[str, Any]) -> dict[str, Any]:
         return custom if custom else self._model.get_metrics_result()
 
-    def _counted_loop(self, reader: Any, rows: int | None) -> Any:
+    def _counted_loop(self, reader: Any, rows: int | None, compiles: bool) -> Any:
         def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:
             def body(i: tf.Tensor, logs: Any) -> Any:
-                new = self.one_step(reader(inputs, i), rows)
+                new = self.one_step(reader(inputs, i), rows, compiles=compiles)
                 return i + 1, new if new else logs
 
             start = self._empty_logs(lambda: reader(inputs, tf.constant(0)), rows)

@@ -1,4 +1,7 @@
-"""Which way of running steps is the fastest here: the plain graph, or the whole loop under XLA.
+"""Which way of running steps is the fastest here: the plain graph, or XLA.
+
+On one replica XLA compiles the whole loop over the steps; on several what each replica computes, since the sums over
+replicas cannot stand inside.
 
 The choice is made before the first step, on a copy of the state, so that a run has one way from its first step to its last:
 that is what lets a resumed run repeat the bits of a run that was never stopped. It is made only where the work ahead can
@@ -18,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..distribute.agreement import spans_workers
 from .homes import optimizers_of
 from .keras_internals import global_seed_generator
 
@@ -77,8 +81,12 @@ def choose(
     """
     if not model._auto_jit:
         return _as_asked(model, source)
-    if model.run_eagerly or model.distribute_strategy.num_replicas_in_sync > 1:
-        return Choice(GRAPH, "one replica's whole step can be compiled, several replicas' cannot")
+    if model.run_eagerly:
+        return Choice(GRAPH, "every step is run eagerly, as `run_eagerly` says")
+    if spans_workers(model.distribute_strategy):
+        return Choice(GRAPH, "workers that measure for themselves may choose differently")
+    if model.distribute_strategy.num_replicas_in_sync > 1 and model.has_own_train_step():
+        return Choice(GRAPH, "on several replicas, only the step of `fit` itself can be compiled in part")
     if getattr(model, "_pipeline", None) is not None:
         return Choice(GRAPH, "the stages of a pipeline stand on several devices, and XLA compiles for one")
     if steps_ahead is None or steps_ahead < FEWEST_STEPS:
@@ -184,14 +192,15 @@ class kept_state:
         for part in (*optimizers_of(model), *model.metrics):
             found.update((id(v), v) for v in part.variables)
         found.update((id(v), v) for v in [global_seed_generator().state])
-        self._variables = list(found.values())
+        strategy = model.distribute_strategy
+        self._copies = [c for v in found.values() for c in strategy.experimental_local_results(v.value)]
 
     def __enter__(self) -> None:
-        self._values = [tf.identity(v.value) for v in self._variables]
+        self._values = [tf.identity(copy) for copy in self._copies]
 
     def __exit__(self, *error: Any) -> None:
-        for variable, value in zip(self._variables, self._values):
-            variable.value.assign(value)
+        for copy, value in zip(self._copies, self._values):
+            copy.assign(value)
 
 
 def _file(model: Any, source: Any) -> pathlib.Path | None:
@@ -205,6 +214,7 @@ def _file(model: Any, source: Any) -> pathlib.Path | None:
         [type(o).__name__ for o in optimizers_of(model)],
         str(source.spec),
         source.batch_rows,
+        [type(model.distribute_strategy).__name__, model.distribute_strategy.num_replicas_in_sync],
         [tf.__version__, os.cpu_count(), devices],
     ]
     name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]

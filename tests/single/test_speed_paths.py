@@ -443,9 +443,12 @@ def test_convolutions_compiled_step_by_step_give_the_numbers_of_the_plain_graph(
     assert_close(found[1][1], found[0][1], FLOAT32, "variables")
 
 
-def test_trial_leaves_every_bit_as_it_was(monkeypatch):
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_trial_leaves_every_bit_as_it_was(replicas, monkeypatch):
     monkeypatch.setattr(tuner, "WORTH", 0.0)
-    model, x, y = compiled()
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        model, x, y = compiled()
     fit(model, x, y, epochs=1)
     source = make_source(x, y, batch_size=BATCH, shuffle=True, seed=2)
     source.begin_epoch(1)
@@ -457,7 +460,8 @@ def test_trial_leaves_every_bit_as_it_was(monkeypatch):
             *model.optimizer.variables,
             *(v for m in model.metrics for v in m.variables),
         ]
-        return [v.numpy() for v in variables] + [keras.random.SeedGenerator(1).state.numpy()]
+        copies = [c for v in variables for c in strategy.experimental_local_results(v.value)]
+        return [c.numpy() for c in copies] + [keras.random.SeedGenerator(1).state.numpy()]
 
     seeds = tuner.global_seed_generator().state.numpy()
     before, place = everything(), source.state()
@@ -465,6 +469,43 @@ def test_trial_leaves_every_bit_as_it_was(monkeypatch):
     assert all(np.array_equal(a, b) for a, b in zip(before, everything(), strict=True))
     assert np.array_equal(seeds, tuner.global_seed_generator().state.numpy())
     assert all(np.array_equal(place[key], value) for key, value in source.state().items())
+
+
+def on_three_replicas(choice, monkeypatch):
+    """History and variables of a fit whose way was chosen, and the types of the operations of its steps."""
+    monkeypatch.setattr(tuner, "choose", lambda *arguments, **options: choice)
+    with mirrored(3).scope():
+        model, x, y = compiled("two outputs")  # batch normalization over two rows would enlarge every rounding
+    found = fit(model, x, y, shuffle=False)
+    source = make_source(x, y, batch_size=BATCH, strategy=model.distribute_strategy)
+    source.begin_epoch(0)
+    graph = (
+        model.train_function._compiled[model.train_function._key(source.take(1))]
+        .get_concrete_function()
+        .graph
+    )
+    functions = graph.as_graph_def().library.function
+    return found, [bool(f.attr["_XlaMustCompile"].b) for f in functions]
+
+
+def test_on_several_replicas_xla_compiles_what_each_computes(monkeypatch):
+    plain, none_compiled = on_three_replicas(tuner.Choice(tuner.GRAPH, "the test says so"), monkeypatch)
+    found, some_compiled = on_three_replicas(tuner.Choice(tuner.XLA, "the test says so"), monkeypatch)
+    assert any(some_compiled) and not any(none_compiled)
+    assert_close(found[1], plain[1], FLOAT32, "variables")
+    assert_close(list(found[0].values()), list(plain[0].values()), FLOAT32, "history")
+
+
+def test_step_of_the_users_own_stays_in_the_graph_on_several_replicas():
+    class Own(unisono.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    with mirrored(2).scope():
+        model = Own([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    source = make_source(X, LABELS, batch_size=BATCH, strategy=model.distribute_strategy)
+    assert tuner.choose(model, source, 10**9).way == tuner.GRAPH
 
 
 def test_printing_step_prints_once_for_each_step(capfd, monkeypatch):
