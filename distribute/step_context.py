@@ -41,6 +41,7 @@ class StepContext:
         stream: None or int32 scalar tensor; mixed into the seeds of random layers, so that asynchronous workers that read
             the same random state draw different numbers.
         scales: the loss scale that each optimizer has read in this step, by `id`: another worker may change it meanwhile.
+        added_losses: how many losses each layer has added in this step, by `id`.
         take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
     """
 
@@ -59,6 +60,7 @@ class StepContext:
     first_row: Any = None
     stream: Any = None
     scales: dict[int, Any] = dataclasses.field(default_factory=dict)
+    added_losses: dict[int, int] = dataclasses.field(default_factory=dict)
     take_gradients: Any = None
 
     @property

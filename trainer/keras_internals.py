@@ -5,6 +5,7 @@ does what Keras does when there is none, so that plain Keras in the same process
 
 - the reduction of a loss, which must divide by the weights of the global batch (`exact_loss`);
 - the scaling of a loss by the number of replicas, which our reduction makes superfluous;
+- adding a loss, of which several replicas must know whether it is a mean or a sum over rows;
 - the clearing of added losses, which must leave those of a replica whose thread is waiting in a collective;
 - `int(variable)` and `float(variable)`, which TensorFlow's mirrored variables do not know;
 - the handle by which a tape knows a variable: for one that was assigned in this step, what was assigned;
@@ -56,7 +57,7 @@ from keras.src.utils.tracking import no_automatic_dependency_tracking
 from ..distribute.parameter_server_shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import current_step
-from . import exact_loss, xla_random
+from . import added_losses, exact_loss, xla_random
 from .collectives import refuse_collective
 
 __all__ = [
@@ -202,6 +203,18 @@ def _handle(original: Any) -> Any:
     return handle
 
 
+def _add_loss(original: Any) -> Any:
+    def add_loss(self: Any, loss: Any) -> None:
+        step = current_step()
+        if step is None:
+            added_losses.noted(self, loss)
+        elif step.num_replicas > 1:
+            loss = added_losses.in_units_of_a_mean(self, loss, step)
+        original(self, loss)
+
+    return add_loss
+
+
 def _number(kind: type) -> Any:
     def make(original: Any) -> Any:
         def convert(self: Any) -> Any:
@@ -320,6 +333,7 @@ _replace(backend_random, "normal", _normal)
 _replace(backend_random, "dropout", _dropout)
 _replace(backend_numpy, "take", _take)
 _replace(keras.layers.Layer, "_clear_losses", _clear_losses)
+_replace(keras.layers.Layer, "add_loss", _add_loss)
 _replace(KerasTrainer, "compile_from_config", _noting_arguments)
 _replace(loss_module, "reduce_weighted_values", _reduction)
 _replace(loss_module, "scale_loss_for_distribution", _scaling)

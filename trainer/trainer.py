@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from .. import mixed_precision, optimizers
 from ..distribute.step_context import current_step
-from . import checks, fit_loop, keras_internals, pipeline_step, step
+from . import added_losses, checks, fit_loop, keras_internals, pipeline_step, step
 from .build import build_for, build_for_prediction
 from .evaluation_loops import evaluate, predict
 from .exact_metrics import give_first_replica_the_state
@@ -373,6 +373,8 @@ class Trainer:
                 build_for_prediction(self, spec)
                 pipeline_step.prepare(self, rows, training)
             build_for(self, spec, training)
+            if self.distribute_strategy.num_replicas_in_sync > 1 and self._pipeline is None:
+                added_losses.find_sums(self, spec[0])
 
     def build_for_prediction(self, spec: Any) -> None:
         """Creates the variables of the model."""

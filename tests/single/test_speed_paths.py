@@ -475,7 +475,9 @@ def on_three_replicas(choice, monkeypatch):
     """History and variables of a fit whose way was chosen, and the types of the operations of its steps."""
     monkeypatch.setattr(tuner, "choose", lambda *arguments, **options: choice)
     with mirrored(3).scope():
-        model, x, y = compiled("two outputs")  # batch normalization over two rows would enlarge every rounding
+        model, x, y = compiled(
+            "two outputs"
+        )  # batch normalization over two rows would enlarge every rounding
     found = fit(model, x, y, shuffle=False)
     source = make_source(x, y, batch_size=BATCH, strategy=model.distribute_strategy)
     source.begin_epoch(0)

@@ -47,6 +47,46 @@ def test_activity_regularizer_has_its_value_of_one_device(replicas, regularizer)
     assert abs(one[0][0] - without[0][0]) > 1e-3, "the regularizer is in the loss"
 
 
+class AddsLosses(keras.layers.Layer):
+    """Adds a sum over rows, as Keras' own example does, and means, one of them of several dimensions."""
+
+    def call(self, x):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
+        self.add_loss([0.1 * keras.ops.mean(x), 0.01 * keras.ops.sum(keras.ops.abs(x)) / x.shape[-1]])
+        return x
+
+
+class AddsOfItsOwn(unisono.Sequential):
+    def call(self, inputs, training=None, mask=None):
+        outputs = super().call(inputs, training=training)
+        self.add_loss(0.01 * keras.ops.sum(outputs))
+        return outputs
+
+
+@pytest.mark.parametrize("cls", [unisono.Sequential, AddsOfItsOwn])
+def test_added_sums_and_means_have_their_values_of_one_device(cls):
+    def layer():
+        parts = [keras.layers.Dense(4), AddsLosses(), keras.layers.Dropout(0.0), AddsLosses()]
+        return keras.Sequential(parts)
+
+    one = fitted("none", layer, cls)
+    for replicas in REPLICAS:
+        helpers.assert_close(fitted(replicas, layer, cls), one, helpers.FLOAT32, replicas)
+
+
+def test_one_layer_that_adds_losses_twice_in_a_step():
+    def train(replicas):
+        keras.utils.set_random_seed(3)
+        with helpers.scope(helpers.strategy(replicas)):
+            inputs, twice = keras.Input((5,)), AddsLosses()
+            model = unisono.Model(inputs, keras.layers.Dense(1)(twice(keras.layers.Dense(4)(twice(inputs)))))
+            model.compile("sgd", "mse")
+        history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+        return [history["loss"], model.evaluate(X, Y, verbose=0), *model.get_weights()]
+
+    helpers.assert_close(train("mirrored3"), train("none"), helpers.FLOAT32)
+
+
 def test_regularizer_that_looks_at_all_rows_is_refused_where_xla_compiles_a_replica():
     with helpers.scope(helpers.strategy("mirrored2")):
         layers = [keras.Input((5,)), keras.layers.Dense(1, activity_regularizer=LargestRow())]

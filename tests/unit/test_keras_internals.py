@@ -22,6 +22,7 @@ import unisono
 
 REPLACED = {
     "take": (backend_numpy, ["x", "indices", "axis"]),
+    "add_loss": (keras.layers.Layer, ["self", "loss"]),
     "_clear_losses": (keras.layers.Layer, ["self"]),
     "compile_from_config": (internals.KerasTrainer, ["self", "config"]),
     "reduce_weighted_values": (loss_module, ["values", "sample_weight", "mask", "reduction", "dtype"]),
