@@ -32,6 +32,7 @@ from .keras_internals import (
 )
 from .overflow import check_progress
 from .pace import Pace
+from .pipeline_step import names_lost_stages
 from .sources import Chunk, Source, make_source, split_for_validation
 from .sources.make import kind_of
 from .sources.rows import batch_spec
@@ -61,6 +62,7 @@ class FitArguments:
     fast_dev_run: bool = False
 
 
+@names_lost_stages
 @async_fit.names_lost_servers
 def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
     """Trains for `epochs` epochs. Context: host."""
@@ -322,6 +324,7 @@ def _run(function: Any, execution: _Execution, source: Source) -> tuple[int, dic
     return done, logs
 
 
+@names_lost_stages
 @async_fit.names_lost_servers
 def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[str, Any]:
     """The logs of one pass over `source`. Context: host."""
@@ -353,6 +356,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     return logs
 
 
+@names_lost_stages
 @async_fit.names_lost_servers
 def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""
@@ -401,6 +405,7 @@ def _joined(outputs: list[Any]) -> Any:
     )
 
 
+@names_lost_stages
 def on_batch(
     model: Any, training: bool, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
@@ -416,6 +421,7 @@ def on_batch(
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
+@names_lost_stages
 def predict_on_batch(model: Any, x: Any) -> Any:
     """The outputs for one global batch. Context: host."""
     chunk = _whole_batch(model, x, None, None, None)

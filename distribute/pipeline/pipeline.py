@@ -172,6 +172,10 @@ class Pipeline:
         """
         return self._plan_of(model).timeline(transfer)
 
+    def raise_if_lost(self, cause: Exception) -> None:
+        """Raises a `StageError` that names the stage whose process died or hangs, if that is what `cause` came of."""
+        remote.raise_if_lost(cause, self.settings.devices, self.stages)
+
     def _plan_of(self, model: Any) -> Plan:
         if model is None and self._newest is not None:
             model = self._newest()

@@ -320,6 +320,3 @@ def test_keras_internals_are_as_expected():
     value = variable.numpy()
     keras_internals.move_variable(variable, "/job:localhost/replica:0/task:0/device:CPU:3")
     assert variable.value.device.endswith("CPU:3") and np.array_equal(variable.numpy(), value)
-    assert (
-        model._losses_override == []
-    )  # trainer/pipeline_step.py sets it while a loss of the user's own runs
