@@ -76,9 +76,9 @@ class Pipeline:
         _check_count("replicas", replicas)
         _check_choice("schedule", schedule, sorted(SCHEDULES))
         _check_choice("cost", cost, ["estimated", "measured"])
-        if isinstance(partition, str) and partition != "auto":
+        if partition != "auto" and not isinstance(partition, list | tuple):
             raise ValueError(f"partition must be 'auto' or a list; received partition={partition!r}")
-        if memory_limit is not None and not memory_limit > 0:
+        if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit > 0):
             raise ValueError(f"memory_limit must be None or a number of bytes; received {memory_limit!r}")
         remote.connect_if_launched(devices)
         names = resolve_devices(devices)

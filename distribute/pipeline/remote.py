@@ -11,6 +11,7 @@ import atexit
 import ipaddress
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from .stage_watch import StageWatch, answers
 ENVIRONMENT = "UNISONO_STAGES"
 JOB = "worker"
 _LOCAL = "localhost"
+_JOINING = 10.0  # seconds beyond the timeout: so a process that is silent has been noticed by then
 
 _watch: StageWatch | None = None
 
@@ -70,15 +72,33 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
         watch = StageWatch(dict(enumerate(given, start=1)), seconds)
         watch.start()
         atexit.register(watch.stop)
-        try:
-            cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(given)]}
-            tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster))
-        except tf.errors.OpError as error:
-            watch.stop()
-            _raise_if_lost(watch, error, {task: [task] for task in watch.addresses})
-            raise
+        _join(watch, given)
         _watch = watch
     return [_best_device(None)] + [_best_device(task) for task in range(1, len(given) + 1)]
+
+
+def _join(watch: StageWatch, addresses: Sequence[str]) -> None:
+    """Has TensorFlow join the cluster, in a thread: it would wait for ever for a process that is lost meanwhile."""
+    cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
+    errors: list[Exception] = []
+
+    def join() -> None:
+        try:
+            tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster))
+            tf.config.list_logical_devices()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=join, name="unisono-connect", daemon=True)
+    thread.start()
+    thread.join(watch.timeout + _JOINING)
+    if thread.is_alive():
+        errors.append(
+            TimeoutError(f"the stages at {list(addresses)} were not connected within {watch.timeout:g} s")
+        )
+    for error in errors:
+        _raise_if_lost(watch, error, {task: [task] for task in watch.addresses})
+        raise error
 
 
 def connect_if_launched(devices: Any) -> None:
@@ -109,7 +129,7 @@ def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None
     _raise_if_lost(_watch, cause, stages_of)
 
 
-def _raise_if_lost(watch: StageWatch, cause: tf.errors.OpError, stages_of: dict[int, list[int]]) -> None:
+def _raise_if_lost(watch: StageWatch, cause: Exception, stages_of: dict[int, list[int]]) -> None:
     lost = watch.lost()
     if isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError):
         # A server that was started again in the meantime answers, but knows nothing of this training.
@@ -123,8 +143,7 @@ def _raise_if_lost(watch: StageWatch, cause: tf.errors.OpError, stages_of: dict[
     ]
     if said:
         raise StageError(
-            f"{'; '.join(said)}. Start all stages again: a fit with `BackupAndRestore` then goes on from the last "
-            f"backup. To wait longer for a stage that is slow, set UNISONO_TIMEOUT (now {watch.timeout:g} s)."
+            f"{'; '.join(said)}. Start all stages again: a fit with `BackupAndRestore` then goes on from the last backup."
         ) from cause
 
 

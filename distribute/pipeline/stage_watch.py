@@ -63,7 +63,9 @@ class StageWatch:
         found = {}
         for task, address in self.addresses.items():
             if task in self._silent:
-                found[task] = f"has not answered for {self.timeout:g} s: it hangs, or its machine is gone"
+                found[task] = (
+                    f"has not answered for {self.timeout:g} s (UNISONO_TIMEOUT): it hangs, or its machine is gone"
+                )
             elif not answers(address) and not answers(address):
                 found[task] = "does not answer: it has died, or its machine is gone"
         return found

@@ -45,12 +45,21 @@ class Totals:
         return {**self._other, **self._random[q]}
 
     def note_writes(self, q: int, scope: NotedWrites) -> None:
-        """Takes up what one pass of micro-batch q wrote."""
+        """Takes up what one pass of micro-batch q wrote.
+
+        Raises:
+            ValueError: if that is a trainable variable: its gradient would be that of the value before.
+        """
         own = {id(v) for stage in self._stages for v in stage.weights}
         for variable, value in scope.writes():
             if id(variable) in self._start:
                 self._random[q][id(variable)] = (variable, value)
             elif id(variable) in own:
+                if variable.trainable:
+                    raise ValueError(
+                        f"{variable.path!r} is trainable and assigned by a layer's call, which a pipeline cannot do "
+                        f"exactly: make it trainable=False, or train without a Pipeline"
+                    )
                 self._writes[q][id(variable)] = (variable, value)
             else:
                 self._other[id(variable)] = (variable, value)

@@ -184,6 +184,32 @@ def branches() -> keras.Model:
     return unisono.Model([left, right], {"early": early, "late": late})
 
 
+class TwoEnds(layers.Layer):
+    """A block written as a class, with two results."""
+
+    def __init__(self):
+        super().__init__(name="two_ends")
+        self.inner = layers.Dense(4, activation="tanh")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return {"hidden": self.inner(x), "pair": (x * 2.0, keras.ops.sum(x, axis=-1, keepdims=True))}
+
+
+def blocks() -> keras.Model:
+    """Two results of one block over one cut, a nested model with two outputs, states of a recurrent layer; adopted."""
+    words = keras.Input((3, FEATURES // 3))
+    sequence, *states = layers.LSTM(5, return_sequences=True, return_state=True, name="first")(words)
+    last = layers.LSTM(5, name="second")(sequence, initial_state=states)
+    ends = TwoEnds()(last)
+    start = keras.Input((4,))
+    inner = keras.Model(start, [layers.Dense(3)(start), layers.Dense(2)(start)], name="inner")
+    joined = layers.Concatenate(name="join")([*inner(ends["hidden"]), *ends["pair"]])
+    return unisono.adopt(keras.Model(words, layers.Dense(CLASSES, name="out")(joined)))
+
+
 class OwnLoss(unisono.Model):
     """Its loss looks at the whole batch."""
 
@@ -253,6 +279,11 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
                 "metrics": {"late": ["mae"]},
             },
             {"x": {"left": x, "right": y[:, :2]}, "y": two, "batch_size": 4, "epochs": 1},
+        ),
+        "blocks": (
+            blocks,
+            lambda: {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
+            {"x": x.reshape(11, 3, FEATURES // 3), "y": y, "batch_size": 4, "epochs": 1},
         ),
         "accumulation": (
             classifier,

@@ -37,8 +37,7 @@ def test_stage_that_dies_or_stops_is_named_in_time_and_a_restart_ends_with_the_s
     struck = time.monotonic()
     if number == signal.SIGSTOP:
         said = _wait_for(tmp_path / "lost", process, NOTICED)
-        assert f"stage 2 at {address} (/job:worker/task:2) has not answered for 6 s" in said
-        assert "UNISONO_TIMEOUT (now 6 s)" in said
+        assert f"stage 2 at {address} (/job:worker/task:2) has not answered for 6 s (UNISONO_TIMEOUT)" in said
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     named = "worker-0-stage-2 failed first: it was killed by SIGKILL"
