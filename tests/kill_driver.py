@@ -22,7 +22,8 @@ from typing import Any
 
 KINDS = ("step", "save", "epoch", "validation")
 SCENARIOS = ("arrays", "half", "tfdata")
-STRATEGIES = ("none", "mirrored2", "central2", "pipeline2")
+STRATEGIES = ("none", "mirrored2")
+MORE = (("arrays", "central2"), ("tfdata", "central2"), ("arrays", "pipeline2"), ("half", "pipeline2"))
 TIMEOUT = 120.0
 
 

@@ -167,7 +167,7 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
             lambda: OwnStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
             Pipeline(["CPU:0", "CPU:1"], 2),
         )
-    with pytest.raises(ValueError, match="'shrinking/kernel' is trainable and assigned by a layer's call"):
+    with pytest.raises(ValueError, match="shrinking/kernel' is trainable and assigned by a layer's call"):
         fit(
             lambda: unisono.Sequential([keras.Input((4,)), Shrinking(2, name="shrinking"), layers.Dense(1)]),
             Pipeline(["CPU:0", "CPU:1"], 2),
