@@ -175,7 +175,8 @@ class PipelinedStep:
             leaving = iter(gradients or [None] * len(flat))
             self._pass_on(stage, q, [(key, [next(leaving) for _ in tensors]) for key, tensors in sources])
             self.totals.add_losses(q, run.added)
-            self._finish(stage, q, flatten(gradients))
+            # The job is done when the sums are: or the graph optimizer would keep the gradients of all micro-batches.
+            self._finish(stage, q, flatten(gradients) + self.totals.sums(stage, q))
 
     def _pass(self, stage: Stage, q: int, inputs: dict[int, Any], mapping: Any, keep: bool) -> Pass:
         tape = tf.GradientTape(watch_accessed_variables=False) if keep and self.training else None

@@ -11,7 +11,7 @@ from ..step_context import StepContext
 from . import keras_internals
 from .graph import Stage
 from .state import NotedWrites, merge, normalizations
-from .tensors import add_gradients, sum_gradients
+from .tensors import add_gradients, flatten, sum_gradients
 
 State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its value
 
@@ -71,8 +71,16 @@ class Totals:
     def add_gradient(self, q: int, key: int, gradient: Any) -> None:
         """Adds micro-batch q's gradient of the variable with the id `key`; None is nothing."""
         if gradient is not None:
-            place = (q * self._replicas // len(self._steps), key)
+            place = (self._replica(q), key)
             self._gradients[place] = add_gradients(self._gradients.get(place), gradient)
+
+    def sums(self, stage: Stage, q: int) -> list[Any]:
+        """The gradients of a stage as summed so far on micro-batch q's replica, flat."""
+        sums = [self._gradients.get((self._replica(q), id(variable))) for variable in stage.trainable]
+        return flatten(sums)
+
+    def _replica(self, q: int) -> int:
+        return q * self._replicas // len(self._steps)
 
     def gradients(self) -> dict[int, Any]:
         """The gradient of each trainable variable by its id, summed over the replicas on the variable's device."""
