@@ -133,7 +133,7 @@ def _raise_if_lost(watch: StageWatch, cause: Exception, stages_of: dict[int, lis
     lost = watch.lost()
     if isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError):
         # A server that was started again in the meantime answers, but knows nothing of this training.
-        again = "has lost its connection: it has died, and was perhaps started again"
+        again = "has lost its connection: it may have died and been started again"
         blamed = [task for task in stages_of if f"/job:{JOB}/replica:0/task:{task}" in cause.message]
         lost = {**dict.fromkeys(blamed, again), **lost}
     said = [
