@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from .parameter_server_pool import ParameterServerError as ParameterServerError
     from .peer_watch import meeting as meeting
     from .pipeline import Pipeline as Pipeline
+    from .pipeline import StageError as StageError
 
 _HOMES = {
     "ParameterServerError": "parameter_server_pool",
     "ParameterServerStrategy": "parameter_server",
     "Pipeline": "pipeline",
+    "StageError": "pipeline",
     "auto_strategy": "auto",
     "cluster_resolver": "auto",
     "global_batch_size": "means",

@@ -41,7 +41,7 @@ def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
     with _answering(cluster, mark):
         while True:
             for index, address in list(missing.items()):
-                answer = _ask(address, max(0.1, min(_ASK, until - time.monotonic())))
+                answer = ask(address, max(0.1, min(_ASK, until - time.monotonic())))
                 if answer.startswith(_HELLO):
                     try:
                         _compare(
@@ -50,7 +50,7 @@ def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
                     except ClusterError:
                         time.sleep(_ASK)  # go on answering, so that the peer learns of it too
                         raise
-                if answer.startswith(_HELLO) or _is_grpc(answer):
+                if answer.startswith(_HELLO) or is_grpc(answer):
                     del missing[index]
             if not missing:
                 return
@@ -116,7 +116,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=128)
 
 
-def _ask(address: str, timeout: float) -> bytes:
+def ask(address: str, timeout: float) -> bytes:
     """The first bytes that whoever listens there says; b"" where nobody does."""
     host, _, port = address.rpartition(":")
     try:
@@ -126,13 +126,13 @@ def _ask(address: str, timeout: float) -> bytes:
             while not data.endswith(b"\n") and len(data) < 64:
                 more = connection.recv(64 - len(data))
                 data += more
-                if not more or _is_grpc(data):
+                if not more or is_grpc(data):
                     break
             return data
     except OSError:
         return b""
 
 
-def _is_grpc(data: bytes) -> bool:
+def is_grpc(data: bytes) -> bool:
     """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
     return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"

@@ -23,6 +23,7 @@ from typing import Any
 KINDS = ("step", "save", "epoch", "validation")
 SCENARIOS = ("arrays", "half", "tfdata")
 STRATEGIES = ("none", "mirrored2")
+MORE = (("arrays", "central2"), ("tfdata", "central2"), ("arrays", "pipeline2"), ("half", "pipeline2"))
 TIMEOUT = 120.0
 
 
@@ -192,8 +193,15 @@ def obey(order: dict[str, Any]) -> int:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     keras.utils.set_random_seed(7)
     strategy = None
+    devices = ["CPU:0", "CPU:1"]
     if order["strategy"] == "mirrored2":
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        strategy = tf.distribute.MirroredStrategy(devices)
+    elif order["strategy"] == "central2":
+        strategy = tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
+    elif order["strategy"] == "pipeline2":
+        from unisono.distribute.pipeline import Pipeline
+
+        strategy = Pipeline(devices, micro_batches=2, schedule="1f1b")
     train(order, strategy)
     return 0
 

@@ -11,10 +11,12 @@ from .callback_list import callback_list
 from .executions import executions, run
 from .keras_internals import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from .pace import Pace
+from .pipeline_step import names_lost_stages
 from .sources import Source
 from .workers import Workers
 
 
+@names_lost_stages
 @async_fit.names_lost_servers
 def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[str, Any]:
     """The logs of one pass over `source`. Context: host."""
@@ -46,6 +48,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     return logs
 
 
+@names_lost_stages
 @async_fit.names_lost_servers
 def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""

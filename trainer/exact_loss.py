@@ -32,6 +32,7 @@ from ..distribute.replicas import all_reduce_sum, num_replicas
 from ..distribute.step_context import StepContext, current_step, step_scope
 from .collectives import refuse_collective
 from .gather import own_rows_of_all, value_with_full_gradient
+from .keras_internals import squeeze_or_expand_to_same_rank
 
 _ROWWISE_NAMES = """
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
@@ -167,6 +168,4 @@ def _global_weight(local: tf.Tensor) -> tf.Tensor:
 
 
 def _same_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    from .keras_internals import squeeze_or_expand_to_same_rank  # which replaces Keras' reduction with ours
-
     return squeeze_or_expand_to_same_rank(a, b)

@@ -27,6 +27,7 @@ from .executions import executions, run
 from .keras_internals import pythonify_logs, unpack_x_y_sample_weight
 from .overflow import check_progress
 from .pace import Pace
+from .pipeline_step import names_lost_stages
 from .sources import Source, make_source, split_for_validation
 from .sources.make import kind_of
 from .workers import Workers, check_same_fit, same_random
@@ -55,6 +56,7 @@ class FitArguments:
     fast_dev_run: bool = False
 
 
+@names_lost_stages
 @async_fit.names_lost_servers
 def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
     """Trains for `epochs` epochs. Context: host."""

@@ -9,10 +9,12 @@ import tensorflow as tf
 
 from .keras_internals import convert_to_np_if_not_ragged, pythonify_logs
 from .overflow import check_progress
+from .pipeline_step import names_lost_stages
 from .sources import Chunk, make_source
 from .sources.rows import batch_spec
 
 
+@names_lost_stages
 def on_batch(
     model: Any, training: bool, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
@@ -28,6 +30,7 @@ def on_batch(
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
+@names_lost_stages
 def predict_on_batch(model: Any, x: Any) -> Any:
     """The outputs for one global batch. Context: host."""
     chunk = _whole_batch(model, x, None, None, None)

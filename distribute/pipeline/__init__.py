@@ -1,7 +1,7 @@
 """Pipeline parallelism: one model over several devices, stage by stage, micro-batch by micro-batch."""
 
 from .pipeline import Pipeline, current_pipeline
-from .remote import connect
+from .remote import StageError, connect
 from .simulator import Simulation, Span, ideal_speedup, simulate
 from .timeline import Timeline
 
@@ -9,6 +9,7 @@ __all__ = [
     "Pipeline",
     "Simulation",
     "Span",
+    "StageError",
     "Timeline",
     "connect",
     "current_pipeline",

@@ -23,18 +23,10 @@ from . import keras_internals
 from .graph import Chain, Stage
 from .schedule import Job
 from .simulator import recomputed
-from .state import NotedWrites, merge, normalizations, read
+from .state import NotedWrites, read
 from .step_parts import Head, Pass, Result
-from .tensors import (
-    add_gradients,
-    cotangents_of,
-    flatten,
-    identity,
-    join_micro_batches,
-    sum_gradients,
-    watch,
-    zero_unless,
-)
+from .tensors import cotangents_of, flatten, identity, join_micro_batches, watch, zero_unless
+from .totals import Totals
 
 
 class PipelinedStep:
@@ -68,24 +60,13 @@ class PipelinedStep:
             [[(v, read(v, device)) for v in stage.weights] for device in stage.devices[:replicas]]
             for stage in self.stages
         ]
-        self.start = self._random_states()
-        self.random: list[dict[int, tuple[Any, Any]]] = [dict(self.start) for _ in self.steps]
-        self.other: dict[int, tuple[Any, Any]] = {}
-        self.writes: list[dict[int, tuple[Any, Any]]] = [{} for _ in self.steps]
+        self.totals = Totals(self.stages, self.steps, replicas)
         self.cotangents: list[dict[int, list[Any]]] = [{} for _ in self.steps]
         self.passes: dict[tuple[int, int], Pass] = {}
         self.last: dict[tuple[int, int], list[Any]] = {}
-        self.gradients: dict[tuple[int, int], Any] = {}
-        self.losses: list[tf.Tensor] = []
 
     def _flat(self, value: Any) -> list[Any]:
         return keras_internals.flat_inputs(self.chain.graph, value)
-
-    def _random_states(self) -> dict[int, tuple[Any, Any]]:
-        states = [v for stage in self.stages for v in stage.random_states]
-        unseeded = keras_internals.global_random_state()
-        states += [] if unseeded is None else [unseeded]
-        return {id(v): (v, tf.convert_to_tensor(v.value)) for v in states}
 
     # The three ways to run it.
 
@@ -100,9 +81,9 @@ class PipelinedStep:
                 q = self._number(replica, job)
                 self._forward(self.stages[job.stage], q, keep=False)
                 run = self.passes.pop((job.stage, q))
-                self.losses += [loss * self.steps[q].share(loss.dtype) for loss in run.added]
+                self.totals.add_losses(q, run.added)
         self._penalties(None)
-        return Result(self.outputs(), self._total_loss(), {}, self._merged_writes())
+        return Result(self.outputs(), self.totals.loss(), {}, self.totals.writes())
 
     def train(
         self,
@@ -140,7 +121,7 @@ class PipelinedStep:
                     done = True
                 self._backward(stage, q, scale)
         self._penalties(scale)
-        return Result(self.outputs(), self._total_loss(), self._summed_gradients(), self._merged_writes())
+        return Result(self.outputs(), self.totals.loss(), self.totals.gradients(), self.totals.writes())
 
     def peek(self, q: int) -> Any:
         """The outputs of micro-batch q outside of the schedule, nothing written.
@@ -148,15 +129,15 @@ class PipelinedStep:
         For values that do not depend on the arithmetic (masks): what is not used of it is pruned from the
         graph.
         """
-        values, random, other = dict(self.values[q]), dict(self.random[q]), dict(self.other)
+        values, state = dict(self.values[q]), self.totals.state(q)
         for stage in self.stages:
             with tf.device(self._device(stage, q)), step_scope(self.steps[q]):
                 inputs = {key: identity(values[key]) for key in stage.inputs}
-                scope = NotedWrites(self._mapping(stage, q, random, other))
+                scope = NotedWrites(self._mapping(stage, q, state))
                 with scope:
                     made = self._run_layers(stage, inputs)
                 values.update({key: made[key] for key in stage.outputs})
-                random.update({id(v): (v, t) for v, t in scope.writes() if id(v) in random})
+                state.update({id(v): (v, t) for v, t in scope.writes() if id(v) in state})
         return keras_internals.pack_outputs(self.chain.graph, [values[key] for key in self.chain.output_ids])
 
     # Jobs.
@@ -165,9 +146,8 @@ class PipelinedStep:
         """Boundary in, layers, boundary out. With `keep` a tape keeps the activations."""
         with self._job("forward", stage, q):
             inputs = {key: identity(self.values[q][key]) for key in stage.inputs}
-            mapping = self._mapping(stage, q, self.random[q], self.other)
-            run = self._pass(stage, q, inputs, mapping, keep)
-            self._note_writes(q, run.scope)
+            run = self._pass(stage, q, inputs, self._mapping(stage, q, self.totals.state(q)), keep)
+            self.totals.note_writes(q, run.scope)
             self.values[q].update({key: run.made[key] for key in stage.outputs})
             run.drop_activations(stage, keep)
             self.passes[(stage.index, q)] = run
@@ -194,8 +174,9 @@ class PipelinedStep:
             gradients = run.tape.gradient(targets, flat, output_gradients=cotangents) if targets else []
             leaving = iter(gradients or [None] * len(flat))
             self._pass_on(stage, q, [(key, [next(leaving) for _ in tensors]) for key, tensors in sources])
-            self.losses += [loss * self.steps[q].share(loss.dtype) for loss in run.added]
-            self._finish(stage, q, flatten(gradients))
+            self.totals.add_losses(q, run.added)
+            # The job is done when the sums are: or the graph optimizer would keep the gradients of all micro-batches.
+            self._finish(stage, q, flatten(gradients) + self.totals.sums(stage, q))
 
     def _pass(self, stage: Stage, q: int, inputs: dict[int, Any], mapping: Any, keep: bool) -> Pass:
         tape = tf.GradientTape(watch_accessed_variables=False) if keep and self.training else None
@@ -228,7 +209,7 @@ class PipelinedStep:
             steps = [self.steps[n] for n in numbers]
             contribution, scaled = head(q, self._pack(pieces, steps, trim=q is None))
         with tf.device(self._device(self.stages[-1], first)):
-            self.losses.append(contribution)
+            self.totals.losses.append(contribution)
             flat = [tensor for piece in watched for tensors in piece for tensor in tensors]
             gradients = iter(tape.gradient(scaled, flat))
             for n, piece in zip(numbers, watched):
@@ -247,9 +228,9 @@ class PipelinedStep:
                         tape.watch(value)
                         penalty = tf.convert_to_tensor(variable.regularizer(value))
                         scaled = penalty if scale is None else scale(penalty)
-                    self.losses.append(penalty)
+                    self.totals.losses.append(penalty)
                     if scale is not None:
-                        self._add_gradient(0, id(variable), tape.gradient(scaled, value))
+                        self.totals.add_gradient(0, id(variable), tape.gradient(scaled, value))
 
     # What goes between jobs.
 
@@ -279,59 +260,17 @@ class PipelinedStep:
             results = [t for value in results if value is not None for t in flatten(value)]
             self.last[(stage.index, q // self.micro_batches)] = [tf.group(*results)]
 
-    def _mapping(self, stage: Stage, q: int, random: dict[int, Any], other: dict[int, Any]) -> list[Any]:
+    def _mapping(self, stage: Stage, q: int, state: dict[int, tuple[Any, Any]]) -> list[Any]:
         weights = self.weights[stage.index][q // self.micro_batches]
         known = {id(v) for v, _ in weights}
-        return weights + [pair for key, pair in {**other, **random}.items() if key not in known]
-
-    def _note_writes(self, q: int, scope: NotedWrites) -> None:
-        own = {id(v) for stage in self.stages for v in stage.weights}
-        for variable, value in scope.writes():
-            if id(variable) in self.start:
-                self.random[q][id(variable)] = (variable, value)
-            elif id(variable) in own:
-                self.writes[q][id(variable)] = (variable, value)
-            else:
-                self.other[id(variable)] = (variable, value)
+        return weights + [pair for key, pair in state.items() if key not in known]
 
     def _pass_on(self, stage: Stage, q: int, gradients: list[tuple[int, list[Any]]]) -> None:
         for key, parts in gradients:
             if key in stage.inputs:
                 self.cotangents[q].setdefault(key, []).append(parts)
-            else:
-                gradient = zero_unless(self.steps[q], parts[0]) if parts else None
-                self._add_gradient(q // self.micro_batches, key, gradient)
-
-    def _add_gradient(self, replica: int, key: int, gradient: Any) -> None:
-        if gradient is not None:
-            self.gradients[(replica, key)] = add_gradients(self.gradients.get((replica, key)), gradient)
-
-    def _summed_gradients(self) -> dict[int, Any]:
-        result = {}
-        for stage in self.stages:
-            with tf.device(stage.devices[0]):
-                for variable in stage.trainable:
-                    parts = [self.gradients.get((r, id(variable))) for r in range(self.replicas)]
-                    result[id(variable)] = sum_gradients([p for p in parts if p is not None])
-        return result
-
-    def _total_loss(self) -> Any:
-        with tf.device(self.stages[-1].devices[0]):
-            if len(self.losses) < 2:
-                return self.losses[0] if self.losses else None
-            dtype = self.losses[0].dtype
-            return tf.add_n([tf.cast(loss, dtype) for loss in self.losses])
-
-    def _merged_writes(self) -> list[tuple[Any, tf.Tensor]]:
-        """Averages over the micro-batches, random state of the first, other state as the last left it."""
-        result: list[tuple[Any, Any]] = []
-        for stage in self.stages:
-            own = {id(v) for v in stage.weights}
-            writes = [{k: pair for k, pair in of_one.items() if k in own} for of_one in self.writes]
-            with tf.device(stage.devices[0]):
-                result += merge(writes, self.steps, normalizations(block.layer for block in stage.blocks))
-        drawn = [pair for key, pair in self.random[0].items() if pair[1] is not self.start[key][1]]
-        return result + drawn + list(self.other.values())
+            elif parts:
+                self.totals.add_gradient(q, key, zero_unless(self.steps[q], parts[0]))
 
     def outputs(self) -> Any:
         """The outputs for the whole batch, on the last stage's first device."""

@@ -76,9 +76,9 @@ class Pipeline:
         _check_count("replicas", replicas)
         _check_choice("schedule", schedule, sorted(SCHEDULES))
         _check_choice("cost", cost, ["estimated", "measured"])
-        if isinstance(partition, str) and partition != "auto":
+        if partition != "auto" and not isinstance(partition, list | tuple):
             raise ValueError(f"partition must be 'auto' or a list; received partition={partition!r}")
-        if memory_limit is not None and not memory_limit > 0:
+        if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit > 0):
             raise ValueError(f"memory_limit must be None or a number of bytes; received {memory_limit!r}")
         remote.connect_if_launched(devices)
         names = resolve_devices(devices)
@@ -171,6 +171,10 @@ class Pipeline:
             A `Timeline`: it shows itself in a notebook, and `save(path)` writes an SVG file.
         """
         return self._plan_of(model).timeline(transfer)
+
+    def raise_if_lost(self, cause: Exception) -> None:
+        """Raises a `StageError` that names the stage whose process died or hangs, if that is what `cause` came of."""
+        remote.raise_if_lost(cause, self.settings.devices, self.stages)
 
     def _plan_of(self, model: Any) -> Plan:
         if model is None and self._newest is not None:

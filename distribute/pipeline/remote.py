@@ -7,28 +7,42 @@ what is local is stage 0's.
 
 from __future__ import annotations
 
+import atexit
+import ipaddress
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ..cluster_start import peer_timeout
+from ..launcher_tasks import free_ports
+from .stage_watch import StageWatch, answers
+
 ENVIRONMENT = "UNISONO_STAGES"
 JOB = "worker"
+_LOCAL = "localhost"
+_JOINING = 10.0  # seconds beyond the timeout: so a process that is silent has been noticed by then
 
-_connected: list[str] = []
+_watch: StageWatch | None = None
 
 
-def connect(addresses: Sequence[str] | None = None, timeout: float = 60.0) -> list[str]:
-    """Makes the devices of other processes known to this one.
+class StageError(RuntimeError):
+    """The process of a stage has died or hangs: training cannot go on. A restart goes on from the last backup."""
+
+
+def connect(addresses: Sequence[str] | None = None, timeout: float | None = None) -> list[str]:
+    """Makes the devices of other processes known to this one, and watches these processes from now on.
 
     Args:
         addresses: "host:port" of each process that serves (`python -m unisono.distribute.server`), stage 1's
             first;
             None: those that the launcher gave.
-        timeout: seconds to wait for all of them together.
+        timeout: seconds to wait for all of them together, and later seconds without an answer after which a
+            process is lost; None: UNISONO_TIMEOUT, or 60.
 
     Returns:
         One device for each stage, this process's first: its GPU if it has one, else its CPU.
@@ -36,32 +50,101 @@ def connect(addresses: Sequence[str] | None = None, timeout: float = 60.0) -> li
     Raises:
         ValueError: if there are no addresses, or others have been connected before.
         TimeoutError: if a process does not answer in time.
+        StageError: if one is lost while it is connected.
 
     Context: host, before the first step.
     """
+    global _watch
     given = list(addresses) if addresses is not None else addresses_from_environment()
     if not given:
         raise ValueError(
             f"addresses must name at least one process; received addresses={addresses!r} and no {ENVIRONMENT}: "
             f"start the script with `python -m unisono launch --stages K`"
         )
-    if _connected and given != _connected:
-        raise ValueError(f"addresses must stay {_connected} in one process; received addresses={given}")
-    if not _connected:
-        deadline = time.monotonic() + timeout
+    known = [] if _watch is None else list(_watch.addresses.values())
+    if known and given != known:
+        raise ValueError(f"addresses must stay {known} in one process; received addresses={given}")
+    if _watch is None:
+        seconds = peer_timeout() if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         for address in given:
-            _wait_for(address, deadline, timeout)
-        cluster: dict[str, Any] = {JOB: dict(enumerate(given, start=1))}
-        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster))
-        _connected.extend(given)
+            _wait_for(address, deadline, seconds)
+        watch = StageWatch(dict(enumerate(given, start=1)), seconds)
+        watch.start()
+        atexit.register(watch.stop)
+        _join(watch, given)
+        _watch = watch
     return [_best_device(None)] + [_best_device(task) for task in range(1, len(given) + 1)]
+
+
+def _join(watch: StageWatch, addresses: Sequence[str]) -> None:
+    """Has TensorFlow join the cluster, in a thread: it would wait for ever for a process that is lost meanwhile."""
+    cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
+    errors: list[Exception] = []
+
+    def join() -> None:
+        try:
+            tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster))
+            tf.config.list_logical_devices()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=join, name="unisono-connect", daemon=True)
+    thread.start()
+    thread.join(watch.timeout + _JOINING)
+    if thread.is_alive():
+        errors.append(
+            TimeoutError(f"the stages at {list(addresses)} were not connected within {watch.timeout:g} s")
+        )
+    for error in errors:
+        _raise_if_lost(watch, error, {task: [task] for task in watch.addresses})
+        raise error
 
 
 def connect_if_launched(devices: Any) -> None:
     """Connects where devices name other processes and the launcher has started them."""
     remote = not isinstance(devices, str) and any("/job:" in str(name) for name in devices or ())
-    if remote and addresses_from_environment() and not _connected:
+    if remote and addresses_from_environment() and _watch is None:
         connect()
+
+
+def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None:
+    """Raises an error that says which stage is lost, if one is; otherwise returns.
+
+    Args:
+        cause: what was raised.
+        devices: the names of the devices of a pipeline's stages, replica after replica.
+        stages: int; K.
+
+    Raises:
+        StageError: it names the stage and its address.
+    """
+    if _watch is None or not isinstance(cause, tf.errors.OpError):
+        return
+    stages_of: dict[int, list[int]] = {}
+    for index, device in enumerate(devices):
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.job == JOB and index % stages not in stages_of.setdefault(int(spec.task or 0), []):
+            stages_of[int(spec.task or 0)].append(index % stages)
+    _raise_if_lost(_watch, cause, stages_of)
+
+
+def _raise_if_lost(watch: StageWatch, cause: Exception, stages_of: dict[int, list[int]]) -> None:
+    lost = watch.lost()
+    if isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError):
+        # A server that was started again in the meantime answers, but knows nothing of this training.
+        again = "has lost its connection: it may have died and been started again"
+        blamed = [task for task in stages_of if f"/job:{JOB}/replica:0/task:{task}" in cause.message]
+        lost = {**dict.fromkeys(blamed, again), **lost}
+    said = [
+        f"stage {' and '.join(map(str, stages_of[task]))} at {watch.addresses[task]} (/job:{JOB}/task:{task}) {what}"
+        for task, what in lost.items()
+        if task in stages_of
+    ]
+    if said:
+        raise StageError(
+            f"{'; '.join(said)}. Start all stages again: a fit with `BackupAndRestore` then goes on from the last backup."
+        ) from cause
 
 
 def addresses_from_environment() -> list[str]:
@@ -69,19 +152,31 @@ def addresses_from_environment() -> list[str]:
     return [address for address in os.environ.get(ENVIRONMENT, "").split(",") if address]
 
 
+def own_address(addresses: Sequence[str]) -> str:
+    """Where these processes reach this one: a free port, on the interface that leads to those on other machines.
+
+    TensorFlow itself would tell them "localhost", which is each machine's own.
+    """
+    hosts = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as connection:
+            hosts.append(str(connection.getsockname()[0]))
+    (port,) = free_ports(1)
+    host = next((host for host in hosts if not ipaddress.ip_address(host).is_loopback), hosts[0])
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _wait_for(address: str, deadline: float, timeout: float) -> None:
-    host, _, port = address.rpartition(":")
-    while True:
-        try:
-            with socket.create_connection((host, int(port)), timeout=max(0.1, deadline - time.monotonic())):
-                return
-        except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) or time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"no stage answers at {address!r} within {timeout:g} s: "
-                    f"is `python -m unisono.distribute.server` running there?"
-                ) from error
-            time.sleep(0.1)
+    if not address.rpartition(":")[2].isdigit():
+        raise ValueError(f"addresses must be 'host:port' each; received {address!r}")
+    while not answers(address, max(0.1, deadline - time.monotonic())):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"no stage answers at {address!r} within {timeout:g} s: "
+                f"is `python -m unisono.distribute.server` running there?"
+            )
+        time.sleep(0.1)
 
 
 def _best_device(task: int | None) -> str:

@@ -94,8 +94,8 @@ def test_each_job_runs_on_its_stage_after_the_job_before_it(schedule, rematerial
             assert inside and all(before in ancestors(op) for op in inside), f"{job} must wait for {before}"
 
 
-def activations_computed(run: Any) -> int:
-    """How many activations by tanh the optimized graphs hold that `run()` executes, fused ones included."""
+def optimized_nodes(run: Any) -> list[Any]:
+    """The nodes of the optimized graphs that `run()` makes and executes."""
     context.enable_run_metadata()
     try:
         run()
@@ -106,6 +106,12 @@ def activations_computed(run: Any) -> int:
     for graphs in metadata.function_graphs:
         graph = graphs.post_optimization_graph
         nodes += [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return nodes
+
+
+def activations_computed(run: Any) -> int:
+    """How many activations by tanh are in the optimized graphs, fused ones included."""
+    nodes = optimized_nodes(run)
     found = [n for n in nodes if n.op == "Tanh" or b"Tanh" in n.attr["fused_ops"].list.s]
     return len({node.name for node in found})
 
@@ -120,6 +126,13 @@ def test_rematerialization_survives_graph_optimization_and_spares_the_pass_that_
     ]:
         step, _, x = traced(schedule, rematerialize)
         assert activations_computed(functools.partial(step, x)) == expected, (schedule, rematerialize)
+
+
+def test_gradients_are_summed_as_they_come_and_not_all_kept():
+    step, _, x = traced("gpipe")
+    sums = [node for node in optimized_nodes(lambda: step(x)) if node.op in ("AddN", "AddV2", "_MklAddV2")]
+    assert len({node.name for node in sums}) >= 3 * 8, "8 variables, 4 micro-batches"
+    assert not [node.name for node in sums if node.op == "AddN" and node.attr["N"].i > 2]
 
 
 def test_weights_of_the_batch_are_found_without_running_forward_twice():

@@ -184,6 +184,31 @@ def branches() -> keras.Model:
     return unisono.Model([left, right], {"early": early, "late": late})
 
 
+class TwoEnds(layers.Layer):
+    """A block written as a class, with two results."""
+
+    def __init__(self):
+        super().__init__(name="two_ends")
+        self.inner = layers.Dense(4, activation="tanh")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return {"hidden": self.inner(x), "pair": (x * 2.0, keras.ops.sum(x, axis=-1, keepdims=True))}
+
+
+def blocks() -> keras.Model:
+    """Results of a block and of an operation over one cut, a nested model with two outputs; adopted."""
+    inputs = keras.Input((FEATURES,))
+    left, right = keras.ops.split(layers.Dense(6, name="first")(inputs), 2, axis=-1)
+    ends = TwoEnds()(layers.Dense(5, activation="tanh", name="second")(left))
+    start = keras.Input((4,))
+    inner = keras.Model(start, [layers.Dense(3)(start), layers.Dense(2)(start)], name="inner")
+    joined = layers.Concatenate(name="join")([*inner(ends["hidden"]), *ends["pair"], right])
+    return unisono.adopt(keras.Model(inputs, layers.Dense(CLASSES, name="out")(joined)))
+
+
 class OwnLoss(unisono.Model):
     """Its loss looks at the whole batch."""
 
@@ -254,10 +279,15 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
             },
             {"x": {"left": x, "right": y[:, :2]}, "y": two, "batch_size": 4, "epochs": 1},
         ),
+        "blocks": (
+            blocks,
+            lambda: {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
+            {"x": x, "y": y, "batch_size": 4, "epochs": 1},
+        ),
         "accumulation": (
             classifier,
             lambda: {
-                "optimizer": keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+                "optimizer": keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, global_clipnorm=0.1),
                 "loss": crossentropy(**of_weights),
             },
             {"x": x, "y": classes, "sample_weight": weight, "batch_size": 4, "epochs": 2},
@@ -306,10 +336,11 @@ def _normalized_program() -> tuple[Any, Any, dict[str, Any]]:
     return normalized_model, lambda: {"optimizer": "sgd", "loss": "mse"}, fit
 
 
-def test_batch_statistics_for_inference_are_those_of_the_whole_batch():
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_batch_statistics_for_inference_are_those_of_the_whole_batch(replicas):
     keras.config.set_floatx("float64")
     plain = train(*_normalized_program(), on=None)[0]
-    shown = train(*_normalized_program(), on=pipeline(2, 4))[0]
+    shown = train(*_normalized_program(), on=pipeline(2, 4 // replicas, replicas))[0]
     helpers.assert_close(shown[2:4], plain[2:4], helpers.FLOAT64, "moving mean and variance")
 
 
@@ -318,6 +349,8 @@ def test_dropout_depends_on_the_micro_batches_and_not_on_stages_schedule_or_rema
     first = train(*_normalized_program(), on=pipeline(1, 4))
     again = train(*_normalized_program(), on=pipeline(3, 4, schedule="1f1b", rematerialize=True))
     helpers.assert_close(again, first, helpers.FLOAT64)
+    copies = train(*_normalized_program(), on=pipeline(2, 2, replicas=2))
+    helpers.assert_close(copies, first, helpers.FLOAT64)
     rematerialized = train(*_normalized_program(), on=pipeline(2, 4, rematerialize=True))
     helpers.assert_close(rematerialized, first, helpers.FLOAT64)
 
@@ -333,9 +366,10 @@ def test_dropout_draws_another_mask_for_each_micro_batch():
     keras.backend.clear_session(free_memory=False)
 
 
-def test_overflow_in_one_micro_batch_skips_the_step_on_all_stages():
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_overflow_in_one_micro_batch_skips_the_step_on_all_stages(replicas):
     unisono.mixed_precision.set_global_policy("mixed_float16")
-    with pipeline(2, 4, schedule="1f1b").scope():
+    with pipeline(2, 4 // replicas, replicas, schedule="1f1b").scope():
         model = unisono.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(1, dtype="float32")])
         model.compile("adam", "mse")
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")

@@ -125,6 +125,21 @@ def test_attributes_of_a_compiled_model_exist():
     assert all(layer.built for layer in model._flatten_layers(include_self=False))
 
 
+def test_compiled_losses_are_found_and_those_of_layers_can_be_left_out():
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+    assert model._losses_override == []
+    model.compile("sgd", "mse")
+    model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
+    compiled = internals.compiled_loss(model)
+    assert float(compiled(tf.zeros((2, 1)), tf.ones((2, 1)), None)) == 1.0
+    (loss,) = internals.flat_losses(model)
+    assert isinstance(loss, keras.losses.MeanSquaredError) or loss.fn is keras.losses.mean_squared_error
+    assert float(model.losses[0]) > 0
+    with internals.without_layer_losses(model):
+        assert [float(value) for value in model.losses] == [0.0]
+    assert float(model.losses[0]) > 0
+
+
 def test_symbolic_build_asks_the_optimizer_whether_it_is_built():
     model = unisono.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -122,6 +122,73 @@ def test_simulate_unequal_stages_and_transfers_by_hand():
     assert result.bubble == pytest.approx(1 - 14 / 26)
 
 
+def _random_costs(rng, stages):
+    return [[rng.uniform(0.2, 3.0) for _ in range(n)] for n in (stages, stages, stages - 1)]
+
+
+def test_simulate_gpipe_with_unequal_stages_and_transfers_is_the_closed_form():
+    # One micro-batch passes all stages and cuts; each further one costs what the slowest stage takes.
+    rng = random.Random(5)
+    for stages, micro_batches in SIZES:
+        forward, backward, transfer = _random_costs(rng, stages)
+        result = simulate(forward, backward, micro_batches, "gpipe", transfer)
+        through = sum(forward) + sum(backward) + 2 * sum(transfer)
+        slowest = max(forward) + max(backward)
+        assert result.duration == pytest.approx(through + (micro_batches - 1) * slowest)
+        work = micro_batches * (sum(forward) + sum(backward))
+        assert result.bubble == pytest.approx(1 - work / (stages * result.duration))
+        assert result.speedup == pytest.approx(work / result.duration)
+
+
+def test_simulate_1f1b_pays_transfers_in_every_round_and_gpipe_once():
+    # K micro-batches are in flight: in the time in which one goes through all stages and cuts and back, K are done.
+    for stages, transfer in itertools.product([2, 3, 4], [0.0, 0.3, 1.0]):
+        round_trip = 3.0 * stages + 2 * (stages - 1) * transfer
+        for name, of_a_round in (("1f1b", round_trip), ("gpipe", 3.0 * stages)):
+            first, later = (
+                simulate([1.0] * stages, None, m, name, transfer).duration for m in (4 * stages, 5 * stages)
+            )
+            assert later - first == pytest.approx(of_a_round), (name, stages, transfer)
+
+
+def test_simulate_slowest_stage_sets_the_pace_of_1f1b():
+    first, later = (simulate([1.0, 2.5, 1.0], micro_batches=m, schedule="1f1b").duration for m in (8, 9))
+    assert later - first == pytest.approx(2.5 + 5.0)
+
+
+def test_simulate_every_job_waits_for_what_it_needs_and_a_stage_does_one_at_a_time():
+    rng = random.Random(7)
+    for name, (stages, micro_batches) in itertools.product(SCHEDULES, SIZES):
+        forward, backward, transfer = _random_costs(rng, stages)
+        result = simulate(forward, backward, micro_batches, name, transfer, rematerialize=rng.random() < 0.5)
+        spans = {(s.stage, s.micro_batch, s.kind): s for s in result.spans}
+        assert len(spans) == 2 * stages * micro_batches
+        for (stage, micro_batch, kind), span in spans.items():
+            for need in needed_by(stage, micro_batch, kind, stages):
+                sent = 0.0 if need[0] == stage else transfer[min(need[0], stage)]
+                assert span.start >= spans[need].stop + sent - 1e-9
+        for stage in range(stages):
+            mine = [span for span in result.spans if span.stage == stage]
+            assert all(a.stop <= b.start + 1e-9 for a, b in itertools.pairwise(mine))
+            assert _most_kept(mine) <= (
+                micro_batches if name == "gpipe" else min(micro_batches, stages - stage)
+            )
+
+
+def _most_kept(spans):
+    """The most micro-batches of which a stage keeps activations: from the start of forward to the end of backward."""
+    starts = {s.micro_batch: s.start for s in spans if s.kind == "forward"}
+    stops = {s.micro_batch: s.stop for s in spans if s.kind == "backward"}
+    return max(sum(starts[m] <= t < stops[m] - 1e-9 for m in starts) for t in starts.values())
+
+
+def test_simulate_overhead_is_paid_by_every_job():
+    plain = simulate([1.0, 1.0], [2.0, 2.0], micro_batches=4)
+    slower = simulate([1.0, 1.0], [2.0, 2.0], micro_batches=4, overhead=0.5)
+    assert slower.duration == pytest.approx(plain.duration + 0.5 * 2 * (4 + 2 - 1))
+    assert slower.speedup == pytest.approx(plain.speedup * plain.duration / slower.duration)
+
+
 def test_simulate_rematerialize_runs_the_forward_pass_again_unless_it_has_just_run():
     kept = simulate([1.0], [2.0], micro_batches=4, schedule="1f1b", rematerialize=True)
     assert kept.duration == 12.0

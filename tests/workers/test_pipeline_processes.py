@@ -1,4 +1,4 @@
-"""A pipeline over processes: the numbers of one process, and an error when a stage dies."""
+"""A pipeline over processes: the numbers of one process; a stage that dies or hangs is an error, and a restart goes on."""
 
 import json
 import os
@@ -11,6 +11,8 @@ import pytest
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent / "programs" / "pipeline.py"
+TIMEOUT = 6.0
+NOTICED = TIMEOUT + 10.0  # asked every 1.5 s, 2 s for an answer; the rest is for a machine with few cores
 
 
 def test_stages_in_two_processes_have_the_numbers_of_one(launch, tmp_path):
@@ -21,34 +23,49 @@ def test_stages_in_two_processes_have_the_numbers_of_one(launch, tmp_path):
     assert result["devices"][1] == "/job:worker/replica:0/task:1/device:CPU:0"
     assert {home[:10] for home in result["homes"][:6]} == {"/job:local"}
     assert {home[:12] for home in result["homes"][6:]} == {"/job:worker/"}
-    assert result["weights"] == result["answers"] == result["loss"] == 0.0
+    assert result["weights"] == result["answers"] == 0.0 and result["history"]
     assert "/job:worker/task:1" in result["summary"]
 
 
-def test_dead_stage_is_an_error_within_a_minute(launch, tmp_path):
-    process = launch("--stages", 2, PROGRAM, tmp_path, "wait")
-    until = time.monotonic() + 200
-    while not (tmp_path / "training").exists():
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.1)
-    script = int((tmp_path / "training").read_text())
-    os.kill(_sibling(script), signal.SIGKILL)
-    killed = time.monotonic()
-    _, err = process.communicate(timeout=90)
-    assert process.returncode != 0
-    assert time.monotonic() - killed < 60
-    assert "worker-0-stage-1" in err
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_stage_that_dies_or_stops_is_named_in_time_and_a_restart_ends_with_the_same_bits(
+    launch, tmp_path, number
+):
+    process = launch("--stages", 3, "--timeout", TIMEOUT, "--restarts", 1, PROGRAM, tmp_path, "slow")
+    pid, address = _stage(_wait_for(tmp_path / "training", process), 2)
+    os.kill(pid, number)
+    struck = time.monotonic()
+    if number == signal.SIGSTOP:
+        said = _wait_for(tmp_path / "lost", process, NOTICED)
+        assert f"stage 2 at {address} (/job:worker/task:2) has not answered for 6 s (UNISONO_TIMEOUT)" in said
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    named = "worker-0-stage-2 failed first: it was killed by SIGKILL"
+    assert (named if number == signal.SIGKILL else "StageError") in err
+    assert time.monotonic() - struck < 120
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["weights"] == result["answers"] == 0.0 and result["history"]
 
 
-def _sibling(script: int) -> int:
-    """The process that serves stage 1 of this script: its environment holds the script's address list."""
-    addresses = _environment(script)["UNISONO_STAGES"]
+def _wait_for(path: Path, process, seconds: float = 200) -> str:
+    """What a file holds once it is there."""
+    until = time.monotonic() + seconds
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < until, f"{path.name} is not there after {seconds} s"
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def _stage(script: str, number: int) -> tuple[int, str]:
+    """The process that serves a stage of this script, and its address: both have the script's list of addresses."""
+    addresses = _environment(int(script))["UNISONO_STAGES"].split(",")
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != script:
-            found = _environment(int(entry.name)).get("TF_CONFIG", "")
-            if addresses in found and '"stage"' in found:
-                return int(entry.name)
-    raise AssertionError(f"no process serves {addresses}")
+        found = _environment(int(entry.name)) if entry.name.isdigit() else {}
+        config = json.loads(found.get("TF_CONFIG", "{}"))
+        if config.get("cluster") == {"stage": addresses} and config["task"]["index"] == number - 1:
+            return int(entry.name), addresses[number - 1]
+    raise AssertionError(f"no process serves stage {number} of {addresses}")
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -1,14 +1,18 @@
-"""Trains in stages on the processes that the launcher started, and once more on one device: `pipeline.py OUT [wait]`."""
+"""Trains in stages on the processes that the launcher started, and once more on one device: `pipeline.py OUT [slow]`.
+
+With `slow` the first start says that it is training in a file, and goes on slowly enough to be struck; backups are written.
+"""
 
 import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import keras
 import numpy as np
-from unisono.distribute.pipeline import connect
+from unisono.distribute.pipeline import StageError, connect
 
 import unisono
 
@@ -27,6 +31,7 @@ def train(pipeline, epochs=5, **fit):
                 keras.layers.Dense(8, activation="tanh"),
                 keras.layers.BatchNormalization(),
                 keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
+                keras.layers.Dropout(0.3),
                 keras.layers.Dense(2),
             ]
         )
@@ -35,9 +40,13 @@ def train(pipeline, epochs=5, **fit):
     return model, history, model.predict(x, verbose=0)
 
 
-class Ready(keras.callbacks.Callback):
+class Slow(keras.callbacks.Callback):
+    """Says that five steps are done, and takes its time from then on."""
+
     def on_train_batch_end(self, batch, logs=None):
-        (OUT / "training").write_text(str(os.getpid()))
+        if self.model.optimizer.iterations > 5:
+            (OUT / "training").write_text(str(os.getpid()))
+            time.sleep(2.0)
 
 
 def main():
@@ -46,13 +55,15 @@ def main():
     kwargs = {
         "schedule": "1f1b",
         "rematerialize": True,
-        "partition": [2, *[1] * (len(devices) - 2), 4 - len(devices)],
+        "partition": [2, *[1] * (len(devices) - 2), 5 - len(devices)],
     }
     pipeline = unisono.distribute.Pipeline(devices, micro_batches=2, **kwargs)
-    if "wait" in sys.argv:
-        train(pipeline, callbacks=[Ready()], epochs=10**6)
-        return
-    model, history, answers = train(pipeline)
+    callbacks = []
+    if "slow" in sys.argv:
+        callbacks.append(unisono.callbacks.BackupAndRestore(OUT / "backup", save_freq=1))
+        if not (OUT / "training").exists():
+            callbacks.append(Slow())
+    model, history, answers = train(pipeline, callbacks=callbacks)
     homes = [variable.value.device for variable in model.weights]
     near = unisono.distribute.Pipeline(["CPU:0"] * len(devices), micro_batches=2, **kwargs)
     expected, expected_history, expected_answers = train(near)
@@ -63,10 +74,14 @@ def main():
             float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected.get_weights())
         ),
         "answers": float(np.abs(answers - expected_answers).max()),
-        "loss": abs(history["loss"][-1] - expected_history["loss"][-1]),
+        "history": history == expected_history,
         "summary": pipeline.summary(),
     }
     (OUT / "result.json").write_text(json.dumps(result))
 
 
-main()
+try:
+    main()
+except StageError as error:
+    (OUT / "lost").write_text(str(error))
+    raise

@@ -1,0 +1,107 @@
+"""Watching the processes of stages: who answers, who is lost, and whose connections are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from unisono.distribute.pipeline import stage_watch
+from unisono.distribute.pipeline.stage_watch import StageWatch, answers, end_connections, keep_alive
+
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first bytes of a gRPC server: an empty SETTINGS frame of HTTP/2
+
+
+@contextlib.contextmanager
+def server(talks: threading.Event):
+    """A listener; says what a gRPC server says while `talks` is set. Yields its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    taken = []
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(listener.accept()[0])
+                if talks.is_set():
+                    taken[-1].sendall(SETTINGS)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+        for connection in taken:
+            connection.close()
+
+
+@pytest.fixture
+def talks():
+    event = threading.Event()
+    event.set()
+    return event
+
+
+def connected(address: str) -> socket.socket:
+    host, port = address.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=5)
+    connection.settimeout(5)
+    return connection
+
+
+def test_a_process_that_takes_connections_and_says_nothing_does_not_answer(talks):
+    with server(talks) as address:
+        assert answers(address)
+        talks.clear()
+        assert not answers(address, 0.2)
+    assert not answers(address, 0.2)
+
+
+def test_only_the_connections_to_the_address_are_ended(talks):
+    talks.clear()
+    with server(talks) as lost, server(talks) as other:
+        to_lost, to_other = connected(lost), connected(other)
+        with to_lost, to_other:
+            assert end_connections(lost) == 1
+            assert to_lost.recv(1) == b""
+            to_other.sendall(b"still open")
+
+
+def test_the_kernel_is_asked_to_look_after_connections(talks):
+    with server(talks) as address, connected(address) as connection:
+        assert not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        keep_alive(address, 8.0)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+
+
+def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talks, monkeypatch):
+    monkeypatch.setattr(stage_watch, "_ANSWER", 0.1)
+    with server(talks) as address, connected(address) as waiting:
+        assert waiting.recv(9) == SETTINGS
+        watch = StageWatch({3: address}, timeout=0.8)
+        watch.start()
+        try:
+            time.sleep(1.2)
+            assert watch.lost() == {}
+            talks.clear()
+            began = time.monotonic()
+            assert waiting.recv(1) == b"", "as if the process had died"
+            assert 0.4 < time.monotonic() - began < 3.0
+            talks.set()
+            assert watch.lost()[3].startswith("has not answered for 0.8 s (UNISONO_TIMEOUT): it hangs")
+        finally:
+            watch.stop()
+
+
+def test_a_process_that_is_gone_is_lost_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    assert StageWatch({1: address}, timeout=60.0).lost() == {
+        1: "does not answer: it has died, or its machine is gone"
+    }
