@@ -9,8 +9,8 @@ import tensorflow as tf
 from unisono.distribute import parameter_server, parameter_server_internals, parameter_server_shards
 from unisono.distribute.cluster import ClusterError
 from unisono.distribute.parameter_server import ParameterServerMode, ParameterServerStrategy
-from unisono.trainer.async_fit import _Pace
-from unisono.trainer.async_totals import RowLayout
+from unisono.trainer.async_pace import AsyncPace
+from unisono.trainer.async_totals import RowLayout, StepLogs
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -60,7 +60,7 @@ def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
     class Model:
         metrics_variables = keras.metrics.Mean().variables
 
-    layout = RowLayout(Model, {"raw": tf.TensorSpec([2], tf.float32)})
+    layout = RowLayout(Model, StepLogs(["raw"], {"raw": tf.TensorSpec([2], tf.float32)}, {}))
     row = layout.pack(
         tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
     )
@@ -70,11 +70,11 @@ def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
 
 
 def test_executions_are_short_near_the_end_so_that_no_worker_is_waited_for():
-    pace = _Pace(None, workers=2, epoch_steps=100, most=None)
+    pace = AsyncPace(None, workers=2, epoch_steps=100, most=None)
     pace._steps = 64.0
     assert [pace.next(done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
     assert pace.next(0, left=3, most=512) == 3
-    assert _Pace(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
+    assert AsyncPace(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
 
 
 @pytest.mark.parametrize("sparse", [True, False])

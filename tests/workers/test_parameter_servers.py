@@ -92,3 +92,19 @@ def test_coordinator_and_servers_killed_in_the_middle_go_on_from_the_backup(tmp_
     assert found["counts"] == [600, -600], "the weights are those of the backup, and no step is missing"
     assert found["counted"] == 200
     assert 200 < found["steps"] < 600 - 200, "the steps of the first epoch were not run again"
+
+
+@pytest.mark.parametrize("found", ["watched"], indirect=True)
+def test_callbacks_that_look_float16_and_own_steps_work_on_workers(found):
+    assert found["report"] == [30, True], "the steps of two epochs, and the page"
+    assert found["csv"] == 3, "the names and two epochs"
+    assert {"batch_loss", "epoch_loss", "epoch_accuracy", "epoch_learning_rate"} <= set(found["board"])
+    assert any(tag.endswith("kernel/histogram") for tag in found["board"])
+    assert not found["anomaly_where_none_is"]
+    gradients, finite, warnings = found["anomaly"]
+    assert gradients and finite and len(warnings) == 1
+    assert "Not finite are the gradients of" in warnings[0] and "Batch" not in warnings[0]
+    assert found["float16"] == [400, -400, "float16", 2.0**15], "every step applied once, none skipped"
+    assert found["own_step"] == {"sum_under_another_name": [400], "last": [1]}, (
+        "of the epoch, of the last step"
+    )
