@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from .. import mixed_precision
 from ..callbacks.fit_state import FitState
-from ..distribute.parameter_server import mode_of, on_parameter_servers, pool_of
+from ..distribute.parameter_server import ParameterServerError, mode_of, on_parameter_servers, pool_of
 from .async_execution import WorkerSteps
 from .async_inputs import Pieces
 from .async_pace import AsyncPace, next_stop, wants_each_step
@@ -30,19 +30,24 @@ def is_asynchronous(model: Any) -> bool:
 
 
 def names_lost_servers(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Says which parameter server is gone, where `loop(model, ...)` fails because one is."""
+    """Says which parameter server is gone or hangs, where `loop(model, ...)` fails because one does."""
 
     @functools.wraps(loop)
     def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        if not is_asynchronous(model):
             return loop(model, *args, **kwargs)
-        except tf.errors.OpError as error:
-            if is_asynchronous(model):
-                pool_of(model.distribute_strategy).check_servers(error)
-            raise
-        finally:
-            if is_asynchronous(model) and model.fit_state is None:
-                _forget_inputs(model)
+        pool = pool_of(model.distribute_strategy)
+        with pool.watching():
+            try:
+                return loop(model, *args, **kwargs)
+            except Exception as error:
+                hangs = pool.complaint is not None and not isinstance(error, ParameterServerError)
+                if hangs or isinstance(error, tf.errors.OpError):
+                    pool.check_servers(error)
+                raise
+            finally:
+                if model.fit_state is None:
+                    _forget_inputs(model)
 
     return wrapped
 

@@ -401,6 +401,7 @@ def _joined(outputs: list[Any]) -> Any:
     )
 
 
+@async_fit.names_lost_servers
 def on_batch(
     model: Any, training: bool, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
@@ -416,6 +417,7 @@ def on_batch(
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
+@async_fit.names_lost_servers
 def predict_on_batch(model: Any, x: Any) -> Any:
     """The outputs for one global batch. Context: host."""
     chunk = _whole_batch(model, x, None, None, None)

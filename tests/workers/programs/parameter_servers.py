@@ -131,7 +131,7 @@ cluster = Cluster(*SIZES[SCENARIO])
 import keras
 import numpy as np
 import tensorflow as tf
-from unisono.distribute.parameter_server import ParameterServerError, ParameterServerStrategy
+from unisono.distribute.parameter_server import ParameterServerError, ParameterServerStrategy, pool_of
 
 import unisono
 
@@ -540,6 +540,21 @@ def watched():
         model.compile(unisono.optimizers.SGD(0.0))
     history = model.fit(ones, ones, batch_size=4, verbose=0)
     FOUND["own_step"] = history.history
+
+    pool_of(strategy).timeout = 4.0
+
+    class Stopped(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            os.kill(cluster.pids["ps-0"], signal.SIGSTOP)
+            self.model.get_weights()
+
+    began = time.monotonic()
+    try:
+        model.fit(ones, ones, batch_size=4, verbose=0, callbacks=[Stopped()])
+    except ParameterServerError as error:
+        FOUND["hangs"] = [str(error), time.monotonic() - began]
+    os.kill(cluster.pids["ps-0"], signal.SIGCONT)
+    FOUND["after_hanging"] = model.fit(ones, ones, batch_size=4, verbose=0).history["last"]
 
 
 def tags(directory):
