@@ -8,6 +8,7 @@ import types
 import pytest
 from unisono.distribute import parameter_server_internals
 from unisono.distribute.parameter_server_pool import Phase
+from unisono.distribute.parameter_server_watch import ServerWatch
 
 Piece = collections.namedtuple("Piece", "number steps")
 _BOUND = 20  # seconds; nothing here takes that long unless it hangs
@@ -90,3 +91,27 @@ def test_without_a_bound_nobody_waits_for_the_slowest(monkeypatch):
         workers.wait_until(lambda: workers.done[1] >= 29)
     finally:
         workers.end()
+
+
+@pytest.mark.parametrize(
+    ("answers", "listens", "complains"),
+    [([False, False], True, True), ([False, False], False, False), ([False, True], True, False)],
+    ids=["stopped", "dead", "late once"],
+)
+def test_only_a_server_that_listens_and_is_silent_twice_is_said_to_hang(answers, listens, complains):
+    asked = threading.Semaphore(0)
+    left = list(answers)
+
+    def responds(index, seconds):
+        asked.release()
+        return left.pop(0) if left else True
+
+    watch = ServerWatch(["127.0.0.1:9"], responds, lambda index: listens, lambda: 0.04)
+    with watch.watching():
+        for _ in range(2 if complains else 3):
+            assert asked.acquire(timeout=_BOUND)
+        until = time.monotonic() + _BOUND
+        while complains and watch.complaint is None and time.monotonic() < until:
+            time.sleep(0.005)
+    assert (watch.complaint is not None) == complains
+    assert not complains or watch.complaint.startswith("The parameter server 0 at 127.0.0.1:9 listens")

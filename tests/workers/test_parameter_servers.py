@@ -94,6 +94,17 @@ def test_coordinator_and_servers_killed_in_the_middle_go_on_from_the_backup(tmp_
     assert 200 < found["steps"] < 600 - 200, "the steps of the first epoch were not run again"
 
 
+def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launch):
+    killer = PROGRAM.parent / "server_killer.py"
+    process = launch("--workers", 1, "--parameter-servers", 1, "--restarts", 1, killer)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "another worker True the same server True" in out
+    assert "[launch] worker-0 was killed by SIGKILL: starting it again" in err
+    assert "[launch] ps-0 failed first: it was killed by SIGKILL" in err
+    assert "starting all again, restart 1 of 1" in err
+
+
 @pytest.mark.parametrize("found", ["watched"], indirect=True)
 def test_callbacks_that_look_float16_and_own_steps_work_on_workers(found):
     assert found["report"] == [30, True], "the steps of two epochs, and the page"
