@@ -49,7 +49,7 @@ class WorkerSteps:
             )
         self._model, self._training = model, training
         self._strategy = model.distribute_strategy
-        self._num_workers = self._strategy.extended._num_workers
+        self._num_workers = internals.num_workers_of(self._strategy)
         self._compiled: dict[Any, Any] = {}
         self._layout: RowLayout | None = None
         self._ledger: tf.Variable | None = None

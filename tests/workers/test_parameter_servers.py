@@ -119,6 +119,7 @@ def test_callbacks_that_look_float16_and_own_steps_work_on_workers(found):
     assert found["own_step"] == {"sum_under_another_name": [400], "last": [1]}, (
         "of the epoch, of the last step"
     )
+    assert "batch_last" in found["own_board"] and "written_by_nobody" not in found["own_board"]
     sentence, seconds = found["hangs"]
     assert sentence.startswith("The parameter server 0 at ") and "listens but has done nothing" in sentence
     assert seconds < 4 + 4 + 10, "the timeout, the second question, and a margin for a slow machine"

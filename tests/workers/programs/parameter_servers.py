@@ -175,11 +175,11 @@ def mean_output(y_true, y_pred):
     return keras.ops.mean(y_pred, axis=-1)
 
 
-def counter(momentum=0.0):
+def counter(momentum=0.0, **compile_arguments):
     """One weight that each step lowers by 1, or by what momentum makes of it."""
     kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = unisono.Sequential([keras.Input((1,)), kernel])
-    model.compile(unisono.optimizers.SGD(1.0, momentum), mean_output)
+    model.compile(unisono.optimizers.SGD(1.0, momentum), mean_output, **compile_arguments)
     return model
 
 
@@ -287,7 +287,9 @@ def together():
     FOUND["loss"] = history.history["loss"][0]
 
     with strategy.scope():
-        model = counter(momentum=0.5)
+        model = counter(
+            momentum=0.5, steps_per_execution=8
+        )  # more than max_staleness lets a worker run at once
     model.fit(ones[:300], ones[:300], batch_size=1, epochs=1, verbose=0)
     velocity = weight = 0.0
     for _ in range(300):
@@ -533,12 +535,15 @@ def watched():
                 loss = tf.reduce_mean(self(x, training=True))
             self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
             self.total.update_state(x)
+            tf.summary.scalar("written_by_nobody", loss, step=0)
             return {"sum_under_another_name": self.total.result(), "last": tf.reduce_max(x)}
 
     with strategy.scope():
         model = Own()
         model.compile(unisono.optimizers.SGD(0.0))
-    history = model.fit(ones, ones, batch_size=4, verbose=0)
+    board = unisono.callbacks.TensorBoard(f"{OUT}/own", update_freq=1)
+    history = model.fit(ones, ones, batch_size=4, verbose=0, callbacks=[board])
+    FOUND["own_board"] = sorted(tags(f"{OUT}/own") - {"keras"})
     FOUND["own_step"] = history.history
 
     pool_of(strategy).timeout = 4.0
