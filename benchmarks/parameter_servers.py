@@ -3,7 +3,7 @@
     python -m benchmarks.parameter_servers [--steps 2000] [--workers 1,2] [--servers 1]
 
 Every line is a cluster of its own on this machine: a coordinator, workers and servers as processes. "Slowed" means that
-the last worker is stopped for 80 of every 100 ms. tf_keras is left out where it is not installed.
+the last worker is stopped for 160 of every 200 ms. tf_keras is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 
 from unisono.distribute.launcher_tasks import Layout, plan
 
+_LIMIT = 300  # seconds for one line
 _OURS = {
     "asynchronous": {},
     "max_staleness=3": {"max_staleness": 3},
@@ -48,10 +49,10 @@ def servers(workers: int, count: int, slow: str):
         while not ended.is_set():
             for process in slowed:
                 process.send_signal(signal.SIGSTOP)
-            ended.wait(0.08)
+            ended.wait(0.16)
             for process in slowed:
                 process.send_signal(signal.SIGCONT)
-            ended.wait(0.02)
+            ended.wait(0.04)
 
     thread = threading.Thread(target=slow_down, daemon=True)
     if slowed:
@@ -111,14 +112,24 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str) -> floa
 
 
 def _in_own_process(which: str, workers: int, count: int, steps: int, slow: str) -> float | None:
+    """What `measure` finds in a process of its own; None, and the reason is printed, where it fails or takes too long."""
     command = [sys.executable, "-m", "benchmarks.parameter_servers", "--one"]
     command.append(json.dumps([which, workers, count, steps, slow]))
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    if "RATE " not in ended.stdout:
-        print(ended.stderr[-2000:], file=sys.stderr)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, env=env, **pipes)
+    try:
+        out, err = process.communicate(timeout=_LIMIT)
+    except subprocess.TimeoutExpired:
+        print(f"{which} with {workers} worker(s) took more than {_LIMIT} s", file=sys.stderr)
         return None
-    return float(ended.stdout.rpartition("RATE ")[2])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with its servers, where it did not come to an end
+    if "RATE " not in out:
+        print(err[-2000:], file=sys.stderr)
+        return None
+    return float(out.rpartition("RATE ")[2])
 
 
 def main() -> None:
