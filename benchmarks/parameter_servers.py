@@ -32,7 +32,10 @@ _OURS = {
 
 @contextlib.contextmanager
 def servers(workers: int, count: int, slow: str):
-    """Starts the processes; sets this process's TF_CONFIG. `slow`: "", "last" or "all"."""
+    """Starts the processes; sets this process's TF_CONFIG. Gives a function after which the last worker is slowed.
+
+    `slow`: "" (it does nothing) or "last".
+    """
     tasks = {task.name: task for task in plan(Layout(workers=workers, parameter_servers=count), ["-"])}
     os.environ.update(tasks.pop("chief").env)
     processes = {
@@ -45,7 +48,6 @@ def servers(workers: int, count: int, slow: str):
     slowed = [p for n, p in processes.items() if slow and n == f"worker-{workers - 1}"]
 
     def slow_down() -> None:
-        time.sleep(15)  # it must have started
         while not ended.is_set():
             for process in slowed:
                 process.send_signal(signal.SIGSTOP)
@@ -55,13 +57,11 @@ def servers(workers: int, count: int, slow: str):
             ended.wait(0.04)
 
     thread = threading.Thread(target=slow_down, daemon=True)
-    if slowed:
-        thread.start()
     try:
-        yield
+        yield thread.start if slowed else lambda: None
     finally:
         ended.set()
-        if slowed:
+        if thread.ident is not None:
             thread.join()
         for process in processes.values():
             process.kill()
@@ -70,7 +70,7 @@ def servers(workers: int, count: int, slow: str):
 
 def measure(which: str, workers: int, count: int, steps: int, slow: str) -> float:
     """Steps a second of one fit of `steps` steps, after one that compiled everything."""
-    with servers(workers, count, slow):
+    with servers(workers, count, slow) as slow_down:
         import numpy as np
         import tensorflow as tf
 
@@ -103,8 +103,7 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str) -> floa
         else:
             model.fit(data, epochs=3, verbose=0, **arguments)
             epochs = max(1, steps // 100)
-        if slow:
-            time.sleep(15)
+        slow_down()
         began = time.perf_counter()
         model.fit(data, epochs=epochs, verbose=0, **arguments)
         seconds = time.perf_counter() - began
