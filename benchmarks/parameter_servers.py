@@ -16,11 +16,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 from unisono.distribute.launcher_tasks import Layout, plan
 
+_STOP_AND_GO = """
+import os, signal, sys, time
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    time.sleep(0.16)
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    time.sleep(0.04)
+"""
 _LIMIT = 300  # seconds for one line
 _OURS = {
     "asynchronous": {},
@@ -44,25 +51,20 @@ def servers(workers: int, count: int, slow: str):
         )
         for name, task in tasks.items()
     }
-    ended = threading.Event()
-    slowed = [p for n, p in processes.items() if slow and n == f"worker-{workers - 1}"]
+    slowing: list[subprocess.Popen] = []
 
     def slow_down() -> None:
-        while not ended.is_set():
-            for process in slowed:
-                process.send_signal(signal.SIGSTOP)
-            ended.wait(0.16)
-            for process in slowed:
-                process.send_signal(signal.SIGCONT)
-            ended.wait(0.04)
+        # By a process of its own: a thread may wait for Python's lock, held by who waits for the stopped worker.
+        if slow:
+            pid = str(processes[f"worker-{workers - 1}"].pid)
+            slowing.append(subprocess.Popen([sys.executable, "-c", _STOP_AND_GO, pid]))
 
-    thread = threading.Thread(target=slow_down, daemon=True)
     try:
-        yield thread.start if slowed else lambda: None
+        yield slow_down
     finally:
-        ended.set()
-        if thread.ident is not None:
-            thread.join()
+        for process in slowing:
+            process.kill()
+            process.wait()
         for process in processes.values():
             process.kill()
             process.wait()
