@@ -3,7 +3,7 @@
     python -m benchmarks.parameter_servers [--steps 2000] [--workers 1,2] [--servers 1]
 
 Every line is a cluster of its own on this machine: a coordinator, workers and servers as processes. "Slowed" means that
-the last worker is stopped for 80 of every 100 ms. tf_keras is left out where it is not installed.
+the last worker is stopped for 160 of every 200 ms. tf_keras is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 from unisono.distribute.launcher_tasks import Layout, plan
 
+_STOP_AND_GO = """
+import os, signal, sys, time
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    time.sleep(0.16)
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    time.sleep(0.04)
+"""
+_LIMIT = 300  # seconds for one line
 _OURS = {
     "asynchronous": {},
     "max_staleness=3": {"max_staleness": 3},
@@ -31,7 +39,10 @@ _OURS = {
 
 @contextlib.contextmanager
 def servers(workers: int, count: int, slow: str):
-    """Starts the processes; sets this process's TF_CONFIG. `slow`: "", "last" or "all"."""
+    """Starts the processes; sets this process's TF_CONFIG. Gives a function after which the last worker is slowed.
+
+    `slow`: "" (it does nothing) or "last".
+    """
     tasks = {task.name: task for task in plan(Layout(workers=workers, parameter_servers=count), ["-"])}
     os.environ.update(tasks.pop("chief").env)
     processes = {
@@ -40,28 +51,20 @@ def servers(workers: int, count: int, slow: str):
         )
         for name, task in tasks.items()
     }
-    ended = threading.Event()
-    slowed = [p for n, p in processes.items() if slow and n == f"worker-{workers - 1}"]
+    slowing: list[subprocess.Popen] = []
 
     def slow_down() -> None:
-        time.sleep(15)  # it must have started
-        while not ended.is_set():
-            for process in slowed:
-                process.send_signal(signal.SIGSTOP)
-            ended.wait(0.08)
-            for process in slowed:
-                process.send_signal(signal.SIGCONT)
-            ended.wait(0.02)
+        # By a process of its own: a thread may wait for Python's lock, held by who waits for the stopped worker.
+        if slow:
+            pid = str(processes[f"worker-{workers - 1}"].pid)
+            slowing.append(subprocess.Popen([sys.executable, "-c", _STOP_AND_GO, pid]))
 
-    thread = threading.Thread(target=slow_down, daemon=True)
-    if slowed:
-        thread.start()
     try:
-        yield
+        yield slow_down
     finally:
-        ended.set()
-        if slowed:
-            thread.join()
+        for process in slowing:
+            process.kill()
+            process.wait()
         for process in processes.values():
             process.kill()
             process.wait()
@@ -69,7 +72,7 @@ def servers(workers: int, count: int, slow: str):
 
 def measure(which: str, workers: int, count: int, steps: int, slow: str) -> float:
     """Steps a second of one fit of `steps` steps, after one that compiled everything."""
-    with servers(workers, count, slow):
+    with servers(workers, count, slow) as slow_down:
         import numpy as np
         import tensorflow as tf
 
@@ -102,8 +105,7 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str) -> floa
         else:
             model.fit(data, epochs=3, verbose=0, **arguments)
             epochs = max(1, steps // 100)
-        if slow:
-            time.sleep(15)
+        slow_down()
         began = time.perf_counter()
         model.fit(data, epochs=epochs, verbose=0, **arguments)
         seconds = time.perf_counter() - began
@@ -111,14 +113,24 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str) -> floa
 
 
 def _in_own_process(which: str, workers: int, count: int, steps: int, slow: str) -> float | None:
+    """What `measure` finds in a process of its own; None, and the reason is printed, where it fails or takes too long."""
     command = [sys.executable, "-m", "benchmarks.parameter_servers", "--one"]
     command.append(json.dumps([which, workers, count, steps, slow]))
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    if "RATE " not in ended.stdout:
-        print(ended.stderr[-2000:], file=sys.stderr)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, env=env, **pipes)
+    try:
+        out, err = process.communicate(timeout=_LIMIT)
+    except subprocess.TimeoutExpired:
+        print(f"{which} with {workers} worker(s) took more than {_LIMIT} s", file=sys.stderr)
         return None
-    return float(ended.stdout.rpartition("RATE ")[2])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with its servers, where it did not come to an end
+    if "RATE " not in out:
+        print(err[-2000:], file=sys.stderr)
+        return None
+    return float(out.rpartition("RATE ")[2])
 
 
 def main() -> None:

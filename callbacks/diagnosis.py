@@ -178,8 +178,10 @@ def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> s
 
 def layout(fit_state: Any) -> list[tuple[str, str]]:
     """(name, dtype and shape) of each part of the last batch, for instance ("x", "float32 (32, 8)")."""
-    chunk = fit_state.execution.chunks[-1]
     names = part_names(fit_state.source.spec)
+    if fit_state.execution is None:  # the steps run on the workers of a coordinator
+        return [(name, "") for name in names]
+    chunk = fit_state.execution.chunks[-1]
     leaves = tf.nest.flatten(chunk.inputs)
     if len(leaves) < len(names) or not all(hasattr(leaf, "shape") for leaf in leaves):
         return [(name, "") for name in names]

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..distribute.parameter_server_updates import on_parameter_servers
 from ..optimizers.gradient_watch import watch_gradients
 from .diagnosis_batch import BatchWatch
 from .json_lines import jsonable
@@ -28,7 +29,8 @@ class AnomalyReport(keras.callbacks.Callback):
     The step is skipped before it changes anything, so the model that is left is the one of the step before; the step is
     then computed again, eagerly, on the same batch, which tells the first layer whose output or gradient is not finite.
     Every batch is copied once, and gradients are read once more: use it to find an anomaly, not in every training. Under
-    a dynamic loss scale gradients that overflow are normal and not reported.
+    a dynamic loss scale gradients that overflow are normal and not reported. With parameter servers the report names the
+    gradients, and the step in the order of updates, but neither the layer nor the batch.
 
     Args:
         path: of a JSON file for the report; None: only the warning and `report`.
@@ -61,7 +63,9 @@ class AnomalyReport(keras.callbacks.Callback):
             self._watches = [watch for watch, _ in found]
             for watch in self._watches:
                 watch.reset()
-            self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches) if found else None
+            self._batch = None
+            if found and not on_parameter_servers():  # there, a batch is on the worker that has drawn it
+                self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches)
         if self._batch is not None:
             add_step_hook(self.model, "train", self._batch.look)
         self.model.make_train_function(force=True)
@@ -73,6 +77,8 @@ class AnomalyReport(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Looks whether a guard tripped, or the loss is not finite, during the execution."""
+        if self.report is not None:  # what parameter servers still had under way
+            return
         step = self.model.fit_state.step
         with self.model.strategy_scope():
             tripped = [watch for watch in self._watches if watch.tripped]
@@ -88,7 +94,7 @@ class AnomalyReport(keras.callbacks.Callback):
 
     def on_fit_exit(self) -> None:
         """Takes the guards out again."""
-        if self._watches:
+        if self._batch is not None:
             remove_step_hook(self.model, "train", self._batch.look)
         for optimizer in vars(self.model).values():
             watch = getattr(optimizer, "__dict__", {}).get("_gradient_watch")

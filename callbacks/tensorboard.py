@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.parameter_server_updates import on_parameter_servers
 from .step_hooks import add_step_hook, remove_step_hook
 
 
@@ -17,7 +18,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     With `update_freq="batch"` or a number of steps, `tf.summary` calls inside layers, losses and custom steps are written
     too: at the number of their step (1 for the first), once, whatever the number of replicas and workers. Steps are
-    counted over all epochs, and in a resumed run go on where they were.
+    counted over all epochs, and in a resumed run go on where they were. On parameter servers, calls inside of steps are not
+    written: the file is with the coordinator, and the steps run elsewhere.
     """
 
     def steps_to_wake(self, step: int) -> int | None:
@@ -37,7 +39,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._contexts: dict[str, contextlib.ExitStack] = {}
         self._counters: dict[str, tf.Variable] = {}
         self._hooks: list[tuple[str, Any]] = []
-        if self.update_freq != "epoch":
+        if self._writes_in_steps():
             self._enter("train", self._train_writer)
             self.model.make_train_function(force=True)
 
@@ -46,7 +48,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._last_step = self.model.fit_state.step
         self._epoch_first = self._global_train_batch
         self._epoch_start_time = time.time()
-        if self.update_freq != "epoch":
+        if self._writes_in_steps():
             self.model.fit_state.plan["way"] = self.model.train_function.way = "graph"
             self._counters["train"].assign(self._global_train_batch)
 
@@ -82,7 +84,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Opens the writer of validation."""
-        if self.update_freq == "epoch":
+        if not self._writes_in_steps():
             return
         if not hasattr(self, "_counters"):  # `evaluate` without a `fit` before
             self._contexts, self._counters, self._hooks, self._last_step = {}, {}, [], 0
@@ -123,6 +125,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._leave("test")
         self._leave("train")
         self._take_out()
+
+    def _writes_in_steps(self) -> bool:
+        return self.update_freq != "epoch" and not on_parameter_servers(self.model.distribute_strategy)
 
     def _enter(self, phase: str, writer: Any) -> None:
         """Makes `writer` that of the `tf.summary` calls which are traced from now on."""

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..distribute.parameter_server_updates import on_parameter_servers
 from ..optimizers.gradient_watch import watch_gradients
 from .json_lines import LineFile
 from .report import read_run, render
@@ -80,7 +81,7 @@ class TrainingReport(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if not self.gradient_norm or not hasattr(optimizer, "gradient_transformers"):
             return
-        if not getattr(optimizer, "built", False) or _is_asynchronous(self.model.distribute_strategy):
+        if not getattr(optimizer, "built", False) or on_parameter_servers(self.model.distribute_strategy):
             return
         with self.model.strategy_scope():
             self._watch, new = watch_gradients(optimizer)
@@ -197,7 +198,3 @@ def _scalar(value: Any) -> float | None:
         return float(np.mean(np.asarray(value)))
     except (TypeError, ValueError):
         return None
-
-
-def _is_asynchronous(strategy: Any) -> bool:
-    return "ParameterServer" in type(strategy).__name__

@@ -1,4 +1,4 @@
-"""Everything private of TensorFlow that parameter servers need; `test_parameter_server_internals.py` guards each of it."""
+"""Everything private of TensorFlow that parameter servers need, each guarded in `test_parameter_server_internals.py`."""
 
 from __future__ import annotations
 
@@ -85,6 +85,11 @@ def scheduling(strategy: tf.distribute.Strategy) -> Iterator[None]:
 def is_stateful(operation: tf.Operation) -> bool:
     """Whether the operation reads or changes anything but its inputs."""
     return bool(operation.op_def.is_stateful) or operation.type in ("While", "If", "PartitionedCall")
+
+
+def num_workers_of(strategy: tf.distribute.Strategy) -> int:
+    """The workers of a `ParameterServerStrategy`."""
+    return int(strategy.extended._num_workers)
 
 
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:

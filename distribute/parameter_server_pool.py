@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from . import parameter_server_internals as internals
+from .parameter_server_watch import ServerWatch
 
 _TICK = 0.2  # seconds between two looks at errors
 _QUIET = 3.0  # seconds without a result after which the servers are asked whether they are there
@@ -44,6 +45,18 @@ class WorkerPool:
         }
         self.num_workers = len(self.addresses["worker"])
         internals.recover_in_part(self.coordinator, self.answers)
+        self._watch = ServerWatch(
+            self.addresses["ps"],
+            lambda index, seconds: self.responds("ps", index, seconds),
+            lambda index: self.answers("ps", index),
+            lambda: self.timeout,
+        )
+        self.watching = self._watch.watching
+
+    @property
+    def complaint(self) -> str | None:
+        """What the watch over the servers found; None: all of them do something."""
+        return self._watch.complaint
 
     @contextlib.contextmanager
     def phase(
@@ -84,7 +97,9 @@ class WorkerPool:
             return False
 
     def check_servers(self, cause: BaseException | None = None) -> None:
-        """Raises if a parameter server does not answer, now and once more after a moment."""
+        """Raises if a parameter server does not answer, now and once more after a moment, or was silent for too long."""
+        if self.complaint is not None:
+            raise ParameterServerError(self.complaint) from cause
         for index, address in enumerate(self.addresses["ps"]):
             if self.answers("ps", index):
                 continue
@@ -95,8 +110,14 @@ class WorkerPool:
                     "the cluster again; a fit with `BackupAndRestore` then goes on from the last backup."
                 ) from cause
 
-    def responds(self, kind: str, index: int, seconds: float = _RESPONSE) -> bool:
-        """Whether a task runs one small operation in `seconds`: a process that is stopped listens, but does nothing."""
+    def responds(self, kind: str, index: int, seconds: float | None = None) -> bool:
+        """Whether a task runs one small operation in time: a process that is stopped listens, but does nothing.
+
+        Args:
+            kind: "worker" or "ps".
+            index: which one.
+            seconds: float; None: `timeout`, but at most 20 s.
+        """
         done = threading.Event()
         number = tf.constant(0)  # made there, it would hold Python's lock until the task answers
 
@@ -109,7 +130,7 @@ class WorkerPool:
                 done.set()
 
         threading.Thread(target=ask, name="unisono-ask", daemon=True).start()
-        return done.wait(seconds)
+        return done.wait(min(_RESPONSE, self.timeout) if seconds is None else seconds)
 
 
 class Phase:
@@ -213,11 +234,10 @@ class Phase:
             raise ParameterServerError(
                 f"None of the {pool.num_workers} worker(s) has answered for {pool.timeout:g} s: start them again."
             )
-        tasks = [("parameter server", "ps", index) for index in range(len(pool.addresses["ps"]))]
-        for word, kind, index in tasks + [("worker", "worker", index) for index in at_work]:
-            if pool.answers(kind, index) and not pool.responds(kind, index):
+        for index in at_work:
+            if pool.answers("worker", index) and not pool.responds("worker", index):
                 raise ParameterServerError(
-                    f"The {word} {index} at {pool.addresses[kind][index]} listens but does nothing, and no step has "
+                    f"The worker {index} at {pool.addresses['worker'][index]} listens but does nothing, and no step has "
                     f"ended for {pool.timeout:g} s: end that process and start it again."
                 )
 

@@ -17,7 +17,7 @@ def main() -> int:
     """Serves until a signal ends the process.
 
     Returns:
-        2 if TF_CONFIG is missing or wrong; otherwise it does not return.
+        2 if TF_CONFIG is missing or wrong, or another process has the port; otherwise it does not return.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the server to return
     try:
@@ -29,13 +29,21 @@ def main() -> int:
         return 2
     import tensorflow as tf
 
-    server = tf.distribute.Server(
-        tf.train.ClusterSpec(cluster.jobs),
-        job_name=cluster.task_type,
-        task_index=cluster.task_index,
-        protocol="grpc",
-        start=True,
-    )
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(cluster.jobs),
+            job_name=cluster.task_type,
+            task_index=cluster.task_index,
+            protocol="grpc",
+            start=True,
+        )
+    except tf.errors.UnknownError as error:
+        print(
+            f"unisono.distribute.server: {error.message}: {cluster.address} is in use by another process, such as this "
+            "task's last one that has not ended yet, or not allowed to this user: free it and start this one again.",
+            file=sys.stderr,
+        )
+        return 2
     print(f"serving {cluster.task_type} {cluster.task_index} at {cluster.address}", flush=True)
     server.join()
     return 0

@@ -21,8 +21,9 @@ from ..distribute.parameter_server_pool import Phase
 from ..distribute.parameter_server_updates import HOME
 from ..distribute.step_context import StepContext
 from .async_inputs import HOST, Piece, WorkerMemory, pieces_of
+from .async_pace import MOST_STEPS
 from .async_step import worker_step
-from .async_totals import RowLayout, Totals, result_function
+from .async_totals import RowLayout, StepLogs, Totals, noted_results, result_function
 from .homes import accumulates
 from .keras_internals import scratch_graph
 from .sources import Chunk
@@ -30,7 +31,6 @@ from .sources.rows import row_count
 from .tensorflow_internals import graph_function
 
 _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
-_MOST_STEPS = 512
 
 
 class WorkerSteps:
@@ -49,7 +49,7 @@ class WorkerSteps:
             )
         self._model, self._training = model, training
         self._strategy = model.distribute_strategy
-        self._num_workers = self._strategy.extended._num_workers
+        self._num_workers = internals.num_workers_of(self._strategy)
         self._compiled: dict[Any, Any] = {}
         self._layout: RowLayout | None = None
         self._ledger: tf.Variable | None = None
@@ -65,9 +65,9 @@ class WorkerSteps:
     def prepare(self, piece: Piece, fixed_steps: int | None) -> None:
         """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
         if self._layout is None:
-            self._layout = RowLayout(self._model, self._own_logs(piece))
+            self._layout = RowLayout(self._model, self._step_logs(piece))
             self._read = result_function(self._model, self._layout)
-            fitting = max(1, min(_MOST_STEPS, _LEDGER_NUMBERS // self._layout.width))
+            fitting = max(1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width))
             self.most_steps = fitting if fixed_steps is None else fixed_steps
             if self._training:
                 with tf.device(HOME):
@@ -121,6 +121,14 @@ class WorkerSteps:
         rows = function(inputs, steps, at, number)
         with tf.device(HOST):
             return tf.identity(rows).numpy()
+
+    def graph(self) -> Any:
+        """The graph that was made first, to be drawn; None where there is none."""
+        return next((f.graph for f in self._compiled.values() if hasattr(f, "graph")), None)
+
+    def compilations(self) -> int:
+        """How many graphs were made so far; 0 where every step runs eagerly."""
+        return sum(hasattr(f, "graph") for f in self._compiled.values())
 
     def _function(self, piece: Piece) -> Any:
         key = (piece.reader, piece.rows)
@@ -186,26 +194,34 @@ class WorkerSteps:
 
         return run
 
-    def _own_logs(self, piece: Piece) -> Any:
-        """The logs of a user's own step that no metric carries, as specs."""
+    def _step_logs(self, piece: Piece) -> StepLogs | None:
+        """What a step of the user's own returns; None: the results of the metrics."""
         model = self._model
         if not model.has_own_logs(self._training):
-            return {}
-        layout = RowLayout(model, {})
+            return None
+        results: dict[str, Any] = {}
 
         def probe(inputs: Any) -> Any:
             batch = piece.reader(inputs, tf.constant(0))
             context = self._context(batch, piece.rows, tf.constant(0))
-            return worker_step(model, batch, context, layout, self._num_workers == 1)[1]
+            with noted_results(model.metrics) as noted:
+                logs = worker_step(model, batch, context, RowLayout(model), self._num_workers == 1)[1]
+            for name, value in (logs or {}).items():
+                for result, metric in noted:
+                    if result is value:
+                        results[name] = metric
+            return logs
 
         with self._strategy.scope(), internals.scheduling(self._strategy):
             traced = graph_function(probe).get_concrete_function(piece.signature)
             with scratch_graph():
-                names = set(model.get_metrics_result())
+                carried = set(model.get_metrics_result())
         logs = traced.structured_outputs or {}
-        if not logs or set(logs) == names:
-            return {}
-        return keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), logs)
+        if not logs or set(logs) == carried:
+            return None
+        own = {name: value for name, value in logs.items() if name not in carried and name not in results}
+        specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), own)
+        return StepLogs(list(logs), specs, results)
 
 
 class _Ledger:

@@ -1,29 +1,27 @@
-"""The loops of asynchronous training: executions are handed out, their results come back, callbacks are called.
+"""The loop of asynchronous training: executions are handed out, their results come back, callbacks are called.
 
 Called by `fit_loop` where the model lives on parameter servers; epochs, validation and callbacks are the same there.
+How long executions are is in `async_pace.py`; `evaluate` and `predict` are in `async_evaluate.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from .. import mixed_precision
 from ..callbacks.fit_state import FitState
-from ..callbacks.wake import steps_to_wake
-from ..distribute.parameter_server import mode_of, on_parameter_servers, pool_of
+from ..distribute.parameter_server import ParameterServerError, mode_of, on_parameter_servers, pool_of
 from .async_execution import WorkerSteps
 from .async_inputs import Pieces
+from .async_pace import AsyncPace, next_stop, wants_each_step
 from .async_synchronous import SynchronousSteps, train_one_step
 from .homes import optimizers_of
 from .keras_internals import pythonify_logs
-
-_TARGET_SECONDS = 0.1
 
 
 def is_asynchronous(model: Any) -> bool:
@@ -32,19 +30,24 @@ def is_asynchronous(model: Any) -> bool:
 
 
 def names_lost_servers(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Says which parameter server is gone, where `loop(model, ...)` fails because one is."""
+    """Says which parameter server is gone or hangs, where `loop(model, ...)` fails because one does."""
 
     @functools.wraps(loop)
     def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        if not is_asynchronous(model):
             return loop(model, *args, **kwargs)
-        except tf.errors.OpError as error:
-            if is_asynchronous(model):
-                pool_of(model.distribute_strategy).check_servers(error)
-            raise
-        finally:
-            if is_asynchronous(model) and model.fit_state is None:
-                _forget_inputs(model)
+        pool = pool_of(model.distribute_strategy)
+        with pool.watching():
+            try:
+                return loop(model, *args, **kwargs)
+            except Exception as error:
+                hangs = pool.complaint is not None and not isinstance(error, ParameterServerError)
+                if hangs or isinstance(error, tf.errors.OpError):
+                    pool.check_servers(error)
+                raise
+            finally:
+                if model.fit_state is None:
+                    _forget_inputs(model)
 
     return wrapped
 
@@ -64,9 +67,9 @@ def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     fixed = None if model._auto_steps else model.steps_per_execution
     pool, mode = pool_of(model.distribute_strategy), mode_of(model.distribute_strategy)
     pieces = Pieces(state.source)
-    most = 1 if fixed is None and _wants_each_step(callbacks.callbacks) else mode.max_staleness
-    pace = _Pace(fixed, pool.num_workers, state.steps_per_epoch, most)
-    first = pieces.next(1 if fixed is None else fixed)
+    most = 1 if fixed is None and wants_each_step(callbacks.callbacks) else mode.max_staleness
+    pace = AsyncPace(fixed, pool.num_workers, state.steps_per_epoch, most)
+    first = pieces.next(pace.next(state.step, next_stop(callbacks.callbacks, state.step)))
     if first is None:
         return _no_batch(state)
     steps.prepare(first, fixed)
@@ -77,7 +80,7 @@ def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
     with pool.phase(steps.run, steps.memory.forget, mode.max_staleness) as phase:
         scheduled = state.step
         while True:
-            bound = _next_stop(callbacks.callbacks, state.step)
+            bound = next_stop(callbacks.callbacks, state.step)
             stop = None if bound is None else state.step + bound
             while phase.under_way < steps.lines and not model.stop_training:
                 left = None if stop is None else stop - scheduled
@@ -141,7 +144,7 @@ def _train_in_sync(model: Any, state: FitState, callbacks: Any, steps: Synchrono
             rows = train_one_step(steps, phase, piece, state.step, mode.backup_workers or 0)
             totals.add(rows)
             state.step += 1
-            if _next_stop(callbacks.callbacks, state.step - 1) == 1:
+            if next_stop(callbacks.callbacks, state.step - 1) == 1:
                 totals.commit()
             _check_progress(model)
             logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
@@ -159,52 +162,6 @@ def _check_progress(model: Any) -> None:
     mixed_precision.check_progress(optimizers_of(model), lambda loss_scale: unknown)
 
 
-def _next_stop(callbacks: list[Any], step: int) -> int | None:
-    """Steps until a callback wants to find all of them done: one that saves."""
-    wanted = [
-        wake
-        for callback in callbacks
-        if _saves(callback) and (wake := steps_to_wake(callback, step)) is not None
-    ]
-    return min(wanted, default=None)
-
-
-def _saves(callback: Any) -> bool:
-    return hasattr(callback, "steps_to_wake") or isinstance(callback, keras.callbacks.ModelCheckpoint)
-
-
-def _wants_each_step(callbacks: list[Any]) -> bool:
-    """Whether a callback has a hook for every step."""
-    return any(not _saves(callback) and steps_to_wake(callback, 0) == 1 for callback in callbacks)
-
-
-class _Pace:
-    """How many steps the next execution takes: about 0.1 s, and few near the end so that no worker is waited for."""
-
-    def __init__(self, fixed: int | None, workers: int, epoch_steps: int | None, most: int | None) -> None:
-        self._fixed, self._workers, self._epoch_steps, self._most = fixed, workers, epoch_steps, most
-        self._steps, self._results, self._last = 1.0, 0, time.perf_counter()
-
-    def next(self, scheduled: int, left: int | None, most: int) -> int:
-        """The steps of the execution after `scheduled` steps of the epoch, of which at most `left` may follow."""
-        steps = self._fixed if self._fixed is not None else int(self._steps)
-        if self._fixed is None and self._epoch_steps is not None and self._workers > 1:
-            steps = min(steps, max(1, (self._epoch_steps - scheduled) // (2 * self._workers)))
-        for bound in (left, most, self._most):
-            steps = steps if bound is None else min(steps, bound)
-        return max(1, steps)
-
-    def done(self, steps: int, began: float) -> None:
-        """Notes a result: results should come every `0.1 s / workers`."""
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self._results += 1
-        if self._results <= self._workers:  # these have compiled, or waited for the others that did
-            return
-        wanted = steps * _TARGET_SECONDS / self._workers / max(seconds, 1e-6)
-        self._steps = max(1.0, min(wanted, 2 * self._steps, 512.0))
-
-
 class _UpdateCount:
     """The optimizer's count of updates, made right after a worker was lost while it was counting."""
 
@@ -218,100 +175,3 @@ class _UpdateCount:
         """Sets the count to the steps that were applied, if a worker was lost. Context: host, no step under way."""
         if losses and self._variable is not None:
             self._variable.assign(self._start + totals.applied)
-
-
-def test_steps(model: Any, source: Any, callbacks: Any) -> dict[str, Any]:
-    """One pass over `source` for `evaluate`: every row is counted once, in order, whatever happens to workers."""
-    function: WorkerSteps = model.test_function
-    fixed = None if model._auto_steps else model.steps_per_execution
-    pool = pool_of(model.distribute_strategy)
-    pieces = Pieces(source)
-    pace = _Pace(fixed, pool.num_workers, source.steps_per_epoch, None)
-    first = pieces.next(1 if fixed is None else fixed)
-    if first is None:
-        return {}
-    function.prepare(first, fixed)
-    totals = function.totals()
-    logs: dict[str, Any] = {}
-    done = 0
-    in_order = _in_order(
-        pool.phase(function.run, function.memory.forget),
-        pieces,
-        first,
-        pace,
-        function,
-        lambda piece: function.prepare(piece, fixed),
-        lambda: model.stop_evaluating,
-        callbacks.on_test_batch_begin,
-    )
-    for piece, rows in in_order:
-        totals.add(rows)
-        done += piece.steps
-        logs = pythonify_logs(totals.logs())
-        callbacks.on_test_batch_end(done - 1, logs)
-    totals.commit()
-    return logs
-
-
-def predict_steps(model: Any, source: Any, callbacks: Any, join: Callable[[list[Any]], Any]) -> list[Any]:
-    """The outputs of every batch of `source`, in order."""
-    function = model.predict_function
-    fixed = None if getattr(model, "_auto_steps", True) else model.steps_per_execution
-    pool = pool_of(model.distribute_strategy)
-    pieces = Pieces(source)
-    pace = _Pace(fixed, pool.num_workers, source.steps_per_epoch, None)
-    first = pieces.next(1 if fixed is None else fixed)
-    if first is None:
-        return []
-    function.prepare(first)
-    collected: list[Any] = []
-    in_order = _in_order(
-        pool.phase(function.run, function.memory.forget),
-        pieces,
-        first,
-        pace,
-        function,
-        function.prepare,
-        lambda: model.stop_predicting,
-        callbacks.on_predict_batch_begin,
-    )
-    for _, outputs in in_order:
-        collected.extend(outputs)
-        callbacks.on_predict_batch_end(len(collected) - 1, {"outputs": join(outputs)})
-    return collected
-
-
-def _in_order(
-    entering: Any,
-    pieces: Pieces,
-    first: Any,
-    pace: _Pace,
-    function: Any,
-    prepare: Any,
-    stopped: Any,
-    begin: Any,
-) -> Iterator[tuple[Any, Any]]:
-    """(piece, result) pairs in the order of the input, each as soon as those before it are there."""
-    arrived: dict[int, tuple[Any, Any]] = {}
-    scheduled, next_number = 0, None
-    piece = first
-    with entering as phase:
-        while True:
-            while piece is not None and phase.under_way + len(arrived) < function.lines and not stopped():
-                prepare(piece)
-                numbered = function.numbered(piece)
-                next_number = numbered.number if next_number is None else next_number
-                begin(scheduled)
-                scheduled += piece.steps
-                phase.put(numbered)
-                piece = pieces.next(pace.next(scheduled, None, 512))
-            if not phase.under_way:
-                return
-            began = time.perf_counter()
-            done, result = phase.get()
-            function.done(done)
-            pace.done(done.steps, began)
-            arrived[done.number] = done, result
-            while next_number in arrived:
-                yield arrived.pop(next_number)
-                next_number += 1

@@ -3,7 +3,7 @@
 The coordinator walks through the input in its order, as on one device, and hands out pieces of it: of arrays the numbers
 of the rows (the arrays themselves are sent to each worker once), of anything else the batches. So an epoch holds every
 row once, whatever number of workers there is, and one worker sees the batches of `fit` on one device in their order.
-A function of `tf.distribute.InputContext` is the exception: each worker has a pipeline of its own.
+That holds for a function of `tf.distribute.InputContext` too: it is called here, not on the workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Piece:
     Attributes:
         steps: int.
         reader: `reader(inputs, i)` is batch i; `inputs` is `(resident, place)`, or `resident` where `place` is None.
-        resident: nest of tensors that stay on a worker while pieces name the same ones; or an opener (`PipelineOpener`).
+        resident: nest of tensors that stay on a worker while pieces name the same ones.
         place: nest of small tensors that go with the piece; None: there are none.
         rows: int or None; rows of each batch.
         signature: nest of `tf.TypeSpec` of the inputs.
@@ -58,9 +58,8 @@ class WorkerMemory:
         """The inputs of a piece, on the worker that the calling thread belongs to."""
         held = self._held.get(worker)
         if held is None or held[0] is not piece.resident:
-            opener = getattr(piece.resident, "open_on", None)
             with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
-                there = _send(piece.resident) if opener is None else opener(worker)
+                there = _send(piece.resident)
             held = self._held[worker] = (piece.resident, there)
         return held[1] if piece.place is None else (held[1], piece.place)
 

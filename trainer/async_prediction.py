@@ -26,7 +26,7 @@ class WorkerPrediction:
         self._strategy = model.distribute_strategy
         self._compiled: dict[Any, Any] = {}
         self._number = 0
-        self.lines = 2 * self._strategy.extended._num_workers
+        self.lines = 2 * internals.num_workers_of(self._strategy)
         self.memory = WorkerMemory()
 
     def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:

@@ -7,12 +7,16 @@ the batch adds.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from .exact_metrics import leaf_metrics
 from .tensorflow_internals import graph_function
 
 
@@ -26,15 +30,16 @@ class RowLayout:
         width: int; float64 numbers in a row.
     """
 
-    def __init__(self, model: Any, own_logs: Any) -> None:
+    def __init__(self, model: Any, logs: StepLogs | None = None) -> None:
         """Reads the shapes.
 
         Args:
             model: built.
-            own_logs: nest of `tf.TensorSpec` of the logs that no metric carries; {} where there are none.
+            logs: what its step returns; None: the results of its metrics.
         """
+        self.logs = logs
+        self.own_logs = own_logs = {} if logs is None else logs.own
         self.variables = _unique(model.metrics_variables)
-        self.own_logs = own_logs
         self._shapes = [tuple(v.shape) for v in self.variables]
         self._log_shapes = [tuple(s.shape) for s in keras.tree.flatten(own_logs)]
         sizes = [int(np.prod(shape)) for shape in self._shapes + self._log_shapes]
@@ -63,6 +68,44 @@ class RowLayout:
             for i, shape in enumerate(self._log_shapes)
         ]
         return keras.tree.pack_sequence_as(self.own_logs, leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLogs:
+    """What a step of the user's own returns.
+
+    Attributes:
+        names: the names of the logs, in their order.
+        own: name -> nest of `tf.TensorSpec`, of the logs that no metric carries.
+        results: name -> metric, of the logs that are `metric.result()` under another name than the metric's.
+    """
+
+    names: list[str]
+    own: dict[str, Any]
+    results: dict[str, Any]
+
+
+@contextlib.contextmanager
+def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
+    """Gives a list to which (what `metric.result()` returned, metric) is added at each call."""
+    noted: list[tuple[Any, Any]] = []
+
+    def note(metric: Any, result: Any) -> Any:
+        def noting() -> Any:
+            value = result()
+            noted.append((value, metric))
+            return value
+
+        return noting
+
+    leaves = leaf_metrics(metrics)
+    for metric in leaves:
+        object.__setattr__(metric, "result", note(metric, metric.result))
+    try:
+        yield noted
+    finally:
+        for metric in leaves:
+            object.__delattr__(metric, "result")
 
 
 def _unique(variables: Any) -> list[Any]:
@@ -106,10 +149,10 @@ class Totals:
         """The results of the metrics, and the own logs of the last step that arrived."""
         with tf.device("CPU:0"):
             results = self._read([tf.constant(value) for value in self._state])
-        if not self._layout.own_logs or self._last is None:
+        if self._layout.logs is None or self._last is None:
             return results
-        own = self._layout.logs_of(self._last)
-        return {name: results.get(name, value) for name, value in own.items()}
+        every = {**self._layout.logs_of(self._last), **results}
+        return {name: every[name] for name in self._layout.logs.names}
 
     def commit(self) -> None:
         """Writes the state into the metrics' variables."""
@@ -122,6 +165,7 @@ def result_function(model: Any, layout: RowLayout) -> Any:
 
     def read(values: list[tf.Tensor]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(layout.variables, values))):
-            return model.get_metrics_result()
+            named = {} if layout.logs is None else layout.logs.results
+            return {**{name: metric.result() for name, metric in named.items()}, **model.get_metrics_result()}
 
     return graph_function(read)

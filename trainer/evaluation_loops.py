@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from . import async_fit
+from . import async_evaluate, async_fit
 from .callback_list import callback_list
 from .executions import executions, run
 from .keras_internals import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
@@ -28,7 +28,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     model.reset_metrics()
     source.begin_epoch(0)
     if async_fit.is_asynchronous(model):
-        logs = async_fit.test_steps(model, source, callbacks)
+        logs = async_evaluate.test_steps(model, source, callbacks)
         callbacks.on_test_end(logs)
         return logs
     fixed = None if model._auto_steps else model.steps_per_execution
@@ -59,7 +59,7 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
     callbacks.on_predict_begin()
     source.begin_epoch(0)
     if async_fit.is_asynchronous(model):
-        return _end_of_prediction(async_fit.predict_steps(model, source, callbacks, _joined), callbacks)
+        return _end_of_prediction(async_evaluate.predict_steps(model, source, callbacks, _joined), callbacks)
     fixed = None if getattr(model, "_auto_steps", True) else model.steps_per_execution
     pace = Pace(fixed, callbacks.callbacks, "predict")
     collected: list[Any] = []

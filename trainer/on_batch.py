@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from . import async_fit
 from .keras_internals import convert_to_np_if_not_ragged, pythonify_logs
 from .overflow import check_progress
 from .pipeline_step import names_lost_stages
@@ -15,6 +16,7 @@ from .sources.rows import batch_spec
 
 
 @names_lost_stages
+@async_fit.names_lost_servers
 def on_batch(
     model: Any, training: bool, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
@@ -31,6 +33,7 @@ def on_batch(
 
 
 @names_lost_stages
+@async_fit.names_lost_servers
 def predict_on_batch(model: Any, x: Any) -> Any:
     """The outputs for one global batch. Context: host."""
     chunk = _whole_batch(model, x, None, None, None)

@@ -1,4 +1,4 @@
-"""What needs no cluster: the refusals, the modes, the rows of totals, the split of gradients, TensorFlow's internals."""
+"""What needs no cluster: the refusals, the modes, the rows of totals, the split of gradients."""
 
 import json
 
@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.distribute import parameter_server, parameter_server_internals, parameter_server_shards
+from unisono.distribute import parameter_server, parameter_server_shards
 from unisono.distribute.cluster import ClusterError
 from unisono.distribute.parameter_server import ParameterServerMode, ParameterServerStrategy
-from unisono.trainer.async_fit import _Pace
-from unisono.trainer.async_totals import RowLayout
+from unisono.trainer.async_pace import AsyncPace
+from unisono.trainer.async_totals import RowLayout, StepLogs
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -60,7 +60,7 @@ def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
     class Model:
         metrics_variables = keras.metrics.Mean().variables
 
-    layout = RowLayout(Model, {"raw": tf.TensorSpec([2], tf.float32)})
+    layout = RowLayout(Model, StepLogs(["raw"], {"raw": tf.TensorSpec([2], tf.float32)}, {}))
     row = layout.pack(
         tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
     )
@@ -70,11 +70,12 @@ def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
 
 
 def test_executions_are_short_near_the_end_so_that_no_worker_is_waited_for():
-    pace = _Pace(None, workers=2, epoch_steps=100, most=None)
+    pace = AsyncPace(None, workers=2, epoch_steps=100, most=None)
     pace._steps = 64.0
     assert [pace.next(done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
     assert pace.next(0, left=3, most=512) == 3
-    assert _Pace(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
+    assert AsyncPace(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
+    assert AsyncPace(8, workers=2, epoch_steps=100, most=3).next(0) == 3, "as many as max_staleness allows"
 
 
 @pytest.mark.parametrize("sparse", [True, False])
@@ -104,24 +105,3 @@ def test_only_rules_that_treat_each_number_by_itself_run_on_parts():
             pass
 
     assert not elementwise(Own())
-
-
-def test_internals_of_tensorflow_are_what_we_take_them_for():
-    from tensorflow.python.distribute.coordinator import cluster_coordinator
-
-    handler = cluster_coordinator.WorkerPreemptionHandler
-    assert "self._server_def)" in _source(handler._preemption_handler), "read at each attempt to reconnect"
-    assert "execute_on" in _source(cluster_coordinator.Worker._process_closure)
-    for name in ("schedule", "join", "done"):
-        assert hasattr(cluster_coordinator.Cluster, name)
-    queue = cluster_coordinator._CoordinatedClosureQueue
-    assert "timeout" in queue.wait.__code__.co_varnames and "_error" in _source(queue.mark_failed)
-    assert isinstance(parameter_server_internals._PartialRecovery._server_def, property)
-    whole = parameter_server_internals.ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
-    assert np.asarray(whole).tolist() == [1, 2, 3]
-
-
-def _source(function):
-    import inspect
-
-    return inspect.getsource(function)

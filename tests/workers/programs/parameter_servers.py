@@ -4,8 +4,10 @@
 Each scenario prints one line of JSON with what it found; the test judges it.
 """
 
+import contextlib
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -13,32 +15,50 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from unisono.distribute.launcher_processes import how_it_ended
 from unisono.distribute.launcher_tasks import Layout, plan
 
 
-def fork_servers():
-    """Imports TensorFlow once; then each line of the input starts one server, whose process id is the answer."""
+def fork_servers(directory):
+    """Imports TensorFlow once; then each line of the input starts one server, whose process id is the answer.
+
+    What a server prints goes to `<directory>/<task>`; how each ended is a line of `<directory>/ended`.
+    """
     import tensorflow  # noqa: F401
     from unisono.distribute import server
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    names = {}
+
+    def note_ends(*_):
+        with contextlib.suppress(ChildProcessError), open(f"{directory}/ended", "a") as ended:
+            while (end := os.waitpid(-1, os.WNOHANG))[0]:
+                code = os.waitstatus_to_exitcode(end[1])
+                print(f"{names.get(end[0])} (process {end[0]}) {how_it_ended(code)}", file=ended)
+
+    signal.signal(signal.SIGCHLD, note_ends)
     for line in sys.stdin:
+        env = json.loads(line)
+        task = json.loads(env["TF_CONFIG"])["task"]
+        name = f"{task['type']}-{task['index']}"
         pid = os.fork()
         if pid == 0:
-            os.environ.update(json.loads(line))
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), 1)
-                os.dup2(nowhere.fileno(), 2)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.environ.update(env)
+            with open(f"{directory}/{name}", "a") as output:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
             os._exit(server.main())
+        names[pid] = name
         print(pid, flush=True)
 
 
-if sys.argv[1:] == ["fork servers"]:
-    fork_servers()
+if sys.argv[1] == "fork servers":
+    fork_servers(sys.argv[2])
     sys.exit()
 
 
@@ -50,7 +70,7 @@ class Cluster:
         self.tasks = {task.name: task for task in tasks}
         os.environ.update(self.tasks.pop("chief").env)
         self.forker = subprocess.Popen(
-            [sys.executable, __file__, "fork servers"],
+            [sys.executable, __file__, "fork servers", OUT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -65,8 +85,18 @@ class Cluster:
         self.forker.stdin.flush()
         self.pids[name] = int(self.forker.stdout.readline())
 
-    def kill(self, name):
-        os.kill(self.pids.pop(name), signal.SIGKILL)
+    def kill(self, name, seconds=20):
+        """Kills it and waits until it is gone: until then the kernel keeps its port, and nobody else can listen there."""
+        pid = self.pids.pop(name)
+        os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                os.kill(pid, 0)  # it is there until the forker has collected it
+            except ProcessLookupError:
+                return
+            time.sleep(0.005)
+        raise TimeoutError(name)
 
     def wait_for(self, name, seconds=60):
         kind, index = name.split("-")
@@ -88,13 +118,20 @@ class Cluster:
 
 
 SCENARIO, OUT = sys.argv[1:3]
-SIZES = {"alone": (1, 2), "together": (2, 1), "killed": (2, 1), "in_step": (3, 2)}
+SIZES = {
+    "alone": (1, 2),
+    "together": (2, 1),
+    "killed": (2, 1),
+    "in_step": (3, 2),
+    "resumed": (2, 1),
+    "watched": (2, 1),
+}
 cluster = Cluster(*SIZES[SCENARIO])
 
 import keras
 import numpy as np
 import tensorflow as tf
-from unisono.distribute.parameter_server import ParameterServerError, ParameterServerStrategy
+from unisono.distribute.parameter_server import ParameterServerError, ParameterServerStrategy, pool_of
 
 import unisono
 
@@ -138,11 +175,11 @@ def mean_output(y_true, y_pred):
     return keras.ops.mean(y_pred, axis=-1)
 
 
-def counter(momentum=0.0):
+def counter(momentum=0.0, **compile_arguments):
     """One weight that each step lowers by 1, or by what momentum makes of it."""
     kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = unisono.Sequential([keras.Input((1,)), kernel])
-    model.compile(unisono.optimizers.SGD(1.0, momentum), mean_output)
+    model.compile(unisono.optimizers.SGD(1.0, momentum), mean_output, **compile_arguments)
     return model
 
 
@@ -250,7 +287,9 @@ def together():
     FOUND["loss"] = history.history["loss"][0]
 
     with strategy.scope():
-        model = counter(momentum=0.5)
+        model = counter(
+            momentum=0.5, steps_per_execution=8
+        )  # more than max_staleness lets a worker run at once
     model.fit(ones[:300], ones[:300], batch_size=1, epochs=1, verbose=0)
     velocity = weight = 0.0
     for _ in range(300):
@@ -411,6 +450,129 @@ def in_step():
     FOUND["iterations_after_loss"] = int(models[0].optimizer.iterations.numpy())
 
 
+def resumed():
+    """Run first, all processes are killed in the middle of the second epoch; run again, training goes on."""
+    steps = []
+
+    class EndOfEverything(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append(batch)
+            if not os.path.exists(f"{OUT}/ended once") and self.model.fit_state.epoch == 1 and batch > 150:
+                open(f"{OUT}/ended once", "w").close()
+                cluster.end()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        model = counter()
+    ones = np.ones((200, 1), "float32")
+    backup = unisono.callbacks.BackupAndRestore(f"{OUT}/backup", save_freq=20)
+    history = model.fit(ones, ones, batch_size=1, epochs=3, verbose=0, callbacks=[backup, EndOfEverything()])
+    FOUND["steps"] = len(steps)
+    FOUND["counts"] = [int(model.optimizer.iterations.numpy()), float(model.get_weights()[0][0, 0])]
+    FOUND["counted"] = float(model._loss_tracker.count.numpy())
+    FOUND["epochs"] = history.epoch
+
+
+def watched():
+    """What looks at training works here too, and so do float16 and steps of one's own."""
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        model = classifier(unisono.optimizers.Adam(1e-2))
+    looking = [
+        unisono.callbacks.TrainingReport(f"{OUT}/report.html"),
+        unisono.callbacks.TensorBoard(f"{OUT}/board", histogram_freq=1, update_freq=5),
+        unisono.callbacks.CSVLogger(f"{OUT}/log.csv"),
+        unisono.callbacks.AnomalyReport(f"{OUT}/anomaly.json"),
+        unisono.callbacks.Diagnosis(),
+    ]
+    data = {"batch_size": 16, "verbose": 0, "validation_data": (X[:50], Y[:50])}
+    model.fit(X, Y, epochs=2, callbacks=looking, **data)
+    with open(f"{OUT}/report.jsonl") as lines:
+        events = [json.loads(line) for line in lines]
+    FOUND["report"] = [sum(event.get("steps", 0) for event in events), os.path.exists(f"{OUT}/report.html")]
+    FOUND["csv"] = len(pathlib.Path(f"{OUT}/log.csv").read_text().splitlines())
+    FOUND["board"] = sorted(tags(f"{OUT}/board"))
+    FOUND["anomaly_where_none_is"] = os.path.exists(f"{OUT}/anomaly.json")
+
+    broken = X.copy()
+    broken[100] = np.nan
+    anomaly = unisono.callbacks.AnomalyReport()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(broken, Y, epochs=3, callbacks=[anomaly], batch_size=16, verbose=0)
+    FOUND["anomaly"] = [
+        bool(anomaly.report and anomaly.report["gradients"]),
+        all(np.isfinite(w).all() for w in model.get_weights()[:4]),
+        [str(w.message) for w in caught if w.category.__name__ == "AnomalyWarning"],
+    ]
+
+    unisono.mixed_precision.set_global_policy("mixed_float16")
+    with strategy.scope():
+        model = counter()
+    ones = np.ones((400, 1), "float32")
+    history = model.fit(ones, ones, batch_size=1, verbose=0)
+    FOUND["float16"] = [
+        int(model.optimizer.inner_optimizer.iterations.numpy()),
+        float(model.get_weights()[0][0, 0]),
+        model.layers[0].compute_dtype,
+        history.history["loss_scale"][-1],
+    ]
+    unisono.mixed_precision.set_global_policy("float32")
+
+    class Own(unisono.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+            self.total = keras.metrics.Sum(name="total")
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(x, training=True))
+            self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+            self.total.update_state(x)
+            tf.summary.scalar("written_by_nobody", loss, step=0)
+            return {"sum_under_another_name": self.total.result(), "last": tf.reduce_max(x)}
+
+    with strategy.scope():
+        model = Own()
+        model.compile(unisono.optimizers.SGD(0.0))
+    board = unisono.callbacks.TensorBoard(f"{OUT}/own", update_freq=1)
+    history = model.fit(ones, ones, batch_size=4, verbose=0, callbacks=[board])
+    FOUND["own_board"] = sorted(tags(f"{OUT}/own") - {"keras"})
+    FOUND["own_step"] = history.history
+
+    pool_of(strategy).timeout = 4.0
+
+    class Stopped(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            os.kill(cluster.pids["ps-0"], signal.SIGSTOP)
+            self.model.get_weights()
+
+    began = time.monotonic()
+    try:
+        model.fit(ones, ones, batch_size=4, verbose=0, callbacks=[Stopped()])
+    except ParameterServerError as error:
+        FOUND["hangs"] = [str(error), time.monotonic() - began]
+    os.kill(cluster.pids["ps-0"], signal.SIGCONT)
+    FOUND["after_hanging"] = model.fit(ones, ones, batch_size=4, verbose=0).history["last"]
+
+
+def tags(directory):
+    """The names of the numbers in TensorBoard's files."""
+    from tensorflow.core.util import event_pb2
+
+    found = set()
+    for file in pathlib.Path(directory).rglob("*tfevents*"):
+        for record in tf.data.TFRecordDataset(str(file)):
+            found.update(value.tag for value in event_pb2.Event.FromString(record.numpy()).summary.value)
+    return found
+
+
 code = 1
 try:
     globals()[SCENARIO]()
@@ -418,7 +580,14 @@ try:
     code = 0
 except BaseException:
     traceback.print_exc()
-    print("FOUND SO FAR " + json.dumps(FOUND), file=sys.stderr, flush=True)
+    print("FOUND SO FAR " + json.dumps(FOUND), file=sys.stderr)
+    for file in [
+        pathlib.Path(OUT) / "ended",
+        *pathlib.Path(OUT).glob("worker-*"),
+        *pathlib.Path(OUT).glob("ps-*"),
+    ]:
+        if file.exists():
+            print(f"--- {file.name}:\n{file.read_text()[-1000:]}", file=sys.stderr, flush=True)
 finally:
     cluster.end()
     os._exit(code)  # TensorFlow would wait for the servers that are gone

@@ -1,0 +1,117 @@
+"""Pieces of work among fake workers: threads that take them, as the coordinator's threads do for real ones."""
+
+import collections
+import threading
+import time
+import types
+
+import pytest
+from unisono.distribute import parameter_server_internals
+from unisono.distribute.parameter_server_pool import Phase
+from unisono.distribute.parameter_server_watch import ServerWatch
+
+Piece = collections.namedtuple("Piece", "number steps")
+_BOUND = 20  # seconds; nothing here takes that long unless it hangs
+
+
+class Workers:
+    """Threads that run `phase.loop`; `gates[w]` is an Event that worker w waits for in each piece.
+
+    `most_ahead` is the greatest lead that any worker had over the slowest when it began a piece, the piece included.
+    """
+
+    def __init__(self, monkeypatch, count, max_staleness):
+        here = threading.local()
+        monkeypatch.setattr(parameter_server_internals, "current_worker", lambda: here.worker)
+        self.gates = [threading.Event() for _ in range(count)]
+        self.done = [0] * count
+        self.begun = [0] * count
+        self.most_ahead = 0
+        self.lock = threading.Lock()
+        pool = types.SimpleNamespace(answers=lambda kind, index: True, coordinator=None)
+        self.phase = Phase(pool, self._run, lambda worker: None, max_staleness)
+
+        def live(worker):
+            here.worker = worker
+            self.phase.loop()
+
+        self.threads = [threading.Thread(target=live, args=(w,), daemon=True) for w in range(count)]
+        for thread in self.threads:
+            thread.start()
+        self.wait_until(lambda: len(self.phase._steps_of) == count)
+
+    def _run(self, worker, piece):
+        with self.lock:
+            self.begun[worker] += piece.steps
+            ahead = self.done[worker] + piece.steps - min(self.done)
+            self.most_ahead = max(self.most_ahead, ahead)
+        assert self.gates[worker].wait(_BOUND)
+        with self.lock:
+            self.done[worker] += piece.steps
+        return worker
+
+    def wait_until(self, true):
+        until = time.monotonic() + _BOUND
+        while not true():
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
+    def end(self):
+        for gate in self.gates:
+            gate.set()
+        self.phase.close()
+        for thread in self.threads:
+            thread.join(_BOUND)
+
+
+@pytest.mark.parametrize(("max_staleness", "steps"), [(1, 1), (3, 1), (4, 2)])
+def test_no_worker_is_more_than_max_staleness_steps_ahead_of_the_slowest(monkeypatch, max_staleness, steps):
+    workers = Workers(monkeypatch, 3, max_staleness)
+    try:
+        for number in range(40):
+            workers.phase.put(Piece(number, steps))
+        workers.gates[1].set()
+        workers.gates[2].set()  # worker 0 stands still in its first piece
+        workers.wait_until(lambda: workers.done[1:] == [max_staleness] * 2)
+        time.sleep(0.1)
+        assert workers.begun == [steps, max_staleness, max_staleness], "the others wait for the slowest"
+        workers.gates[0].set()
+        workers.wait_until(lambda: sum(workers.done) == 40 * steps)
+        assert workers.most_ahead == max_staleness
+    finally:
+        workers.end()
+
+
+def test_without_a_bound_nobody_waits_for_the_slowest(monkeypatch):
+    workers = Workers(monkeypatch, 2, None)
+    try:
+        for number in range(30):
+            workers.phase.put(Piece(number, 1))
+        workers.gates[1].set()
+        workers.wait_until(lambda: workers.done[1] >= 29)
+    finally:
+        workers.end()
+
+
+@pytest.mark.parametrize(
+    ("answers", "listens", "complains"),
+    [([False, False], True, True), ([False, False], False, False), ([False, True], True, False)],
+    ids=["stopped", "dead", "late once"],
+)
+def test_only_a_server_that_listens_and_is_silent_twice_is_said_to_hang(answers, listens, complains):
+    asked = threading.Semaphore(0)
+    left = list(answers)
+
+    def responds(index, seconds):
+        asked.release()
+        return left.pop(0) if left else True
+
+    watch = ServerWatch(["127.0.0.1:9"], responds, lambda index: listens, lambda: 0.04)
+    with watch.watching():
+        for _ in range(2 if complains else 3):
+            assert asked.acquire(timeout=_BOUND)
+        until = time.monotonic() + _BOUND
+        while complains and watch.complaint is None and time.monotonic() < until:
+            time.sleep(0.005)
+    assert (watch.complaint is not None) == complains
+    assert not complains or watch.complaint.startswith("The parameter server 0 at 127.0.0.1:9 listens")
