@@ -27,7 +27,9 @@ def main(page: str) -> None:
         import unisono
 
         unisono.distribute.simulate_devices(max(devices))
-    blocks = [block for block in blocks_of(text) if block.language == "python" or block.code.startswith(CHECKED)]
+    blocks = [
+        block for block in blocks_of(text) if block.language == "python" or block.code.startswith(CHECKED)
+    ]
     module = module_of([block for block in blocks if block.language == "python"])
     exec(BEFORE.get(page, ""), vars(module))
     for block in blocks:
