@@ -368,6 +368,7 @@ class Trainer:
                 build_for_prediction(self, spec)
                 pipeline_step.prepare(self, rows, training)
             build_for(self, spec, training)
+        bring_home(self)  # the metrics of `compile` are among the model's only now
 
     def build_for_prediction(self, spec: Any) -> None:
         """Creates the variables of the model."""
