@@ -80,6 +80,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._rate: Rate | None = None
         self._printed_at = float("-inf")
         self._last_width = 0
+        self._line_open = False
         self._first_epoch = True
         self._chief = True
 
@@ -101,6 +102,12 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     def on_train_end(self, logs: Any = None) -> None:
         """After `fit`, `evaluate` and `predict` print for themselves again."""
         self._called_in_fit = False
+
+    def on_fit_exit(self) -> None:
+        """Ends the line that is drawn in place: after an error its message begins a line of its own."""
+        self._called_in_fit = False
+        if self._line_open:
+            self._write("\n")
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Begins the bar of `evaluate`; a validation inside of `fit` is silent, as in Keras."""
@@ -226,6 +233,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             logging.getLogger("absl").info(text.rstrip("\n"))
             return
         stream = self._stream or sys.stdout
+        self._line_open = not text.endswith("\n")
         stream.write(text)
         stream.flush()
 

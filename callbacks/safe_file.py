@@ -56,10 +56,12 @@ def rename_safely(temporary: Path, path: Path) -> Iterator[None]:
 def save_error(directory: Path, error: OSError) -> SaveError:
     """The sentence for a failed save in `directory`."""
     reason = error.strerror or str(error)
-    if error.errno == errno.ENOSPC:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             reason += f", {shutil.disk_usage(directory).free} bytes free"
         cure = "Free space there"
+    elif error.errno == errno.EFBIG:
+        cure = "Allow larger files (`ulimit -f`)"
     elif not directory.is_dir():
         reason, cure = "the directory is gone", "Make it again"
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from .parameter_server_updates import on_parameter_servers, update_on_servers
+from .step_context import note_varying_shape
 from .tensorflow_internals import bytes_per_pack
 
 _BYTES_PER_PACK = 2**20
@@ -48,6 +49,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     tensors = list(tensors)
     if not tensors or num_replicas() == 1:
         return tensors
+    if any(isinstance(t, tf.IndexedSlices) and t.indices.shape.num_elements() is None for t in tensors):
+        note_varying_shape()  # slices are gathered
     context = tf.distribute.get_replica_context()
     result: list[Any] = [None] * len(tensors)
     for group in _by_dtype(tensors):  # over several workers TensorFlow packs what it is given into one tensor

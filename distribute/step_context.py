@@ -42,6 +42,8 @@ class StepContext:
             the same random state draw different numbers.
         scales: the loss scale that each optimizer has read in this step, by `id`: another worker may change it meanwhile.
         added_losses: how many losses each layer has added in this step, by `id`.
+        shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
+            TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
         take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
     """
 
@@ -61,6 +63,7 @@ class StepContext:
     stream: Any = None
     scales: dict[int, Any] = dataclasses.field(default_factory=dict)
     added_losses: dict[int, int] = dataclasses.field(default_factory=dict)
+    shapes_vary: bool = False
     take_gradients: Any = None
 
     @property
@@ -81,6 +84,13 @@ def current_step() -> StepContext | None:
     """The step that this thread computes, or None outside of the trainer's steps (in a custom loop, say)."""
     stack = getattr(_local, "stack", None)
     return stack[-1] if stack else None
+
+
+def note_varying_shape() -> None:
+    """Notes in the current step, if there is one, that a collective may have another shape in another step."""
+    step = current_step()
+    if step is not None:
+        step.shapes_vary = True
 
 
 @contextlib.contextmanager

@@ -179,14 +179,16 @@ def transform_and_apply(optimizer: Any, pairs: Pairs, weight_total: Any) -> None
         accumulate(optimizer, pairs, weight_total, update)
     else:
         update(pairs)
-    local_copy(optimizer._iterations).assign_add(1)
+    with _once_there_are(pairs):
+        local_copy(optimizer._iterations).assign_add(1)
 
 
 def apply(optimizer: Any, pairs: Pairs) -> None:
     """Stage 5: writes the weights and the slots; the order is Keras'."""
     if pairs:
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        optimizer.decay_weights(variables)
+        with _once_there_are(pairs):
+            optimizer.decay_weights(variables)
         optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
     optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
     optimizer.overwrite_with_average_when_due()
@@ -194,6 +196,11 @@ def apply(optimizer: Any, pairs: Pairs) -> None:
         if variable.constraint is not None:
             copy = local_copy(variable)
             copy.assign(variable.constraint(copy))
+
+
+def _once_there_are(pairs: Pairs) -> Any:
+    """Writes that need no gradient wait for all of them: a step that fails, at its data for instance, changes nothing."""
+    return tf.control_dependencies([values_of(g) for g, _ in pairs])
 
 
 def _weight_total(options: CallOptions) -> Any:

@@ -58,6 +58,8 @@ def _gather_dense(value: tf.Tensor) -> tf.Tensor:
             "A loss or metric of your own needs the rows of all replicas, and strings cannot be gathered. Received: "
             f"{value}. Encode them as numbers, or declare the function with `unisono.rowwise`."
         )
+    if not isinstance(step.rows, int) or not value.shape.is_fully_defined():
+        step.shapes_vary = True
     as_number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
     per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
     own = as_number if isinstance(step.rows, int) and step.rows > 0 else as_number[: step.rows * per_row]

@@ -38,6 +38,8 @@ class StepFunction:
         self._model = model
         self._training = training
         self._compiled: dict[Any, Any] = {}
+        self._one_by_one: dict[Any, Any] = {}  # what runs a single step; None: steps share a loop
+        self._shapes_vary = False
         self.way = "graph"  # or "xla": see tuner.py
         self.choices: dict[int | None, Any] = {}  # what was measured, for each size of the batch
         self.full_rows: int | None = None  # a last partial batch is not worth compiling for
@@ -57,7 +59,10 @@ class StepFunction:
             self._compiled[key] = self._make(chunk)
         self.fresh = self.fresh or not familiar
         with meeting(familiar):
-            return self._call(self._compiled[key], chunk)
+            single = self._single(key, chunk)
+            if single is None:
+                return self._call(self._compiled[key], chunk)
+            return self._steps_of_their_own(single, chunk)
 
     def _key(self, chunk: Chunk) -> Any:
         return chunk.reader, chunk.rows, chunk.open_ended, self.way
@@ -82,6 +87,37 @@ class StepFunction:
             return int(done), logs
         inputs = present(chunk.inputs) if has_absent(chunk.signature) else chunk.inputs
         return chunk.steps, function(inputs, tf.constant(chunk.steps, tf.int32))
+
+    def _single(self, key: Any, chunk: Chunk) -> Any:
+        """What runs one step in a call of its own, where several in one loop cannot be run; otherwise None.
+
+        TensorFlow keeps the shape of a collective for a whole call. So where replicas gather rows or slices of which there
+        may be more in one step than in the next, each step needs a call. It is known once the loop has been traced.
+        """
+        if self._model.run_eagerly or self._model.distribute_strategy.num_replicas_in_sync == 1:
+            return None
+        if key not in self._one_by_one:
+            self._shapes_vary, loop = False, self._compiled[key]
+            signed = chunk.signature is not None and not chunk.open_ended
+            loop.get_concrete_function(
+                *(() if signed else (chunk.inputs, tf.constant(chunk.steps, tf.int32)))
+            )
+            single = loop if chunk.open_ended else graph_function(self._step(chunk.reader, chunk.rows))
+            self._one_by_one[key] = single if self._shapes_vary else None
+        return self._one_by_one[key]
+
+    def _steps_of_their_own(self, single: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
+        done, logs = 0, {}
+        for i in range(chunk.steps):
+            if chunk.open_ended:
+                ran, new = single(chunk.inputs, tf.constant(1, tf.int32))
+                if not int(ran):
+                    break
+                logs = new
+            else:
+                logs = single(chunk.inputs, tf.constant(i, tf.int32))
+            done += 1
+        return done, logs
 
     def graph(self) -> Any:
         """The graph that was made first, to be drawn; None where there is none."""
@@ -140,7 +176,9 @@ class StepFunction:
                 state.enter()
                 step.compiles = compiles or model.jit_compile
             with tf.name_scope(""):  # so that the tags of summaries do not tell how steps are looped
-                return replica_step(model, step_fn, data, step)
+                logs = replica_step(model, step_fn, data, step)
+            self._shapes_vary = self._shapes_vary or step.shapes_vary
+            return logs
 
         total = rows if rows is not None else row_count(batch)
         if worker_rows is not None:
@@ -195,6 +233,9 @@ class StepFunction:
 
     def _logs(self, custom: dict[str, Any]) -> dict[str, Any]:
         return custom if custom else self._model.get_metrics_result()
+
+    def _step(self, reader: Any, rows: int | None) -> Any:
+        return lambda inputs, i: self._logs(self.one_step(reader(inputs, i), rows))
 
     def _counted_loop(self, reader: Any, rows: int | None, compiles: bool) -> Any:
         def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:

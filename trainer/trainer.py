@@ -375,6 +375,7 @@ class Trainer:
             build_for(self, spec, training)
             if self.distribute_strategy.num_replicas_in_sync > 1 and self._pipeline is None:
                 added_losses.find_sums(self, spec[0])
+        bring_home(self)  # the metrics of `compile` are among the model's only now
 
     def build_for_prediction(self, spec: Any) -> None:
         """Creates the variables of the model."""

@@ -39,7 +39,7 @@ def compile_compute(compute: Callable[[Any], tuple[Any, Any, Any]], data: Any) -
     def inner(leaves: list[Any]) -> Any:
         present = iter(leaves)
         nest = keras.tree.map_structure(lambda leaf: None if leaf is None else next(present), data)
-        own = dataclasses.replace(step, weight_totals=[], in_xla=True)
+        own = dataclasses.replace(step, weight_totals=[], added_losses={}, in_xla=True)
         with CollectedWrites() as writes, step_scope(own), as_the_graph_draws():
             own.writes = writes
             loss, gradients, outputs = compute(nest)

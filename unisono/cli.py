@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "launch": "start the workers of a cluster on this machine and run a script on them",
-    "backups": "list, verify and repair what BackupAndRestore has written",
+    "backups": "list backups and checkpoints, and check every byte of them",
     "profile": "capture a profile of running workers, from outside",
     "report": "make a readable report of a run",
     "doctor": "say what this machine offers and what is wrong with it",

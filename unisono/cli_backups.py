@@ -9,35 +9,44 @@ from pathlib import Path
 from unisono.callbacks.backup_store import BackupInfo, list_backups
 from unisono.callbacks.safe_file import SUM_SUFFIX, verify_sum
 
+ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3
+
 
 def main(argv: list[str]) -> int:
-    """Prints one line for each file, every byte of which is checked.
+    """Prints one line for each file, every byte of which is checked. Nothing is changed.
 
     Args:
         argv: list of str; the arguments after `backups`.
 
     Returns:
-        int; 0 if the directory holds a good backup or checkpoint, 1 if it holds none, 2 if there is no such
-        directory.
+        int; the exit status: 0 every file is good; 1 there is no good one; 2 there is no such directory; 3 there is
+        a good one, but also one that is damaged, missing or of a newer version.
     """
-    parser = argparse.ArgumentParser(prog="python -m unisono backups", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m unisono backups",
+        description="List backups and checkpoints, and check every byte of them. Nothing is changed.",
+        epilog="Exit status: 0 every file is good; 1 there is no good one; 2 there is no such directory; "
+        "3 there is a good one, but also one that is damaged, missing or of a newer version.",
+    )
     parser.add_argument("directory", type=Path, help="what was given to BackupAndRestore or ModelCheckpoint")
     directory = parser.parse_args(argv).directory
     if not directory.is_dir():
         print(f"{directory} is no directory.")
-        return 2
+        return NO_DIRECTORY
     backups = list_backups(directory)
     sums = sorted(directory.glob(f"*{SUM_SUFFIX}"))
     if not backups and not sums:
         print(f"No backups in {directory}.")
-        return 1
+        return NONE_GOOD
     good = _print_backups(backups) if backups else 0
     for path in (sum_file.with_name(sum_file.name.removesuffix(SUM_SUFFIX)) for sum_file in sums):
         whole = path.exists() and bool(verify_sum(path))
         size = _size(path.stat().st_size) if path.exists() else ""
         print(f"{path.name}  {size}  {'good' if whole else 'damaged' if path.exists() else 'missing'}")
         good += whole
-    return 0 if good else 1
+    if good == len(backups) + len(sums):
+        return ALL_GOOD
+    return SOME_GOOD if good else NONE_GOOD
 
 
 def _print_backups(backups: list[BackupInfo]) -> int:

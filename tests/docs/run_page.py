@@ -1,8 +1,9 @@
-"""Runs the Python blocks of one page one after another in one fresh process, as a reader would: `run_page.py PAGE`."""
+"""Runs the blocks of one page one after another in one fresh process, as a reader would: `run_page.py PAGE`."""
 
 import os
 import pathlib
 import re
+import subprocess
 import sys
 import traceback
 import types
@@ -13,7 +14,10 @@ HERE = pathlib.Path(__file__).resolve()
 ROOT = HERE.parent.parent.parent
 sys.path.insert(0, str(HERE.parent))
 
-from blocks import BEFORE, NOT_RUN, blocks_of  # noqa: E402
+from blocks import BEFORE, NOT_RUN, Block, blocks_of  # noqa: E402
+
+# Commands of which a page shows what they print.
+CHECKED = "$ python -m unisono backups "
 
 
 def main(page: str) -> None:
@@ -23,10 +27,15 @@ def main(page: str) -> None:
         import unisono
 
         unisono.distribute.simulate_devices(max(devices))
-    blocks = [block for block in blocks_of(text) if block.language == "python"]
-    module = module_of(blocks)
+    blocks = [
+        block for block in blocks_of(text) if block.language == "python" or block.code.startswith(CHECKED)
+    ]
+    module = module_of([block for block in blocks if block.language == "python"])
     exec(BEFORE.get(page, ""), vars(module))
     for block in blocks:
+        if block.language != "python":
+            check_output(block, f"{page}, line {block.line}")
+            continue
         reason = block.not_run or next((r for t, r in NOT_RUN.get(page, {}).items() if t in block.code), "")
         where = f"{page}, line {block.line}"
         code = compile("\n" * (block.line - 1) + block.code, module.__file__, "exec")
@@ -42,6 +51,22 @@ def main(page: str) -> None:
     for name, test in list(vars(module).items()):
         if page == "CONTRIBUTING.md" and name.startswith("test_"):  # it shows how a test is written
             test()
+
+
+def check_output(block: Block, where: str) -> None:
+    """Runs the command of a block and compares what it prints, but for times and sizes, with what the block shows."""
+    command, _, shown = block.code.partition("\n")
+    words = [sys.executable, *command.removeprefix("$ python ").split()]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    printed = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60).stdout
+    if _without_chance(printed) != _without_chance(shown):
+        sys.exit(f"{where} shows\n{shown}\nbut the command prints\n{printed}")
+    print(f"{where}: ok", flush=True)
+
+
+def _without_chance(text: str) -> str:
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", text)
+    return re.sub(r"\d+\.\d (?=[kMG]B)", "SIZE ", text).strip()
 
 
 def module_of(blocks: list) -> types.ModuleType:

@@ -247,3 +247,65 @@ def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-feed")]
     gc.collect()
     assert sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects()) < objects + 20
+
+
+class Broken(Exception):
+    """What goes wrong in the user's own code."""
+
+
+class BrokenBatches(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        if number == 3:
+            raise Broken("the file ends here")
+        return DENSE[2 * number : 2 * number + 2], TARGET[2 * number : 2 * number + 2]
+
+
+def broken_pipeline():
+    whole = tf.data.Dataset.from_tensor_slices((DENSE, TARGET)).batch(2, drop_remainder=True)
+    return whole.enumerate().map(
+        lambda i, batch: (
+            tf.debugging.check_numerics(batch[0] / tf.cast(i != 3, tf.float32), "ends here"),
+            batch[1],
+        )
+    )
+
+
+BROKEN = {
+    "threads": (lambda: BrokenBatches(workers=2), Broken, "ends here"),
+    "processes": (lambda: BrokenBatches(workers=2, use_multiprocessing=True), Broken, "ends here"),
+    "pipeline": (broken_pipeline, tf.errors.InvalidArgumentError, "ends here"),
+    "not finite": (
+        lambda: iter([(np.nan * DENSE[:2] if i == 3 else DENSE[:2], TARGET[:2]) for i in range(5)]),
+        None,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_goes_wrong_in_the_middle_leaves_the_last_good_step_on_every_replica(case, tmp_path):
+    make, error, message = BROKEN[case]
+    results = []
+    for good in (False, True):
+        keras.utils.set_random_seed(4)
+        with helpers.scope(helpers.mirrored(2)):
+            model = unisono.Sequential([keras.Input((4,)), layers.Dense(1)])
+            optimizer = unisono.optimizers.AdamW(0.1, weight_decay=0.5)  # decay needs no gradient
+            model.compile(optimizer, "mse", steps_per_execution=4)
+        lines = unisono.callbacks.JSONLines(tmp_path / "log.jsonl", every=1)
+        if good:
+            rows = np.array([0, 1] * 3) if case == "not finite" else np.arange(6)
+            model.fit(DENSE[rows], TARGET[rows], batch_size=2, shuffle=False, verbose=0)
+        elif error is None:
+            with pytest.warns(UserWarning, match="gradient"):
+                model.fit(make(), verbose=0, callbacks=[unisono.callbacks.AnomalyReport(), lines])
+        else:
+            with pytest.raises(error, match=message):
+                model.fit(make(), verbose=0, shuffle=False, callbacks=[lines])
+        results.append([model.get_weights(), int(model.optimizer.iterations.numpy())])
+        assert lines._file._stream is None
+    helpers.assert_close(*results, helpers.FLOAT32)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-")]

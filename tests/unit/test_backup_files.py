@@ -131,7 +131,7 @@ def test_damaged_file_is_named_and_passed_over(tmp_path, damage, capsys):
     assert len(problems) == 1 and str(newest) in problems[0] and "damaged" in problems[0]
     assert [info.status for info in list_backups(tmp_path)] == ["damaged", "good", "good"]
     assert latest_backup(tmp_path).epoch == 1
-    assert main([str(tmp_path)]) == 0
+    assert main([str(tmp_path)]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("damaged") and lines[2].endswith("good") and str(newest) in lines[4]
 

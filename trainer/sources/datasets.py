@@ -121,6 +121,8 @@ class DatasetSource:
 
     def _chunk(self, steps: int) -> Chunk:
         layout = str(self._dataset.element_spec)
+        if self.per_worker:  # the loop that joins the rows of all workers is another function
+            layout = f"this worker's rows: {layout}"
         if self._exact:
             reader: Callable[[Any, Any], Any] = next_reader(layout)
         else:

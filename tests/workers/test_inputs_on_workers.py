@@ -1,0 +1,46 @@
+"""Every kind of input on real workers, and where all replicas share one copy of the weights: the numbers of one device."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import helpers
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+PROGRAM = Path(__file__).parent / "programs" / "inputs.py"
+TOLERANCE = 2e-5  # float32: sums over replicas are added in another order than on one device
+
+
+@pytest.fixture(scope="module")
+def program():
+    spec = importlib.util.spec_from_file_location("inputs", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["inputs"] = module  # TensorFlow looks up the source of functions
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def one_device(program):
+    return program.run(tf.distribute.get_strategy())
+
+
+def test_every_kind_of_input_on_two_workers_gives_the_numbers_of_one_device(
+    start_workers, program, one_device
+):
+    run = start_workers("inputs", count=2)
+    run.succeed(240)
+    for index in range(2):
+        found = dict(np.load(run.out / f"worker-{index}.npz"))
+        assert len(found) == 4 * len(program.CASES)
+        assert program.differences(found, one_device, TOLERANCE) == []
+
+
+def test_every_kind_of_input_with_shared_weights_gives_the_numbers_of_one_device(program, one_device):
+    found = program.run(helpers.strategy("central2"))
+    assert len(found) == 4 * len(program.CASES)
+    assert program.differences(found, one_device, TOLERANCE) == []
