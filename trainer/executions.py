@@ -40,7 +40,12 @@ def executions(source: Source, steps: Any, workers: Workers) -> Any:
             wanted -= chunk.steps
             if chunk.open_ended:
                 break
-        workers.check_taken(source, sum(chunk.steps for chunk in chunks))
+        try:
+            workers.check_taken(source, sum(chunk.steps for chunk in chunks))
+        except ValueError as mismatch:
+            if failure is not None:
+                raise failure from mismatch
+            raise
         if chunks:
             yield Execution(chunks)
         elif failure is None:

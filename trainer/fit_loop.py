@@ -64,15 +64,17 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
     if a.fast_dev_run:
         a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
     source, validation = _sources(model, a)
-    state: FitState | None = None
-    only_here = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as at_exit:  # all of it happens, whatever fails
+        at_exit.callback(source.close)
+        if validation is not None:
+            at_exit.callback(validation.close)
+        at_exit.callback(setattr, model, "fit_state", None)
         model.build_for(source.spec, source.batch_rows)
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
         given = (
             a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
         )
-        only_here.enter_context(only_chief_writes(keras.tree.flatten(given or []), is_chief()))
+        at_exit.enter_context(only_chief_writes(keras.tree.flatten(given or []), is_chief()))
         callbacks = callback_list(
             model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
         )
@@ -85,31 +87,32 @@ def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
             chief=is_chief(),
             settles_exit=spans_workers(model.distribute_strategy),
         )
-        model.fit_state = state
-        model.stop_training = False
-        model.make_train_function()
-        callbacks.on_train_begin()
-        if model._initial_epoch:  # a callback of Keras may set it in on_train_begin
-            state.epoch = model._initial_epoch
-        _choose_way(model, a, state)
-        logs = None
-        workers = Workers(model, "stop_training")
-        while state.epoch < state.epochs and not workers.stopped():
-            logs = _epoch(model, a, state, callbacks, validation) or logs
-        if isinstance(model.optimizer, keras.optimizers.Optimizer) and a.epochs > 0:
-            with model.strategy_scope():
-                model.optimizer.finalize_variable_values(model.trainable_weights)
-        callbacks.on_train_end(logs=logs)
-        return model.history
-    finally:
-        for callback in () if state is None else state.callbacks:
+        for callback in reversed(state.callbacks):
             if hasattr(callback, "on_fit_exit"):
-                callback.on_fit_exit()
-        model.fit_state = None
-        only_here.close()
-        source.close()
-        if validation is not None:
-            validation.close()
+                at_exit.callback(callback.on_fit_exit)
+        model.fit_state = state
+        return _train(model, a, state, callbacks, validation)
+
+
+def _train(
+    model: Any, a: FitArguments, state: FitState, callbacks: Any, validation: Source | None
+) -> keras.callbacks.History:
+    """All epochs, with what comes before the first and after the last."""
+    model.stop_training = False
+    model.make_train_function()
+    callbacks.on_train_begin()
+    if model._initial_epoch:  # a callback of Keras may set it in on_train_begin
+        state.epoch = model._initial_epoch
+    _choose_way(model, a, state)
+    logs = None
+    workers = Workers(model, "stop_training")
+    while state.epoch < state.epochs and not workers.stopped():
+        logs = _epoch(model, a, state, callbacks, validation) or logs
+    if isinstance(model.optimizer, keras.optimizers.Optimizer) and a.epochs > 0:
+        with model.strategy_scope():
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+    callbacks.on_train_end(logs=logs)
+    return model.history
 
 
 def _choose_way(model: Any, a: FitArguments, state: FitState) -> None:
