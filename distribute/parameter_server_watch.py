@@ -9,10 +9,10 @@ wherever it waits for that server.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+
+from .connections import end_connections
 
 
 class ServerWatch:
@@ -73,28 +73,5 @@ class ServerWatch:
                 f"The parameter server {index} at {address} listens but has done nothing for {seconds:g} s: end that "
                 "process and start the cluster again; a fit with `BackupAndRestore` then goes on from the last backup."
             )
-            shut_connections(address)
+            end_connections(address)
             return
-
-
-def shut_connections(address: str) -> int:
-    """Shuts down this process's connections to `address` ("host:port"); returns how many (Linux; elsewhere 0)."""
-    host, _, port = address.rpartition(":")
-    hosts = {
-        entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    }
-    count = 0
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return 0
-    for name in names:
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                peer = connection.getpeername()
-                if peer[1] == int(port) and str(peer[0]).removeprefix("::ffff:") in hosts:
-                    connection.shutdown(socket.SHUT_RDWR)
-                    count += 1
-    return count

@@ -179,7 +179,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs, weight_total: Any) -> None
         accumulate(optimizer, pairs, weight_total, update)
     else:
         update(pairs)
-    with _once_there_are(pairs):
+    with _once_there_is_one(pairs):
         local_copy(optimizer._iterations).assign_add(1)
 
 
@@ -187,7 +187,7 @@ def apply(optimizer: Any, pairs: Pairs) -> None:
     """Stage 5: writes the weights and the slots; the order is Keras'."""
     if pairs:
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        with _once_there_are(pairs):
+        with _once_there_is_one(pairs):
             optimizer.decay_weights(variables)
         optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
     optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
@@ -198,9 +198,12 @@ def apply(optimizer: Any, pairs: Pairs) -> None:
             copy.assign(variable.constraint(copy))
 
 
-def _once_there_are(pairs: Pairs) -> Any:
-    """Writes that need no gradient wait for all of them: a step that fails, at its data for instance, changes nothing."""
-    return tf.control_dependencies([values_of(g) for g, _ in pairs])
+def _once_there_is_one(pairs: Pairs) -> Any:
+    """Writes that need no gradient wait for one: a step that fails at its data changes nothing.
+
+    The last variable's, which is the first that a chain of layers has. To wait for all would keep the next step waiting.
+    """
+    return tf.control_dependencies([values_of(gradient) for gradient, _ in pairs[-1:]])
 
 
 def _weight_total(options: CallOptions) -> Any:

@@ -8,14 +8,11 @@ the death of that process: everything that waits for it fails, in a function or 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from ..connections import end_connections, keep_alive
 from ..roll_call import ask, is_grpc
 
 _ANSWER = 2.0  # seconds that a process has for one answer
@@ -85,49 +82,3 @@ class StageWatch:
             if time.monotonic() - since >= self.timeout:
                 self._silent.add(task)
                 end_connections(address)
-
-
-def end_connections(address: str) -> int:
-    """Ends this process's TCP connections to an address, as if the other side had; returns their number."""
-    count = 0
-    for connection in _connections(address):
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-            count += 1
-    return count
-
-
-def keep_alive(address: str, seconds: float) -> None:
-    """Has the kernel ask along this process's connections to an address whether the other side still knows of them.
-
-    For a machine that was started again and whose server is there again: it answers, but not on these connections.
-    """
-    pause = max(1, int(seconds / 4))
-    for connection in _connections(address):
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in (("TCP_KEEPIDLE", pause), ("TCP_KEEPINTVL", pause), ("TCP_KEEPCNT", 3)):
-                if hasattr(socket, name):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _connections(address: str) -> Iterator[socket.socket]:
-    """A second handle on each socket of this process that is connected to an address, whoever opened it."""
-    host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
-        return
-    wanted = {(str(place[0]), place[1]) for *_, place in found}
-    for name in os.listdir("/dev/fd"):
-        try:
-            handle = os.dup(int(name))
-        except OSError:
-            continue
-        if not stat.S_ISSOCK(os.fstat(handle).st_mode):
-            os.close(handle)
-            continue
-        with socket.socket(fileno=handle) as connection, contextlib.suppress(OSError):
-            peer = connection.getpeername()
-            if isinstance(peer, tuple) and (str(peer[0]).removeprefix("::ffff:"), peer[1]) in wanted:
-                yield connection
