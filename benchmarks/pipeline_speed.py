@@ -3,7 +3,8 @@
     python benchmarks/pipeline_speed.py --micro-batches 1 2 4 8 16 32 --json speed.json
 
 One process with one core runs the same step with one stage: the ratio of the times is the speed-up. They take turns, and
-the best time of each counts, since both are slowed by whatever else runs. Transfers are the time that remains. Run it on a quiet machine with at least as many cores as stages.
+the best time of each counts, since both are slowed by whatever else runs. Transfers are the time that remains. Run it on a
+quiet machine with at least as many cores as stages.
 """
 
 from __future__ import annotations
