@@ -17,9 +17,21 @@ from .tensorflow_internals import bytes_per_pack
 _BYTES_PER_PACK = 2**20
 
 
+_THREADED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+)
+
+
 def num_replicas() -> int:
     """Replicas in sync of the current strategy; 1 where there is none."""
     return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def runs_in_threads(strategy: Any) -> bool:
+    """Whether `strategy.run` runs the replicas in threads of their own, be it only one."""
+    return strategy.num_replicas_in_sync > 1 or isinstance(strategy, _THREADED)
 
 
 def in_replica_context() -> bool:

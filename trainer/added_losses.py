@@ -22,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from ..distribute.step_context import StepContext
+from .sources.made_up import made_up
 from .writes import CollectedWrites
 
 _ROWS = 3
-_ANY_SIZE = 4  # of a dimension that is left open
 _ADDS = "_unisono_adds_losses"
 _SUMS = "_unisono_added_sums"
 
@@ -76,7 +76,7 @@ def find_sums(model: Any, x_spec: Any) -> None:
     for layer in layers:
         object.__setattr__(layer, _SUMS, ())
     try:
-        once = keras.tree.map_structure(_made_up, x_spec)
+        once = keras.tree.map_structure(lambda spec: made_up(spec, _ROWS), x_spec)
         twice = keras.tree.map_structure(lambda value: tf.concat([value, value], 0), once)
         values = [_added(model, x) for x in (once, twice)]
     except Exception:
@@ -104,15 +104,3 @@ def _listen() -> Iterator[dict[int, list[float]]]:
         yield values
     finally:
         _listening.values = None
-
-
-def _made_up(spec: tf.TensorSpec) -> tf.Tensor:
-    """Rows that are all different; zeros for integers (a class, a word), since not all numbers may be allowed."""
-    if not isinstance(spec, tf.TensorSpec):
-        raise TypeError(f"no rows can be made up for {spec}")
-    shape = [_ROWS, *(_ANY_SIZE if size is None else size for size in spec.shape[1:])]
-    if spec.dtype == tf.string:
-        return tf.fill(shape, "")
-    if not spec.dtype.is_floating:
-        return tf.zeros(shape, spec.dtype)
-    return tf.cast(np.random.default_rng(0).uniform(0.5, 1.5, shape), spec.dtype)

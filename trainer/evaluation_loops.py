@@ -37,7 +37,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[s
     workers = Workers(model, "stop_evaluating")
     for chunks in executions(source, lambda: workers.settle(pace.next()), workers):
         callbacks.on_test_batch_begin(pace.step)
-        done, new = run(model.test_function, chunks, source)
+        done, new = run(model.test_function, chunks, source, pace.step)
         if done:
             logs = pythonify_logs(new)
             pace.done(done)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from .sources import Chunk, Source
 from .workers import Workers
 
@@ -53,12 +55,29 @@ def executions(source: Source, steps: Any, workers: Workers) -> Any:
     raise failure
 
 
-def run(function: Any, execution: Execution, source: Source) -> tuple[int, dict[str, Any]]:
-    """Runs an execution; returns the steps that the input gave, and the logs after the last."""
+def run(function: Any, execution: Execution, source: Source, step: int) -> tuple[int, dict[str, Any]]:
+    """Runs an execution; returns the steps that the input gave, and the logs after the last.
+
+    Args:
+        function: the step function.
+        execution: what is run.
+        source: where it comes from.
+        step: int; the steps of the epoch that were run before.
+
+    Raises:
+        The error of the input or of the model, with the number of the step as a note.
+    """
     done, logs = 0, {}
     function.fresh = False
     for chunk in execution.chunks:
-        ran, new = function(chunk)
+        try:
+            ran, new = function(chunk)
+        except tf.errors.OpError as error:
+            reached = function.reached()
+            if reached is not None:
+                where = f"step {step + done + reached} of the epoch (counted from 0)"
+                error.add_note(f"Raised at {where}, by its batch or by what was computed with it.")
+            raise
         done += ran
         if ran:
             logs = new

@@ -226,7 +226,7 @@ def _train_steps(model: Any, state: FitState, callbacks: Any, first_epoch: int) 
         state.execution = chunks
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
-        done, new = run(model.train_function, chunks, state.source)
+        done, new = run(model.train_function, chunks, state.source, state.step)
         if done:
             logs = pythonify_logs({**new, **model.optimizer_logs()})
             state.step += done

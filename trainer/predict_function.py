@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..distribute.agreement import spans_workers
 from ..distribute.peer_watch import meeting
+from ..distribute.replicas import runs_in_threads
 from ..distribute.step_context import StepContext
 from . import keras_internals, union
 from .absent import has_absent
@@ -109,7 +110,7 @@ class PredictFunction:
 
     def _outputs(self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None) -> Any:
         model, strategy = self._model, self._model.distribute_strategy
-        state = keras_internals.thread_state() if strategy.num_replicas_in_sync > 1 else None
+        state = keras_internals.thread_state() if runs_in_threads(strategy) else None
 
         def on_replica(data: Any, step: StepContext) -> Any:
             if state is not None:

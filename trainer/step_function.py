@@ -5,12 +5,14 @@ There is one compiled function for one layout of input. It runs up to k steps an
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ..distribute.peer_watch import meeting
+from ..distribute.replicas import runs_in_threads
 from ..distribute.step_context import StepContext
 from . import keras_internals, union
 from .absent import has_absent, on_present, present
@@ -21,9 +23,20 @@ from .sources.base import Chunk
 from .sources.readers import for_xla
 from .sources.rows import row_count
 from .split import run_on_replicas
+from .stacks import Stacks
 from .step import replica_step
-from .tensorflow_internals import first_graph, graph_function
+from .tensorflow_internals import effects, first_graph, graph_function, plain_variable
 from .xla_random import as_the_graph_draws
+
+
+def _read_stack(stack: Any, i: tf.Tensor) -> Any:
+    """The reader of `Stacks`: batch `i` of a stack."""
+    return tf.nest.map_structure(lambda batches: tf.gather(batches, i), stack)
+
+
+def _compiles(leaf: Any) -> bool:
+    """Whether XLA takes it: a tensor of numbers. Its shape need not be known: XLA compiles for each that comes."""
+    return leaf is None or (isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant))
 
 
 class StepFunction:
@@ -37,6 +50,7 @@ class StepFunction:
     def __init__(self, model: Any, training: bool) -> None:
         self._model = model
         self._training = training
+        self._alone = model.distribute_strategy.num_replicas_in_sync == 1
         self._compiled: dict[Any, Any] = {}
         self._one_by_one: dict[Any, Any] = {}  # what runs a single step; None: steps share a loop
         self._shapes_vary = False
@@ -46,6 +60,9 @@ class StepFunction:
         self._whole = False
         self.fresh = False  # whether the last execution compiled something
         self.usual_steps = 1
+        with tf.device("CPU:0"):
+            self._reached = plain_variable(tf.constant(0))
+        self._tells = False  # whether the steps that are being run note in `_reached` how far they are
 
     def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         """Runs the chunk's steps.
@@ -53,6 +70,7 @@ class StepFunction:
         Returns:
             The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
         """
+        self._tells = False
         key = self._key(chunk)
         familiar = key in self._compiled
         if not familiar:
@@ -64,15 +82,30 @@ class StepFunction:
                 return self._call(self._compiled[key], chunk)
             return self._steps_of_their_own(single, chunk)
 
+    def reached(self) -> int | None:
+        """After an error: the steps of the last call that were run before; None where that is not known."""
+        return int(self._reached) if self._tells else None
+
     def _key(self, chunk: Chunk) -> Any:
-        return chunk.reader, chunk.rows, chunk.open_ended, self.way
+        stacked = chunk.usual_rows if self._stacks(chunk) else None
+        return chunk.reader, chunk.rows, chunk.open_ended, self.way, stacked
+
+    def _stacks(self, chunk: Chunk) -> bool:
+        """Whether XLA is given stacks of the chunk's batches, which it cannot draw by itself."""
+        return (
+            self.way == "xla" and self._alone and chunk.usual_rows is not None and not self._model.run_eagerly
+        )
 
     def operations(self, chunk: Chunk) -> set[str]:
         """The types of the operations that the chunk's steps are made of, in the graph and the functions it calls.
 
         Only for chunks with a signature.
         """
-        function = self._compiled.setdefault(self._key(chunk), self._make(chunk))
+        key = self._key(chunk)
+        if key not in self._compiled:
+            self._compiled[key] = self._make(chunk)
+        function = self._compiled[key]
+        function = function.loop if isinstance(function, Stacks) else function
         graph = function.get_concrete_function().graph
         names = {operation.type for operation in graph.get_operations()}
         for called in graph.as_graph_def(add_shapes=False).library.function:
@@ -80,7 +113,19 @@ class StepFunction:
         return names
 
     def _call(self, function: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
-        if self._model.run_eagerly:
+        self._reached.assign(0)
+        self._tells = True
+        if self.way == "xla" and self._alone:
+            with tf.device(self._device()):  # XLA compiles for one, which need not be the first
+                return self._run(function, chunk)
+        return self._run(function, chunk)
+
+    def _device(self) -> str:
+        """Where the model's variables are, on one replica."""
+        return next((v.value.device for v in self._model.variables), "")
+
+    def _run(self, function: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
+        if self._model.run_eagerly or isinstance(function, Stacks):
             return function(chunk.inputs, chunk.steps)
         if chunk.open_ended:
             done, logs = function(chunk.inputs, tf.constant(chunk.steps, tf.int32))
@@ -94,7 +139,7 @@ class StepFunction:
         TensorFlow keeps the shape of a collective for a whole call. So where replicas gather rows or slices of which there
         may be more in one step than in the next, each step needs a call. It is known once the loop has been traced.
         """
-        if self._model.run_eagerly or self._model.distribute_strategy.num_replicas_in_sync == 1:
+        if self._model.run_eagerly or self._alone:
             return None
         if key not in self._one_by_one:
             self._shapes_vary, loop = False, self._compiled[key]
@@ -108,7 +153,9 @@ class StepFunction:
 
     def _steps_of_their_own(self, single: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         done, logs = 0, {}
+        self._tells = True
         for i in range(chunk.steps):
+            self._reached.assign(i)
             if chunk.open_ended:
                 ran, new = single(chunk.inputs, tf.constant(1, tf.int32))
                 if not int(ran):
@@ -121,31 +168,38 @@ class StepFunction:
 
     def graph(self) -> Any:
         """The graph that was made first, to be drawn; None where there is none."""
-        graphs = (first_graph(function) for function in self._compiled.values())
+        graphs = (first_graph(function) for function in self._functions())
         return next((graph for graph in graphs if graph is not None), None)
 
     def compilations(self) -> int:
         """How many graphs were made so far; 0 where every step runs eagerly."""
-        counts = (getattr(f, "experimental_get_tracing_count", None) for f in self._compiled.values())
+        counts = (getattr(f, "experimental_get_tracing_count", None) for f in self._functions())
         return sum(count() for count in counts if count is not None)
 
+    def _functions(self) -> Any:
+        for function in self._compiled.values():
+            yield from (function.loop, function.single) if isinstance(function, Stacks) else (function,)
+
     def _make(self, chunk: Chunk) -> Any:
-        if self._model.distribute_strategy.num_replicas_in_sync > 1:
+        if runs_in_threads(self._model.distribute_strategy):
             keras_internals.thread_state()  # its variable, made in a trace, would cost another trace
         reader, rows, open_ended = chunk.reader, chunk.rows, chunk.open_ended
         if self._model.run_eagerly:
             return self._eager_union(reader) if chunk.per_worker else self._eager(reader, rows, open_ended)
         if chunk.per_worker:
             return graph_function(self._union_loop(reader))
+        if self._stacks(chunk):
+            loop = self._as_a_whole(self._counted_loop(_read_stack, chunk.usual_rows, compiles=False))
+            single = lambda batch: self._logs(self.one_step(batch, None))  # noqa: E731
+            return Stacks(chunk, loop, single, self._reached, self._device())
         if open_ended:
             return graph_function(self._open_loop(reader, rows))
         signature = chunk.signature
-        alone = self._model.distribute_strategy.num_replicas_in_sync == 1
         in_xla = (
             self.way == "xla" and rows is not None and (self._model.jit_compile or rows == self.full_rows)
         )
-        whole = in_xla and alone
-        body = self._counted_loop(reader, rows, compiles=in_xla and not alone)
+        whole = in_xla and self._alone
+        body = self._counted_loop(reader, rows, compiles=in_xla and not self._alone)
         if has_absent(signature):
             body, signature = on_present(body, signature), present(signature)
         if signature is not None and whole:
@@ -158,24 +212,32 @@ class StepFunction:
         return graph_function(body, input_signature=[signature, tf.TensorSpec([], tf.int32)])
 
     def one_step(
-        self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, compiles: bool = False
+        self,
+        batch: Any,
+        rows: int | None,
+        worker_rows: tf.Tensor | None = None,
+        compiles: bool = False,
+        after: list[Any] | None = None,
     ) -> dict[str, Any]:
         """One step on a global batch, in cross-replica context; returns the logs that metrics do not carry.
 
         With `worker_rows` (int32 `[workers]`), `batch` holds this worker's rows only. With `compiles`, XLA compiles what
         each of several replicas computes; it also does where the model was compiled with `jit_compile=True`.
+        Nothing of the step, not even a random number, begins before the operations in `after` have ended.
         """
         model, strategy = self._model, self._model.distribute_strategy
         for hook in model.__dict__.get("_step_hooks", {}).get("train" if self._training else "test", ()):
             hook(batch)
         step_fn = model.train_step if self._training else model.test_step
-        state = keras_internals.thread_state() if strategy.num_replicas_in_sync > 1 else None
+        state = keras_internals.thread_state() if runs_in_threads(strategy) else None
+        drawn = [] if after is None else after
 
         def on_replica(data: Any, step: StepContext) -> dict[str, Any]:
             if state is not None:
                 state.enter()
-                step.compiles = compiles or model.jit_compile
-            with tf.name_scope(""):  # so that the tags of summaries do not tell how steps are looped
+            step.compiles = not self._alone and (compiles or model.jit_compile)
+            # No name scope, so that the tags of summaries do not tell how steps are looped.
+            with tf.name_scope(""), tf.control_dependencies(drawn):
                 logs = replica_step(model, step_fn, data, step)
             self._shapes_vary = self._shapes_vary or step.shapes_vary
             return logs
@@ -185,38 +247,45 @@ class StepFunction:
             total = tf.reduce_sum(worker_rows)
         weigh = self._training and accumulates(model.optimizer)
         losses = model._compile_loss.metrics if model._compile_loss is not None else []
-        if strategy.num_replicas_in_sync == 1:
+        if self._alone:
             with exact_updates(losses, losses):
-                logs = self._alone(on_replica, batch, total, weigh)
+                logs = self._on_one(on_replica, batch, total, weigh)
         else:
             own_logs = model.has_own_logs(self._training)
             with exact_updates(model.metrics, losses, own_logs), exact_regularizers(model):
                 logs = run_on_replicas(strategy, on_replica, batch, total, self._training, weigh, worker_rows)
         if not logs or not model.has_own_logs(self._training):
             return {}
-        if strategy.num_replicas_in_sync == 1:
+        if self._alone:
             return logs
         return keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)
 
-    def _alone(self, on_replica: Any, batch: Any, total: Any, weigh: bool) -> dict[str, Any]:
+    def _on_one(self, on_replica: Any, batch: Any, total: Any, weigh: bool) -> dict[str, Any]:
         """The step of one replica; with `jit_compile=True` compiled as a whole, unless the loop around it is."""
         strategy = self._model.distribute_strategy
 
-        def run(batch: Any) -> dict[str, Any]:
-            return run_on_replicas(strategy, on_replica, batch, total, self._training, weigh)
-
-        in_xla = self._model.jit_compile and not self._model.run_eagerly and not self._whole
-        if not in_xla or not isinstance(total, int):
-            return run(batch)
         leaves = keras.tree.flatten(batch)
+        by_itself = self._model.jit_compile and not self._model.run_eagerly and not self._whole
+        by_itself = by_itself and all(_compiles(leaf) for leaf in leaves)
+
+        def traced(data: Any, step: StepContext) -> dict[str, Any]:
+            with as_the_graph_draws() if by_itself or self._whole else contextlib.nullcontext():
+                return on_replica(data, step)
+
+        def run(batch: Any, total: Any) -> dict[str, Any]:
+            return run_on_replicas(strategy, traced, batch, total, self._training, weigh)
+
+        if not by_itself:
+            return run(batch, total)
 
         def compiled(present: list[Any]) -> dict[str, Any]:
             rest = iter(present)
             whole = [None if leaf is None else next(rest) for leaf in leaves]
-            with as_the_graph_draws():
-                return run(keras.tree.pack_sequence_as(batch, whole))
+            nest = keras.tree.pack_sequence_as(batch, whole)
+            return run(nest, total if isinstance(total, int) else row_count(nest))
 
-        return graph_function(compiled, jit_compile=True)([leaf for leaf in leaves if leaf is not None])
+        with tf.device(self._device()):
+            return graph_function(compiled, jit_compile=True)([leaf for leaf in leaves if leaf is not None])
 
     def _as_a_whole(self, body: Any) -> Any:
         """`body`, whose steps are compiled together with the loop around them."""
@@ -224,7 +293,7 @@ class StepFunction:
         def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:
             self._whole = True
             try:
-                with for_xla(), as_the_graph_draws():
+                with for_xla():
                     return body(inputs, steps)
             finally:
                 self._whole = False
@@ -234,13 +303,21 @@ class StepFunction:
     def _logs(self, custom: dict[str, Any]) -> dict[str, Any]:
         return custom if custom else self._model.get_metrics_result()
 
+    def _begin(self, i: tf.Tensor) -> None:
+        """Notes that step `i` of the call begins. Not inside of XLA, which would not let it be seen."""
+        if not self._whole:
+            self._reached.assign(i)
+
     def _step(self, reader: Any, rows: int | None) -> Any:
         return lambda inputs, i: self._logs(self.one_step(reader(inputs, i), rows))
 
     def _counted_loop(self, reader: Any, rows: int | None, compiles: bool) -> Any:
         def run(inputs: Any, steps: tf.Tensor) -> dict[str, Any]:
             def body(i: tf.Tensor, logs: Any) -> Any:
-                new = self.one_step(reader(inputs, i), rows, compiles=compiles)
+                self._begin(i)
+                with effects() as drawn:
+                    batch = reader(inputs, i)
+                new = self.one_step(batch, rows, compiles=compiles, after=drawn)
                 return i + 1, new if new else logs
 
             start = self._empty_logs(lambda: reader(inputs, tf.constant(0)), rows)
@@ -255,8 +332,12 @@ class StepFunction:
             empty = tf.experimental.Optional.empty(first.element_spec)
 
             def body(i: tf.Tensor, batch: Any, logs: Any) -> Any:
-                new = self.one_step(batch.get_value(), rows)
-                more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
+                self._begin(i)
+                with effects() as step:
+                    new = self.one_step(batch.get_value(), rows)
+                with tf.control_dependencies(step):  # it is whole before an error of the input can come
+                    self._begin(i + 1)
+                    more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
                 return i + 1, more, new if new else logs
 
             start = self._empty_logs(first.get_value, rows)
@@ -278,8 +359,12 @@ class StepFunction:
             empty = tf.experimental.Optional.empty(first.element_spec)
 
             def body(i: tf.Tensor, batch: Any, counts: tf.Tensor, logs: Any) -> Any:
-                new = self.one_step(batch, None, counts)
-                more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
+                self._begin(i)
+                with effects() as step:
+                    new = self.one_step(batch, None, counts)
+                with tf.control_dependencies(step):
+                    self._begin(i + 1)
+                    more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
                 batch, rows = union.own_batch(more, batch)
                 return i + 1, batch, union.rows_of_workers(strategy, rows), new if new else logs
 
@@ -302,6 +387,7 @@ class StepFunction:
             custom: dict[str, Any] = {}
             batch = None
             for i in range(steps):
+                self._begin(tf.constant(i))
                 more = reader(inputs, tf.constant(i))
                 batch, rows = union.own_batch(more, batch or union.empty_batch(more.element_spec))
                 counts = union.rows_of_workers(strategy, rows)
@@ -325,6 +411,7 @@ class StepFunction:
         def run(inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
             custom: dict[str, Any] = {}
             for i in range(steps):
+                self._begin(tf.constant(i))
                 batch = reader(inputs, tf.constant(i))
                 if open_ended:
                     if not batch.has_value():

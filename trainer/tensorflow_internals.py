@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
@@ -17,6 +19,28 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
+
+
+@contextlib.contextmanager
+def effects() -> Iterator[list[tf.Operation]]:
+    """A list that holds, when the block has ended, the operations that were made in it and do more than compute.
+
+    For `tf.control_dependencies`: TensorFlow orders by itself only what touches the same variable or iterator. Eagerly
+    everything is in order, and the list stays empty.
+    """
+    made: list[tf.Operation] = []
+    if tf.executing_eagerly():
+        yield made
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield made
+    made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful)
+
+
+def plain_variable(value: Any) -> Any:
+    """A variable of this process alone, whatever strategy's scope it is made in: one that holds no part of a model."""
+    return ResourceVariable(value, trainable=False)
 
 
 def first_graph(function: Any) -> Any:

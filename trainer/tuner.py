@@ -10,13 +10,14 @@ pay for compiling; a short fit starts at once with the plain graph.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -91,17 +92,52 @@ def choose(
         return Choice(GRAPH, "the stages of a pipeline stand on several devices, and XLA compiles for one")
     if steps_ahead is None or steps_ahead < FEWEST_STEPS:
         return Choice(GRAPH, "few steps")
-    if getattr(source, "resume_by", "") != "index" or source.per_worker:
-        return Choice(GRAPH, "the batches come from outside of the graph")
     function = model.make_train_function()
-    known = function.choices.get(source.batch_rows) or _remembered(model, source)
+    known = function.choices.get(_layout(source)) or _remembered(model, source)
     if known is not None:
         return known
-    choice = _measure(model, source, steps_ahead, clock)
+    with _on_trial(source) as trial:
+        if trial is None:
+            return Choice(GRAPH, "the batches come from outside of the graph")
+        try:
+            choice = _measure(model, trial, steps_ahead, clock)
+        except tf.errors.OpError:
+            if trial is source:
+                raise
+            choice = Choice(GRAPH, "the step does not take batches that are made up")
     if choice.measured:
-        function.choices[source.batch_rows] = dataclasses.replace(choice, measured=False)
+        function.choices[_layout(source)] = dataclasses.replace(choice, measured=False)
         _remember(model, source, choice)
     return choice
+
+
+def _layout(source: Any) -> Any:
+    """What the choice for a source is kept by."""
+    return source.batch_rows, getattr(source, "usual_rows", None)
+
+
+@contextlib.contextmanager
+def _on_trial(source: Any) -> Iterator[Any]:
+    """A source to draw from that leaves `source` at its place, or None.
+
+    Arrays are read twice; a pipeline, which would not give the same again, is replaced by one with made-up batches.
+    """
+    if source.per_worker:
+        yield None
+    elif hasattr(source, "stand_in"):
+        stand_in = source.stand_in()
+        yield stand_in
+        if stand_in is not None:
+            stand_in.close()
+    elif source.resume_by == "index":
+        position = source.state()
+        try:
+            source.begin_epoch(0)
+            yield source
+        finally:
+            source.restore(position)
+    else:
+        yield None
 
 
 def _as_asked(model: Any, source: Any) -> Choice:
@@ -109,20 +145,28 @@ def _as_asked(model: Any, source: Any) -> Choice:
     known = Choice(XLA if model.jit_compile else GRAPH, "as `jit_compile` says")
     if not model.jit_compile or model.run_eagerly or model.distribute_strategy.num_replicas_in_sync > 1:
         return known
-    if getattr(source, "resume_by", "") != "index" or source.per_worker:
-        return known
     function = model.make_train_function()
-    if source.batch_rows not in function.choices:
-        position = source.state()
-        try:
-            source.begin_epoch(0)
-            chunk = source.take(1)
-            if chunk is not None and chunk.signature is not None and _slow_loop(function.operations(chunk)):
-                known = Choice(GRAPH, "each step is compiled, but not the loop around them")
-        finally:
-            source.restore(position)
-        function.choices[source.batch_rows] = known
-    return function.choices[source.batch_rows]
+    if _layout(source) not in function.choices:
+        with _on_trial(source) as trial:
+            chunk = None if trial is None else trial.take(1)
+            if chunk is None or not _has_one_size(chunk):
+                return Choice(GRAPH, "each step is compiled, but not the loop around them")
+            try:
+                function.way = XLA
+                slow = _slow_loop(function.operations(chunk))
+            finally:
+                function.way = GRAPH
+        if slow:
+            known = Choice(GRAPH, "each step is compiled, but not the loop around them")
+        function.choices[_layout(source)] = known
+    return function.choices[_layout(source)]
+
+
+def _has_one_size(chunk: Any) -> bool:
+    """Whether XLA can be given the chunk's batches in a loop: their size is known, or they are stacked."""
+    if chunk.signature is None:
+        return False
+    return chunk.usual_rows is not None or (chunk.rows is not None and not chunk.open_ended)
 
 
 def _slow_loop(operations: set[str]) -> bool:
@@ -131,43 +175,39 @@ def _slow_loop(operations: set[str]) -> bool:
 
 
 def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], float]) -> Choice:
-    position = source.state()
-    try:
-        source.begin_epoch(0)
-        chunk = source.take(1024)
-        if chunk is None or chunk.rows is None or chunk.open_ended or chunk.signature is None:
-            return Choice(GRAPH, "the batches have no fixed size")
-        function = model.make_train_function()
+    chunk = source.take(1024)
+    several = model.distribute_strategy.num_replicas_in_sync > 1
+    if chunk is None or not _has_one_size(chunk) or (several and (chunk.rows is None or chunk.open_ended)):
+        return Choice(GRAPH, "the batches have no fixed size")
+    function = model.make_train_function()
+    began = clock()
+    operations = function.operations(chunk)
+    tracing = clock() - began
+    if any(name in operations for name in _EFFECTS):
+        return Choice(GRAPH, "the step talks to the host")
+    if any(name in operations for name in _OTHER_NUMBERS):
+        return Choice(GRAPH, "XLA would draw other random numbers")
+    if _slow_loop(operations):
+        return Choice(GRAPH, "XLA's loops are slow at convolutions on CPUs")
+    with kept_state(model):
+        compiling = 2 * tracing + 0.5
+        function(dataclasses.replace(chunk, steps=1))
+        few = dataclasses.replace(chunk, steps=min(chunk.steps, 8))
         began = clock()
-        operations = function.operations(chunk)
-        tracing = clock() - began
-        if any(name in operations for name in _EFFECTS):
-            return Choice(GRAPH, "the step talks to the host")
-        if any(name in operations for name in _OTHER_NUMBERS):
-            return Choice(GRAPH, "XLA would draw other random numbers")
-        if _slow_loop(operations):
-            return Choice(GRAPH, "XLA's loops are slow at convolutions on CPUs")
-        with kept_state(model):
-            compiling = 2 * tracing + 0.5
-            function(dataclasses.replace(chunk, steps=1))
-            few = dataclasses.replace(chunk, steps=min(chunk.steps, 8))
-            began = clock()
-            function(few)
-            if (clock() - began) / few.steps * steps_ahead * 0.7 < WORTH * compiling:
-                return Choice(GRAPH, "compiling would cost more than it saves")
-            graph = _seconds_a_step(function, chunk, clock)
-            try:
-                function.way = XLA
-                xla = _seconds_a_step(function, chunk, clock)
-            except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
-                return Choice(GRAPH, "XLA cannot compile this step")
-            finally:
-                function.way = GRAPH
-        way = XLA if xla < 0.95 * graph else GRAPH
-        reason = f"{1e6 * graph:.0f} us a step in the plain graph, {1e6 * xla:.0f} us under XLA"
-        return Choice(way, reason, measured=True)
-    finally:
-        source.restore(position)
+        function(few)
+        if (clock() - began) / few.steps * steps_ahead * 0.7 < WORTH * compiling:
+            return Choice(GRAPH, "compiling would cost more than it saves")
+        graph = _seconds_a_step(function, chunk, clock)
+        try:
+            function.way = XLA
+            xla = _seconds_a_step(function, chunk, clock)
+        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
+            return Choice(GRAPH, "XLA cannot compile this step")
+        finally:
+            function.way = GRAPH
+    way = XLA if xla < 0.95 * graph else GRAPH
+    reason = f"{1e6 * graph:.0f} us a step in the plain graph, {1e6 * xla:.0f} us under XLA"
+    return Choice(way, reason, measured=True)
 
 
 def _seconds_a_step(function: Any, chunk: Any, clock: Callable[[], float]) -> float:
@@ -213,7 +253,7 @@ def _file(model: Any, source: Any) -> pathlib.Path | None:
         [type(layer).__name__ for layer in model._flatten_layers()],
         [type(o).__name__ for o in optimizers_of(model)],
         str(source.spec),
-        source.batch_rows,
+        [type(source).__name__, *_layout(source)],
         [type(model.distribute_strategy).__name__, model.distribute_strategy.num_replicas_in_sync],
         [tf.__version__, os.cpu_count(), devices],
     ]

@@ -389,9 +389,22 @@ def test_second_fit_is_not_measured_again(monkeypatch):
     assert fake.calls != calls
 
 
-def test_dataset_is_read_in_the_plain_graph(choose):
-    choice, fake = choose(dataset=True, graph=200e-6, xla=30e-6)
-    assert choice.way == tuner.GRAPH and fake.calls == []
+def test_pipeline_is_tried_like_arrays(choose):
+    choice, _ = choose(dataset=True, graph=200e-6, xla=30e-6)
+    assert choice.way == tuner.XLA and choice.measured
+
+
+def test_batches_from_outside_of_the_graph_are_run_there(monkeypatch):
+    model, x, y = compiled()
+    fake = Function(Clock())
+    monkeypatch.setattr(model, "make_train_function", lambda: fake)
+    spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64)
+    from_outside = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_signature=spec)
+    sources = [make_source(iter([(x, y)])), make_source(from_outside)]
+    for source in sources:
+        choice = tuner.choose(model, source, 10**6)
+        assert choice == tuner.Choice(tuner.GRAPH, "the batches come from outside of the graph")
+    assert fake.calls == []
 
 
 def test_step_that_xla_cannot_compile_runs_in_the_plain_graph(choose):

@@ -3,7 +3,7 @@
 import warnings
 
 import tensorflow as tf
-from unisono.trainer.tensorflow_internals import first_graph, graph_function
+from unisono.trainer.tensorflow_internals import effects, first_graph, graph_function, plain_variable
 
 
 def test_many_functions_of_one_line_are_not_warned_about(caplog):
@@ -40,3 +40,30 @@ def test_traces_are_counted():
     function = graph_function(lambda x: x, reduce_retracing=True)
     function(tf.constant(1))
     assert function.experimental_get_tracing_count() == 1
+
+
+def test_plain_variable_belongs_to_no_strategy():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        assert isinstance(tf.Variable(1.0), tf.distribute.DistributedValues)
+        variable = plain_variable(tf.constant(1))
+        assert not isinstance(variable, tf.distribute.DistributedValues)
+        assert int(variable.assign_add(1)) == 2
+
+
+def test_effects_are_what_does_more_than_compute():
+    variable = tf.Variable(1.0)
+    found = []
+
+    def run(x):
+        with effects() as made:
+            y = tf.square(x)
+            variable.assign(y)
+        found.extend(operation.type for operation in made)
+        return y
+
+    graph_function(run)(tf.constant(2.0))
+    assert "AssignVariableOp" in found and "Square" not in found
+    with effects() as made:
+        variable.assign(2.0)
+    assert made == []

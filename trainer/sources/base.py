@@ -27,6 +27,8 @@ class Chunk:
             steps and of rows in the data left open), so that one trace serves them all; None: as the inputs
             are.
         per_worker: whether the batches hold this worker's rows only; then the chunk is `open_ended`.
+        usual_rows: int or None; of batches that are drawn from an iterator, the rows that most have, where XLA may be
+            given these. Others may come too.
     """
 
     inputs: Any
@@ -36,6 +38,7 @@ class Chunk:
     open_ended: bool = False
     signature: Any = None
     per_worker: bool = False
+    usual_rows: int | None = None
 
 
 class Source(Protocol):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import os
+import sys
 import tempfile
 import warnings
 import zipfile
@@ -15,6 +17,7 @@ import tensorflow as tf
 
 from .arrays import RAN_OUT
 from .base import Chunk
+from .made_up import made_up_dataset
 from .readers import (
     distributed_reader,
     join_replicas,
@@ -24,7 +27,7 @@ from .readers import (
     weights_of_classes,
 )
 from .rows import batch_spec
-from .tensorflow_internals import LIVE_SHUFFLE, count_shuffles
+from .tensorflow_internals import LIVE_SHUFFLE, batch_size, count_shuffles
 
 _log = logging.getLogger("unisono")
 
@@ -59,6 +62,8 @@ class DatasetSource:
         self.per_worker = per_worker
         length = None if per_worker else _cardinality(dataset)  # the worker with the most data ends the epoch
         self._setup(batch_spec(dataset.element_spec), length, steps_per_epoch, parts)
+        if parts == 1 and not per_worker and _is_dense(self.spec):
+            self.usual_rows = self.batch_rows or batch_size(dataset)
         self._saves: bool | None = None
 
     def _setup(self, spec: Any, elements: int | None, steps_per_epoch: int | None, parts: int) -> None:
@@ -69,6 +74,7 @@ class DatasetSource:
         self.steps_per_epoch = steps_per_epoch or self._batches
         rows = _static_rows(self._dataset.element_spec) if parts == 1 else None
         self.batch_rows: int | None = rows
+        self.usual_rows: int | None = None
         self._iterator: Any = None
         self._epoch = self._step = self._passes = self._taken = self._asked = 0
         self._ended = False
@@ -128,7 +134,30 @@ class DatasetSource:
         else:
             reader = optional_reader(layout) if self._parts == 1 else joining_reader(self._parts, layout)
         rows = self.batch_rows
-        return Chunk(self._iterator, steps, rows, reader, not self._exact, self._signature(), self.per_worker)
+        return Chunk(
+            self._iterator,
+            steps,
+            rows,
+            reader,
+            not self._exact,
+            self._signature(),
+            self.per_worker,
+            self.usual_rows,
+        )
+
+    def stand_in(self) -> DatasetSource | None:
+        """A source with made-up batches that are read as those of this one; None where they have no usual size.
+
+        This one is not touched: an iterator more would change the order of a shuffled dataset.
+        """
+        if self.usual_rows is None:
+            return None
+        other = copy.copy(self)
+        other._dataset = made_up_dataset(self._dataset.element_spec, self.usual_rows)
+        other._iterator = other._wanted = None
+        other._batches = sys.maxsize if self._exact else None
+        other._taken, other._ended = 0, False
+        return other
 
     def _signature(self) -> Any:
         return tf.type_spec_from_value(self._iterator)
@@ -319,6 +348,17 @@ def _static_rows(spec: Any) -> int | None:
         if shape is not None and shape.rank:
             return shape[0]
     return None
+
+
+def _is_dense(spec: Any) -> bool:
+    """Whether all is numbers in tensors whose shapes are known but for the rows."""
+    leaves = tf.nest.flatten(spec)
+    return all(isinstance(leaf, tf.TensorSpec) and _is_full(leaf) for leaf in leaves)
+
+
+def _is_full(spec: tf.TensorSpec) -> bool:
+    known = bool(spec.shape.rank) and spec.shape[1:].is_fully_defined()
+    return known and spec.dtype not in (tf.string, tf.variant, tf.resource)
 
 
 def _refusing_external_state(dataset: tf.data.Dataset) -> tf.data.Dataset:

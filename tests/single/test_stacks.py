@@ -1,0 +1,181 @@
+"""Batches of a `tf.data` pipeline under XLA: drawn into stacks, with the numbers and the errors of the plain graph."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import FLOAT32, assert_close, mirrored, scope
+from unisono.trainer import stacks, tuner
+from unisono.trainer.sources import make_source
+
+import unisono
+
+ROWS, BATCH = 70, 8
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(ROWS, 3)).astype("float32")
+Y = RANDOM.integers(0, 3, ROWS)
+
+
+def rows():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def broken(dataset):
+    return dataset.enumerate().map(
+        lambda i, batch: (
+            tf.debugging.check_numerics(batch[0] / tf.cast(i != 5, tf.float32), "broken"),
+            batch[1],
+        )
+    )
+
+
+PIPELINES = {
+    "full batches": lambda: rows().batch(BATCH, drop_remainder=True),
+    "a partial batch": lambda: rows().shuffle(ROWS, seed=3).batch(BATCH).prefetch(2),
+    "partial batches in the middle": lambda: rows().batch(BATCH).repeat(2),
+    "of unknown length": lambda: rows().filter(lambda x, y: x[0] > -1).batch(BATCH),
+    "without end": lambda: rows().repeat().batch(BATCH),
+    "broken": lambda: broken(rows().batch(BATCH)),
+    "broken, full batches": lambda: broken(rows().batch(BATCH, drop_remainder=True)),
+    "broken, of unknown length": lambda: broken(rows().filter(lambda x, y: True).batch(BATCH)),
+}
+PLACES = {
+    "no strategy": lambda: None,
+    "another device": lambda: tf.distribute.OneDeviceStrategy("CPU:1"),
+    "a replica's thread": lambda: mirrored(1),
+}
+
+
+class OwnStep(unisono.Model):
+    """A model whose step returns logs of its own."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x, training=False):
+        return self.inner(x, training=training)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"own": loss, "rows": tf.cast(tf.shape(x)[0], tf.float32)}
+
+
+def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
+    """History, the variables with the counters, and the notes of the error."""
+    monkeypatch.setattr(tuner, "choose", lambda *args, **others: tuner.Choice(way, "the test says so"))
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with scope(strategy):
+        layers = keras.layers
+        model = unisono.Sequential(
+            [
+                keras.Input((3,)),
+                layers.Dense(8, activation="relu"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3),
+                layers.Dense(3),
+            ]
+        )
+        model = OwnStep(model) if own else model
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"], **options)
+    history, notes = {}, []
+    try:
+        steps = 7 if pipeline == "without end" else None
+        history = model.fit(PIPELINES[pipeline](), epochs=3, steps_per_epoch=steps, verbose=0).history
+    except tf.errors.OpError as error:
+        notes = error.__notes__
+    kinds = {type(function) for function in model.train_function._compiled.values()}
+    assert (kinds == {stacks.Stacks}) == (way == tuner.XLA)
+    return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)], notes
+
+
+@pytest.mark.parametrize(
+    "pipeline, place",
+    [(pipeline, "no strategy") for pipeline in PIPELINES]
+    + [(pipeline, place) for pipeline in ("a partial batch", "broken, full batches") for place in PLACES][1:],
+)
+def test_stacks_give_the_numbers_of_the_plain_graph(pipeline, place, monkeypatch):
+    strategy = PLACES[place]()
+    right, values, notes = trained(pipeline, tuner.GRAPH, strategy, monkeypatch)
+    history, xla_values, xla_notes = trained(pipeline, tuner.XLA, strategy, monkeypatch)
+    assert_close(xla_values, values, FLOAT32, "variables")
+    assert history.keys() == right.keys()
+    assert_close(list(history.values()), list(right.values()), FLOAT32, "history")
+    assert xla_notes == notes
+    assert bool(notes) == ("broken" in pipeline)
+    assert all("step 5 of the epoch" in note for note in notes)
+
+
+@pytest.mark.parametrize("pipeline", ["full batches", "a partial batch"])
+def test_logs_of_a_step_of_the_users_own(pipeline, monkeypatch):
+    right, values, _ = trained(pipeline, tuner.GRAPH, None, monkeypatch, own=True)
+    history, xla_values, _ = trained(pipeline, tuner.XLA, None, monkeypatch, own=True)
+    assert_close(xla_values, values, FLOAT32, "variables")
+    assert_close(list(history.values()), list(right.values()), FLOAT32, "history")
+    assert history["rows"] == [BATCH if pipeline == "full batches" else ROWS % BATCH] * 3
+
+
+@pytest.mark.parametrize("most_steps, most_bytes", [(2, 2**20), (9, 1)])
+def test_stacks_may_be_small(most_steps, most_bytes, monkeypatch):
+    _, values, _ = trained("a partial batch", tuner.GRAPH, None, monkeypatch)
+    monkeypatch.setattr(stacks, "MOST_STEPS", most_steps)
+    monkeypatch.setattr(stacks, "MOST_BYTES", most_bytes)
+    _, small, _ = trained("a partial batch", tuner.XLA, None, monkeypatch, steps_per_execution=5)
+    assert_close(small, values, FLOAT32, "variables")
+
+
+@pytest.mark.parametrize("pipeline", ["full batches", "a partial batch", "of unknown length"])
+def test_user_who_asks_for_xla_gets_it_for_a_pipeline(pipeline):
+    found = []
+    for jit in (False, True):
+        keras.utils.set_random_seed(1)
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=jit)
+        found.append(model.fit(PIPELINES[pipeline](), epochs=2, verbose=0).history["loss"])
+        assert model.train_function.way == (tuner.XLA if jit else tuner.GRAPH)
+    assert_close(found[1], found[0], FLOAT32, "losses")
+
+
+def test_trial_draws_nothing_from_the_users_pipeline():
+    drawn = []
+
+    def note(number):
+        drawn.append(int(number))
+        return np.int64(0)
+
+    numbers = tf.data.Dataset.range(500 * BATCH)
+    pipeline = numbers.map(
+        lambda i: (tf.zeros(3), tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), []))
+    )
+    source = make_source(pipeline.batch(BATCH))
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.build_for(source.spec, None)
+    before = [v.numpy() for v in model.variables]
+    choice = tuner.choose(model, source, 10**7)
+    assert choice.measured
+    assert drawn == []
+    assert_close([v.numpy() for v in model.variables], before, 0.0)
+
+
+@pytest.mark.parametrize(
+    "pipeline, found",
+    [
+        (lambda d: d.batch(5), 5),
+        (lambda d: d.batch(5, num_parallel_calls=2).map(lambda x: x).prefetch(1), 5),
+        (lambda d: d.batch(5).unbatch().batch(3).cache().take(2), 3),
+        (lambda d: d.padded_batch(5).with_options(tf.data.Options()), 5),
+        (lambda d: d.batch(5).enumerate(), 5),
+        (lambda d: tf.data.Dataset.zip((d.batch(5), d.batch(3))), None),
+        (lambda d: d, None),
+    ],
+)
+def test_size_of_a_batch_is_read_from_the_pipeline(pipeline, found):
+    from unisono.trainer.sources.tensorflow_internals import batch_size
+
+    assert batch_size(pipeline(tf.data.Dataset.range(20))) == found
