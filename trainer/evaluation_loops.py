@@ -8,7 +8,7 @@ import keras
 
 from . import async_evaluate, async_fit
 from .callback_list import callback_list
-from .executions import executions, run
+from .executions import executions, noted, run
 from .keras_internals import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from .pace import Pace
 from .pipeline_step import names_lost_stages
@@ -68,7 +68,8 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
         callbacks.on_predict_batch_begin(pace.step)
         done, outputs = 0, []
         for chunk in chunks.chunks:
-            ran, answers = model.predict_function(chunk)
+            with noted(model.predict_function, pace.step + done):
+                ran, answers = model.predict_function(chunk)
             done += ran
             outputs.extend(answers)
             if ran < chunk.steps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -55,6 +57,24 @@ def executions(source: Source, steps: Any, workers: Workers) -> Any:
     raise failure
 
 
+@contextlib.contextmanager
+def noted(function: Any, step: int) -> Iterator[None]:
+    """Lets an error of the compiled function pass with a note that says at which step it came.
+
+    Args:
+        function: `function.reached()` is the number of steps that it had run of its last call; None if not known.
+        step: int; the steps of the epoch that were run before this call.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        reached = function.reached()
+        if reached is not None:
+            where = f"step {step + reached} of the epoch (counted from 0)"
+            error.add_note(f"Raised at {where}, by its batch or by what was computed with it.")
+        raise
+
+
 def run(function: Any, execution: Execution, source: Source, step: int) -> tuple[int, dict[str, Any]]:
     """Runs an execution; returns the steps that the input gave, and the logs after the last.
 
@@ -70,14 +90,8 @@ def run(function: Any, execution: Execution, source: Source, step: int) -> tuple
     done, logs = 0, {}
     function.fresh = False
     for chunk in execution.chunks:
-        try:
+        with noted(function, step + done):
             ran, new = function(chunk)
-        except tf.errors.OpError as error:
-            reached = function.reached()
-            if reached is not None:
-                where = f"step {step + done + reached} of the epoch (counted from 0)"
-                error.add_note(f"Raised at {where}, by its batch or by what was computed with it.")
-            raise
         done += ran
         if ran:
             logs = new

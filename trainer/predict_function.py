@@ -30,14 +30,20 @@ class PredictFunction:
         self._model = model
         self._compiled: dict[Any, Any] = {}
         self._loops: dict[Any, PredictLoop] = {}
+        self._reached: int | None = None
 
     def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
         """Runs the chunk's steps; returns their number and their outputs, in order: of each, or of several joined."""
         with meeting(familiar=bool(self._compiled)):
             return self._call(chunk)
 
+    def reached(self) -> int | None:
+        """After an error: the batches of the last call that were predicted before; None where that is not known."""
+        return self._reached
+
     def _call(self, chunk: Chunk) -> tuple[int, list[Any]]:
         outputs: list[Any] = []
+        self._reached = None
         if chunk.per_worker:
             return self._union(chunk)
         loop = self._loop(chunk)
@@ -47,6 +53,7 @@ class PredictFunction:
                 return chunk.steps, [joined]
         began = time.perf_counter()
         for i in range(chunk.steps):
+            self._reached = i
             if chunk.open_ended:
                 batch = chunk.reader(chunk.inputs, tf.constant(i))
                 if not batch.has_value():
@@ -76,6 +83,7 @@ class PredictFunction:
         outputs: list[Any] = []
         batch = None
         for i in range(chunk.steps):
+            self._reached = i
             more = chunk.reader(chunk.inputs, tf.constant(i))
             batch, rows = union.own_batch(more, batch or union.empty_batch(more.element_spec))
             counts = self._rows_of_workers(rows)

@@ -273,6 +273,14 @@ def broken_pipeline():
     )
 
 
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_error_of_a_pipeline_says_at_which_step_it_came(method):
+    model = plain_model()
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        getattr(model, method)(broken_pipeline(), verbose=0)
+    assert any("step 3 of the epoch" in note for note in caught.value.__notes__)
+
+
 BROKEN = {
     "threads": (lambda: BrokenBatches(workers=2), Broken, "ends here"),
     "processes": (lambda: BrokenBatches(workers=2, use_multiprocessing=True), Broken, "ends here"),
