@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -16,6 +17,34 @@ import tensorflow as tf
 
 from ..distribute.agreement import from_chief
 from ..distribute.cluster import num_workers, worker_index
+from ..distribute.cluster_start import peer_timeout
+
+
+def _longest_stop() -> float:
+    """Seconds; less than after what the other workers, which wait, take this one for lost."""
+    return min(20.0, peer_timeout() / 2)
+
+
+def _stopped_in_time() -> bool:
+    """Ends TensorFlow's profiling session, which writes the file; False where that hangs, as it may on a loaded machine.
+
+    Raises:
+        The error of the profiler.
+    """
+    failed: list[Exception] = []
+
+    def stop() -> None:
+        try:
+            tf.profiler.experimental.stop()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=stop, name="unisono-profiler-stop", daemon=True)
+    thread.start()
+    thread.join(_longest_stop())
+    if failed:
+        raise failed[0]
+    return not thread.is_alive()
 
 
 class Profiler(keras.callbacks.Callback):
@@ -139,7 +168,11 @@ class Profiler(keras.callbacks.Callback):
     def _end(self) -> None:
         """Stops, and puts this worker's file where those of the others are."""
         assert self._temporary is not None  # narrows the type
-        tf.profiler.experimental.stop()
+        if not _stopped_in_time():
+            warnings.warn(
+                f"TensorFlow's profiler did not stop within {_longest_stop():g} s; the profile of worker {worker_index()} "
+                "is missing, and training goes on."
+            )
         moment = int(from_chief([float(int(time.time()))], self.model.distribute_strategy)[0])
         run = self.log_dir / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(moment))
         run.mkdir(parents=True, exist_ok=True)

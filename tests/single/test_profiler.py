@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from unisono.distribute.launcher_tasks import free_ports
 
 import unisono
@@ -30,6 +32,26 @@ def test_profile_of_steps_is_written_where_the_plugin_looks(tmp_path, steps):
     (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     assert file.stat().st_size > 0
     assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
+
+
+def test_profiler_that_does_not_stop_is_left_behind(tmp_path, monkeypatch):
+    stop, released = tf.profiler.experimental.stop, threading.Event()
+
+    def stop_later(*args, **options):
+        released.wait(60)
+        stop(*args, **options)
+
+    monkeypatch.setattr(tf.profiler.experimental, "stop", stop_later)
+    monkeypatch.setenv("UNISONO_TIMEOUT", "1")
+    with pytest.warns(UserWarning, match="did not stop within 0.5 s; the profile of worker 0 is missing"):
+        model().fit(
+            X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))]
+        )
+    released.set()
+    for thread in threading.enumerate():
+        if thread.name == "unisono-profiler-stop":
+            thread.join(60)
+    assert not list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
 
 
 def test_executions_end_at_the_range_alone():

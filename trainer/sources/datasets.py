@@ -146,7 +146,7 @@ class DatasetSource:
         )
 
     def stand_in(self) -> DatasetSource | None:
-        """A source with made-up batches that are read as those of this one; None where they have no usual size.
+        """A source with made-up batches that are read as those of this one; None where they have no usual size or layout.
 
         This one is not touched: an iterator more would change the order of a shuffled dataset.
         """
@@ -154,6 +154,10 @@ class DatasetSource:
             return None
         other = copy.copy(self)
         other._dataset = made_up_dataset(self._dataset.element_spec, self.usual_rows)
+        if (
+            other._dataset.element_spec != self._dataset.element_spec
+        ):  # where some parts tell their rows and others do not
+            return None
         other._iterator = other._wanted = None
         other._batches = sys.maxsize if self._exact else None
         other._taken, other._ended = 0, False
