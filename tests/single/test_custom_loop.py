@@ -1,11 +1,5 @@
 """The custom loop of the guide gives, step by step, the losses and weights of one device and of `fit`."""
 
-import importlib.util
-import pathlib
-import re
-import subprocess
-import sys
-
 import helpers
 import keras
 import numpy as np
@@ -14,16 +8,6 @@ import tensorflow as tf
 from unisono.distribute import global_batch_size, global_mean
 
 import unisono
-
-ROOT = pathlib.Path(__file__).parents[2]
-# A tf.function needs its source in a file.
-GUIDE_SOURCE = """
-import os, sys, tempfile, runpy
-with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, "guide.py")
-    open(path, "w").write(sys.argv[1])
-    runpy.run_path(path)
-"""
 
 STEPS, ROWS = 4, 7  # rows do not divide by 2, 3 or 4
 OPTIONS = {"learning_rate": 0.05, "global_clipnorm": 0.5, "weight_decay": 0.01}
@@ -162,33 +146,3 @@ def test_loop_written_without_global_mean_like_the_tutorials():
     )
     train(iter(strategy.experimental_distribute_dataset(data)))
     helpers.assert_close(model.get_weights(), fit("float32", False)[1], helpers.FLOAT32, "weights")
-
-
-@pytest.mark.process
-@pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="scikit-learn, which has the digits, is missing"
-)
-def test_example_of_the_guide_runs(tmp_path):
-    program = ROOT / "examples" / "digits_custom_loop.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "0.0e+00 between uninterrupted and resumed" in done.stdout
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "guide, said",
-    [
-        ("custom-loops", "4 calls, 1 update"),
-        ("migrating-from-tf-keras-optimizers", "[0.95527864 1.9105573 ]"),
-    ],
-)
-def test_code_of_the_guide_runs(guide, said):
-    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text()
-    program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    done = subprocess.run(
-        [sys.executable, "-c", GUIDE_SOURCE, program], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0 and said in done.stdout, done.stderr[-3000:]
