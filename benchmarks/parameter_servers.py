@@ -2,8 +2,12 @@
 
     python -m benchmarks.parameter_servers [--steps 2000] [--workers 1,2] [--servers 1]
 
-Every line is a cluster of its own on this machine: a coordinator, workers and servers as processes. "Slowed" means that
-the last worker is stopped for 160 of every 200 ms. tf_keras is left out where it is not installed.
+Every line is a cluster of its own on this machine: a coordinator, workers and servers as processes. tf_keras is left out
+where it is not installed.
+
+"Slowed" means that the last worker is stopped for 160 of every 200 ms. There each step also waits for 60 ms on its worker,
+as it would for an accelerator: with all processes on the same few cores, two workers that compute take from each other
+what neither has alone, and the sum of their own rates would say nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ while True:
     os.kill(int(sys.argv[1]), signal.SIGCONT)
     time.sleep(0.04)
 """
+_WAIT = 60  # ms
 _LIMIT = 300  # seconds for one line
 _OURS = {
     "asynchronous": {},
@@ -70,7 +75,27 @@ def servers(workers: int, count: int, slow: str):
             process.wait()
 
 
-def measure(which: str, workers: int, count: int, steps: int, slow: str) -> float:
+def _waiting(keras):
+    """A layer that lets its inputs pass after `_WAIT` ms, in which the worker's processor is free.
+
+    TensorFlow waits twice: for the number, and for there being no other.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.experimental.ops.testing import sleep
+
+    class Waiting(keras.layers.Layer):
+        def call(self, x):
+            late = (
+                tf.data.Dataset.range(1)
+                .apply(sleep(500 * _WAIT))
+                .reduce(tf.constant(0, tf.int64), lambda s, n: n)
+            )
+            return x + tf.cast(late, x.dtype)
+
+    return Waiting()
+
+
+def measure(which: str, workers: int, count: int, steps: int, slow: str, waits: bool) -> float:
     """Steps a second of one fit of `steps` steps, after one that compiled everything."""
     with servers(workers, count, slow) as slow_down:
         import numpy as np
@@ -95,7 +120,12 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str) -> floa
             sequential, adam = unisono.Sequential, unisono.optimizers.Adam
             data, arguments = rows, {"y": labels, "batch_size": 64}
         with strategy.scope():
-            layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(256, "relu"), keras.layers.Dense(2)]
+            layers = [_waiting(keras)] if waits else []
+            layers += [
+                keras.layers.Dense(256, "relu"),
+                keras.layers.Dense(256, "relu"),
+                keras.layers.Dense(2),
+            ]
             model = sequential([keras.Input((64,)), *layers])
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile(adam(1e-3), loss, metrics=["accuracy"])
@@ -112,10 +142,12 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str) -> floa
         return (steps if which == "tf_keras" else 100 * epochs) / seconds
 
 
-def _in_own_process(which: str, workers: int, count: int, steps: int, slow: str) -> float | None:
+def _in_own_process(
+    which: str, workers: int, count: int, steps: int, slow: str, waits: bool = False
+) -> float | None:
     """What `measure` finds in a process of its own; None, and the reason is printed, where it fails or takes too long."""
     command = [sys.executable, "-m", "benchmarks.parameter_servers", "--one"]
-    command.append(json.dumps([which, workers, count, steps, slow]))
+    command.append(json.dumps([which, workers, count, steps, slow, waits]))
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     process = subprocess.Popen(command, env=env, **pipes)
@@ -138,6 +170,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--workers", default="1,2")
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--only-slowed", action="store_true", help="leave the table of modes out")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -146,7 +179,7 @@ def main() -> None:
         os._exit(0)  # TensorFlow would wait for the servers
     peer = importlib.util.find_spec("tf_keras") is not None
     print(f"{'workers':>8} {'mode':<22} {'steps/s':>9} {'/ tf_keras':>11}")
-    counts = [int(n) for n in options.workers.split(",")]
+    counts = [] if options.only_slowed else [int(n) for n in options.workers.split(",")]
     for workers in counts:
         base = _in_own_process("tf_keras", workers, options.servers, options.steps, "") if peer else None
         if base is not None:
@@ -158,16 +191,16 @@ def main() -> None:
             if rate is not None:
                 ratio = f"{rate / base:>11.2f}" if base else f"{'-':>11}"
                 print(f"{workers:>8} {mode:<22} {rate:>9.1f} {ratio}", flush=True)
-    print("\nOne worker slowed five times:")
-    own = [
-        _in_own_process("asynchronous", 1, options.servers, options.steps // 2, slow) for slow in ("", "last")
-    ]
+    print(f"\nOne worker slowed five times; each step waits for {_WAIT} ms on its worker:")
+    few = max(100, options.steps // 5)
+    own = [_in_own_process("asynchronous", 1, options.servers, few, slow, True) for slow in ("", "last")]
     if None not in own:
         print(f"    alone: {own[0]:.1f} and {own[1]:.1f} steps/s, together {sum(own):.1f}")
     for mode in ("asynchronous", "in step", "in step, 1 backup"):
-        rate = _in_own_process(mode, 2, options.servers, options.steps // 2, "last")
+        rate = _in_own_process(mode, 2, options.servers, few, "last", True)
         if rate is not None:
-            print(f"    {mode:<22} {rate:.1f} steps/s", flush=True)
+            of_sum = "" if None in own else f"  {rate / sum(own):.2f} of the sum"
+            print(f"    {mode:<22} {rate:.1f} steps/s{of_sum}", flush=True)
 
 
 if __name__ == "__main__":
