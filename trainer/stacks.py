@@ -14,6 +14,7 @@ from .tensorflow_internals import graph_function, plain_variable
 
 MOST_STEPS = 1024
 MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch
+UNKNOWN = -1
 
 
 class Stacks:
@@ -27,7 +28,7 @@ class Stacks:
         loop: `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of tensors `[size, rows, ...]`, and
             returns the logs; it is compiled here.
         single: `single(batch)` runs a step on one batch with any number of rows and returns the logs.
-        reached: int32 variable; the steps that were run before an error came.
+        reached: int32 variable; the steps that were run before an error came, or `UNKNOWN`.
         device: str; where the model's variables are.
     """
 
@@ -76,13 +77,14 @@ class Stacks:
         while done < steps:
             wanted = min(self.size, steps - done)
             failure, last = None, None
+            self._drawn.assign(0)
             try:
                 last = self._draw(iterator, tf.constant(wanted))
             except Exception as error:
                 failure = error
             drawn = int(self._drawn)
-            self._reached.assign(done)
             if drawn:
+                self._reached.assign(UNKNOWN)  # XLA does not tell
                 logs = self.loop(tf.constant(drawn))
             done += drawn
             self._reached.assign(done)
@@ -104,7 +106,6 @@ class Stacks:
 
         Returns the number (TensorFlow runs loops three times slower in a function that returns nothing).
         """
-        self._drawn.assign(0)
 
         def body(i: tf.Tensor) -> Any:
             self._keep(i, self._reader(iterator, i))
@@ -114,7 +115,6 @@ class Stacks:
 
     def _draw_until_another(self, iterator: Any, count: tf.Tensor) -> Any:
         """Draws up to `count` batches; ends with the first that has other rows, which is returned, or with the data."""
-        self._drawn.assign(0)
 
         def body(i: tf.Tensor, full: tf.Tensor, batch: Any) -> Any:
             batch = self._reader(iterator, i)

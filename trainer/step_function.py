@@ -23,7 +23,7 @@ from .sources.base import Chunk
 from .sources.readers import for_xla
 from .sources.rows import row_count
 from .split import run_on_replicas
-from .stacks import Stacks
+from .stacks import UNKNOWN, Stacks
 from .step import replica_step
 from .tensorflow_internals import effects, first_graph, graph_function, plain_variable
 from .xla_random import as_the_graph_draws
@@ -55,14 +55,13 @@ class StepFunction:
         self._one_by_one: dict[Any, Any] = {}  # what runs a single step; None: steps share a loop
         self._shapes_vary = False
         self.way = "graph"  # or "xla": see tuner.py
-        self.choices: dict[int | None, Any] = {}  # what was measured, for each size of the batch
+        self.choices: dict[Any, Any] = {}  # what was measured, for each layout of the input
         self.full_rows: int | None = None  # a last partial batch is not worth compiling for
         self._whole = False
         self.fresh = False  # whether the last execution compiled something
         self.usual_steps = 1
         with tf.device("CPU:0"):
-            self._reached = plain_variable(tf.constant(0))
-        self._tells = False  # whether the steps that are being run note in `_reached` how far they are
+            self._reached = plain_variable(tf.constant(UNKNOWN))
 
     def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         """Runs the chunk's steps.
@@ -70,7 +69,6 @@ class StepFunction:
         Returns:
             The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
         """
-        self._tells = False
         key = self._key(chunk)
         familiar = key in self._compiled
         if not familiar:
@@ -84,7 +82,8 @@ class StepFunction:
 
     def reached(self) -> int | None:
         """After an error: the steps of the last call that were run before; None where that is not known."""
-        return int(self._reached) if self._tells else None
+        steps = int(self._reached)
+        return None if steps == UNKNOWN else steps
 
     def _key(self, chunk: Chunk) -> Any:
         stacked = chunk.usual_rows if self._stacks(chunk) else None
@@ -113,9 +112,9 @@ class StepFunction:
         return names
 
     def _call(self, function: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
-        self._reached.assign(0)
-        self._tells = True
-        if self.way == "xla" and self._alone:
+        in_xla = self.way == "xla" and self._alone
+        self._reached.assign(UNKNOWN if in_xla and not isinstance(function, Stacks) else 0)
+        if in_xla:
             with tf.device(self._device()):  # XLA compiles for one, which need not be the first
                 return self._run(function, chunk)
         return self._run(function, chunk)
@@ -153,7 +152,6 @@ class StepFunction:
 
     def _steps_of_their_own(self, single: Any, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         done, logs = 0, {}
-        self._tells = True
         for i in range(chunk.steps):
             self._reached.assign(i)
             if chunk.open_ended:
