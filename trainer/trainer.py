@@ -373,7 +373,7 @@ class Trainer:
                 build_for_prediction(self, spec)
                 pipeline_step.prepare(self, rows, training)
             build_for(self, spec, training)
-            if self.distribute_strategy.num_replicas_in_sync > 1 and self._pipeline is None:
+            if self.distribute_strategy.num_replicas_in_sync > 1 or self._pipeline is not None:
                 added_losses.find_sums(self, spec[0])
         bring_home(self)  # the metrics of `compile` are among the model's only now
 

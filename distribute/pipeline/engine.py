@@ -131,6 +131,7 @@ class PipelinedStep:
         """
         values, state = dict(self.values[q]), self.totals.state(q)
         for stage in self.stages:
+            self.steps[q].added_losses.clear()
             with tf.device(self._device(stage, q)), step_scope(self.steps[q]):
                 inputs = {key: identity(values[key]) for key in stage.inputs}
                 scope = NotedWrites(self._mapping(stage, q, state))
@@ -239,11 +240,13 @@ class PipelinedStep:
         """The device, the stage's order, and the micro-batch's part of the batch; its name shows in profiles."""
         key = (stage.index, q // self.micro_batches)
         wait = [] if tf.executing_eagerly() else self.last.get(key, []) + list(after)
+        step = self._live(self.steps[q])
+        step.added_losses.clear()  # layers add them anew in each pass
         with (
             tf.name_scope(f"stage_{stage.index}_{kind}_{q}"),
             tf.device(self._device(stage, q)),
             tf.control_dependencies(wait),
-            step_scope(self._live(self.steps[q])),
+            step_scope(step),
         ):
             yield
 

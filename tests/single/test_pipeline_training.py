@@ -318,6 +318,36 @@ def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_refused_under_1f1b(
         train(*dice, on=pipeline(2, 4, schedule="1f1b"))
 
 
+class Adds(layers.Layer):
+    """Adds a loss: a mean over the rows, and a sum over them."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        squares = tf.reduce_sum(tf.square(x), -1)
+        self.add_loss(0.1 * tf.reduce_mean(squares))
+        self.add_loss(0.01 * tf.reduce_sum(squares))
+        return x
+
+
+def adding_model() -> keras.Model:
+    kinds = [layers.Dense(8, activation="tanh"), Adds(), layers.Dense(5), Adds(), layers.Dense(CLASSES)]
+    return unisono.Sequential([keras.Input((FEATURES,)), *kinds])
+
+
+@pytest.mark.parametrize(
+    "schedule, rematerialize, replicas", [("gpipe", False, 2), ("gpipe", True, 1), ("1f1b", True, 1)]
+)
+def test_losses_that_layers_add_are_those_of_one_device(schedule, rematerialize, replicas):
+    keras.config.set_floatx("float64")
+    x, y = golden_data(11)
+    fit = {"x": x, "y": y, "batch_size": 5, "epochs": 2}
+    case = adding_model, lambda: {"optimizer": "sgd", "loss": "mse"}, fit
+    options = {"schedule": schedule, "rematerialize": rematerialize}
+    plain = train(*case, on=None)
+    helpers.assert_close(
+        train(*case, on=pipeline(2, 4 // replicas, replicas, **options)), plain, helpers.FLOAT64
+    )
+
+
 def normalized_model() -> keras.Model:
     return unisono.Sequential(
         [
