@@ -1,8 +1,12 @@
 """What is private in TensorFlow and used by the sources is still as it was."""
 
+import threading
+import time
+
+import pytest
 import tensorflow as tf
-from unisono.trainer.sources.datasets import _save_iterator
-from unisono.trainer.sources.tensorflow_internals import LIVE_SHUFFLE, count_shuffles
+from unisono.trainer.sources.datasets import DatasetSource, _save_iterator
+from unisono.trainer.sources.tensorflow_internals import LIVE_SHUFFLE, count_shuffles, end_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():
@@ -20,3 +24,59 @@ def test_checkpoint_of_an_iterator_tells_whether_a_shuffle_lives():
     for _ in iterator:
         pass
     assert _save_iterator(iterator).count(LIVE_SHUFFLE) == 0
+
+
+def slow_to_end(ended, number=0):
+    """A dataset whose iterators take half a second to give back what they hold."""
+
+    def numbers():
+        try:
+            yield from range(100)
+        finally:
+            time.sleep(0.5)
+            ended.append(number)
+
+    return tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int32))
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def test_iterator_is_empty_once_it_was_ended():
+    dataset = tf.data.Dataset.range(9).batch(2).prefetch(tf.data.AUTOTUNE)
+    iterator = iter(dataset)
+    next(iterator)
+    before = threading.active_count()
+    end_iterator(iterator, dataset)
+    wait_for(lambda: threading.active_count() <= before)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_epochs_do_not_wait_for_the_end_of_the_last_pass():
+    ended = []
+    source = DatasetSource(slow_to_end(ended).batch(2), None)
+    waited = 0.0
+    for epoch in range(3):
+        began = time.monotonic()
+        source.begin_epoch(epoch)
+        waited += time.monotonic() - began
+        source.take(1)
+        next(source._iterator)
+    began = time.monotonic()
+    source.close()
+    waited += time.monotonic() - began
+    assert waited < 0.4
+    wait_for(lambda: len(ended) == 3)
+
+
+def test_iterator_of_several_devices_is_left_alone():
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+    iterator = iter(dataset)
+    end_iterator(iterator, dataset)
+    assert next(iterator).numpy().tolist() == [0, 1]

@@ -27,7 +27,7 @@ from .readers import (
     weights_of_classes,
 )
 from .rows import batch_spec
-from .tensorflow_internals import LIVE_SHUFFLE, batch_size, count_shuffles
+from .tensorflow_internals import LIVE_SHUFFLE, batch_size, count_shuffles, end_iterator
 
 _log = logging.getLogger("unisono")
 
@@ -96,6 +96,7 @@ class DatasetSource:
     def _open(self) -> None:
         if self._iterator is not None:
             self._passes += 1
+        self._end()
         self._iterator = iter(self._dataset)
         self._taken = 0
         self._ended = False
@@ -209,7 +210,8 @@ class DatasetSource:
             ValueError: if the pipeline is another one, or has fewer batches than were used.
         """
         taken, passes = int(state["taken"]), int(state["passes"])
-        self._iterator, self._passes = None, 0
+        self._end()
+        self._passes = 0
         if "iterator" in state:
             self._open()
             _load_iterator(self._iterator, state["iterator"])
@@ -242,6 +244,11 @@ class DatasetSource:
 
     def close(self) -> None:
         """Gives back the iterator."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._iterator is not None:
+            end_iterator(self._iterator, self._dataset)
         self._iterator = None
 
 

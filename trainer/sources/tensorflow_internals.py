@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from typing import Any
+
 import tensorflow as tf
 
 # A key in the checkpoint of an iterator for every shuffle in its pipeline that has not reached the end of its input.
@@ -26,3 +30,27 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
             return int(size)
     sizes = {batch_size(part) for part in dataset._inputs()} - {None}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def end_iterator(iterator: Any, dataset: Any) -> None:
+    """Ends the work of an iterator and gives back what it holds, in a thread of its own; it is empty from then on.
+
+    TensorFlow ends the thread that tunes a pipeline only when that thread wakes the next time: after up to 60 s, and the
+    more the longer the pass took. The next epoch need not wait for it; the end of the program does.
+
+    Args:
+        iterator: one that no function draws from any more; others than those of one `tf.data.Dataset` are left alone.
+        dataset: the one it was made from.
+    """
+    handle = getattr(iterator, "_iterator_resource", None)
+    if handle is None or not isinstance(dataset, tf.data.Dataset):
+        return
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    nothing = dataset.take(0).with_options(options)
+
+    def end() -> None:
+        with contextlib.suppress(tf.errors.OpError):  # then it ends when nothing refers to it
+            tf.raw_ops.MakeIterator(dataset=nothing._variant_tensor, iterator=handle)
+
+    threading.Thread(target=end, name="unisono end of an iterator").start()
