@@ -115,9 +115,8 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     Inside a step the gradients are means over this replica's rows: they are weighted with the replica's share of the
     global batch, so that their sum is the gradient of the global mean. Outside they are summed as they are.
     """
-    aggregator = optimizer.gradient_aggregator
+    aggregator, step = optimizer.gradient_aggregator, current_step()
     if not options.skip_aggregation and aggregator is not no_aggregation and num_replicas() > 1:
-        step = current_step()
         share = None if options.contributions or step is None else step.share(tf.float64)
         overwriting = [overwritten_by_gradient(v) for _, v in pairs]
         summed = [pair for pair, direct in zip(pairs, overwriting) if not direct]
@@ -131,7 +130,8 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
         pairs = [(_maximum(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
     elif not options.skip_aggregation and aggregator not in (None, no_aggregation):
         pairs = checks.same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
-    return [(unique_rows(g), v) for g, v in pairs]
+    densely = step is not None and step.in_xla
+    return [(unique_rows(g, densely), v) for g, v in pairs]
 
 
 def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:

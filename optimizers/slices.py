@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+DENSER = 16
 Gradient = Any  # tf.Tensor | tf.IndexedSlices, the shape and dtype of its variable
 
 
@@ -46,10 +47,20 @@ def dense(gradient: Gradient) -> tf.Tensor:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def unique_rows(gradient: Gradient) -> Gradient:
-    """The same gradient with each row named once; a dense one is returned as it is."""
+def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
+    """The same gradient with each row named once; a dense one is returned as it is.
+
+    Args:
+        gradient: of a variable.
+        densely: whether slices may become one tensor, where this has no more than `DENSER` times their rows. For XLA,
+            which sorts the rows several times to name each once.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
+    named = gradient.indices.shape.num_elements()
+    shape = None if gradient.dense_shape is None else tf.get_static_value(gradient.dense_shape)
+    if densely and named is not None and shape is not None and shape[0] <= DENSER * named:
+        return dense(gradient)
     rows, where = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -267,7 +267,8 @@ class StepFunction:
         by_itself = by_itself and all(_compiles(leaf) for leaf in leaves)
 
         def traced(data: Any, step: StepContext) -> dict[str, Any]:
-            with as_the_graph_draws() if by_itself or self._whole else contextlib.nullcontext():
+            step.in_xla = by_itself or self._whole
+            with as_the_graph_draws() if step.in_xla else contextlib.nullcontext():
                 return on_replica(data, step)
 
         def run(batch: Any, total: Any) -> dict[str, Any]:

@@ -100,6 +100,32 @@ def fit(model, x, y, *callbacks, **options):
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
 
 
+RULES = {
+    "adam": lambda: unisono.optimizers.Adam(0.01),
+    "rows only": lambda: unisono.optimizers.SGD(0.1),
+    "clipped": lambda: unisono.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
+    "sums of squares": lambda: unisono.optimizers.Adagrad(0.1),
+}
+
+
+@pytest.mark.parametrize("table", [20, 5000])
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_of_a_table_under_xla(rule, table):
+    """Rows that no word of the batch names keep their bits, and rows named often get the sum."""
+    found = {}
+    for jit in (False, True):
+        keras.utils.set_random_seed(5)
+        words = keras.layers.Embedding(table, 4)
+        model = unisono.Sequential([keras.Input((6,), dtype="int32"), words, keras.layers.Flatten()])
+        model.add(keras.layers.Dense(3))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(RULES[rule](), loss, jit_compile=jit)
+        before = words.embeddings.numpy()
+        found[jit] = fit(model, WORDS, LABELS)
+        assert np.array_equal(words.embeddings.numpy()[WORDS.max() + 1 :], before[WORDS.max() + 1 :])
+    assert_close(found[True][1], found[False][1], FLOAT32, "variables")
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_whole_loop_under_xla_gives_the_numbers_of_the_plain_graph(kind):
     found = {}
