@@ -1,7 +1,7 @@
 """Runs the contestants of one setting in turns, each in a process of its own that lives through all rounds.
 
-While one contestant is measured all others wait, idle. In every round each has its turn, so that whatever else the machine
-does falls on all of them alike.
+While one contestant is measured all others wait, idle. In every round each has its turn, and another one begins, so that
+whatever else the machine does, and what the turn before leaves behind, falls on all of them alike.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def measure(
                 _start(contestant, task, plan, result, running, say)
         for number in range(plan.rounds):
             say(f"round {number + 1} of {plan.rounds}")
-            for process, result in running:
+            first = number % max(1, len(running))
+            for process, result in running[first:] + running[:first]:
                 _guarded(
                     result, say, lambda process=process, result=result: _turn(process, task, plan, result)
                 )

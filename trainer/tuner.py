@@ -220,8 +220,11 @@ def _seconds_a_step(function: Any, chunk: Any, clock: Callable[[], float]) -> fl
 
     seconds(1)
     steps = min(chunk.steps, 8)
-    steps = min(chunk.steps, max(steps, int(0.05 / max(seconds(steps), 1e-7))))
-    return min(seconds(steps) for _ in range(3))
+    pace = seconds(steps)
+    while steps * pace < 0.025 and steps < chunk.steps:  # the cost of the call still counts
+        steps = min(chunk.steps, 8 * steps, max(2 * steps, int(0.05 / max(pace, 1e-7))))
+        pace = seconds(steps)
+    return min(pace, seconds(steps), seconds(steps))
 
 
 class kept_state:
