@@ -80,3 +80,15 @@ def test_iterator_of_several_devices_is_left_alone():
     iterator = iter(dataset)
     end_iterator(iterator, dataset)
     assert next(iterator).numpy().tolist() == [0, 1]
+
+
+def test_ended_iterators_leave_the_order_of_the_next_pass():
+    dataset = tf.data.Dataset.range(20).shuffle(20, seed=3).batch(4)
+    right = [[batch.numpy().tolist() for batch in dataset] for _ in range(3)]
+    dataset = tf.data.Dataset.range(20).shuffle(20, seed=3).batch(4)
+    source, found = DatasetSource(dataset, None), []
+    for epoch in range(3):
+        source.begin_epoch(epoch)
+        found.append([batch.numpy().tolist() for batch in source._iterator])
+        source._ended = True
+    assert found == right
