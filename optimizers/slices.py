@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-DENSER = 16
+DENSEST = 16  # rows of a tensor for each row that slices name
 Gradient = Any  # tf.Tensor | tf.IndexedSlices, the shape and dtype of its variable
 
 
@@ -52,18 +52,22 @@ def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
 
     Args:
         gradient: of a variable.
-        densely: whether slices may become one tensor, where this has no more than `DENSER` times their rows. For XLA,
-            which sorts the rows several times to name each once.
+        densely: whether slices become one tensor, unless it would have more than `DENSEST` times the rows they name. For
+            XLA, which sorts the rows several times to name each once.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    named = gradient.indices.shape.num_elements()
-    shape = None if gradient.dense_shape is None else tf.get_static_value(gradient.dense_shape)
-    if densely and named is not None and shape is not None and shape[0] <= DENSER * named:
+    if densely and _is_dense_enough(gradient):
         return dense(gradient)
     rows, where = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def _is_dense_enough(slices: tf.IndexedSlices) -> bool:
+    named = slices.indices.shape.num_elements()
+    shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
+    return named is not None and shape is not None and shape[0] <= DENSEST * named
 
 
 def assign_add(variable: tf.Variable, gradient: Gradient) -> None:

@@ -121,8 +121,24 @@ def test_rows_of_a_table_under_xla(rule, table):
         model.compile(RULES[rule](), loss, jit_compile=jit)
         before = words.embeddings.numpy()
         found[jit] = fit(model, WORDS, LABELS)
+        graph = model.train_function.graph().as_graph_def()
+        sorts = any(node.op == "Unique" for f in graph.library.function for node in f.node_def)
+        assert sorts == (not jit or table == 5000)
         assert np.array_equal(words.embeddings.numpy()[WORDS.max() + 1 :], before[WORDS.max() + 1 :])
     assert_close(found[True][1], found[False][1], FLOAT32, "variables")
+
+
+def test_trial_does_not_take_the_cost_of_a_call_for_that_of_steps():
+    now = [0.0]
+
+    def function(chunk):
+        now[0] += 7e-3 + 70e-6 * chunk.steps
+
+    @dataclasses.dataclass
+    class Steps:
+        steps: int
+
+    assert tuner._seconds_a_step(function, Steps(1024), lambda: now[0]) < 1.3 * 70e-6
 
 
 @pytest.mark.parametrize("kind", MODELS)

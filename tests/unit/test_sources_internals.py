@@ -5,6 +5,7 @@ import time
 
 import pytest
 import tensorflow as tf
+from unisono.trainer.sources import tensorflow_internals
 from unisono.trainer.sources.datasets import DatasetSource, _save_iterator
 from unisono.trainer.sources.tensorflow_internals import LIVE_SHUFFLE, count_shuffles, end_iterator
 
@@ -26,19 +27,6 @@ def test_checkpoint_of_an_iterator_tells_whether_a_shuffle_lives():
     assert _save_iterator(iterator).count(LIVE_SHUFFLE) == 0
 
 
-def slow_to_end(ended, number=0):
-    """A dataset whose iterators take half a second to give back what they hold."""
-
-    def numbers():
-        try:
-            yield from range(100)
-        finally:
-            time.sleep(0.5)
-            ended.append(number)
-
-    return tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int32))
-
-
 def wait_for(condition):
     end = time.monotonic() + 20
     while not condition():
@@ -58,23 +46,40 @@ def test_iterator_is_empty_once_it_was_ended():
 
 
 def test_epochs_do_not_wait_for_the_end_of_the_last_pass():
-    ended = []
-    source = DatasetSource(slow_to_end(ended).batch(2), None)
-    waited = 0.0
+    may_end, ended = threading.Event(), []
+
+    def numbers():
+        try:
+            yield from range(100)
+        finally:
+            ended.append(may_end.wait(20))
+
+    dataset = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int32))
+    source = DatasetSource(dataset.batch(2), None)
     for epoch in range(3):
-        began = time.monotonic()
         source.begin_epoch(epoch)
-        waited += time.monotonic() - began
         source.take(1)
         next(source._iterator)
-    began = time.monotonic()
     source.close()
-    waited += time.monotonic() - began
-    assert waited < 0.4
+    assert not ended
+    may_end.set()
     wait_for(lambda: len(ended) == 3)
+    assert all(ended)
 
 
-def test_iterator_of_several_devices_is_left_alone():
+def test_program_waits_for_ends_with_a_bound(monkeypatch, caplog):
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait, args=(20,))
+    thread.start()
+    monkeypatch.setattr(tensorflow_internals, "_ending", {thread})
+    monkeypatch.setattr(tensorflow_internals, "_PATIENCE", 0.01)
+    tensorflow_internals._wait_for_ends()
+    assert "1 input pipelines had not ended" in caplog.text
+    may_end.set()
+    thread.join()
+
+
+def test_distributed_iterator_is_left_alone():
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
     iterator = iter(dataset)

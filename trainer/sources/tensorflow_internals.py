@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import threading
+import time
 from typing import Any
 
 import tensorflow as tf
+
+_log = logging.getLogger("unisono")
+_PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
+_ending: set[threading.Thread] = set()
 
 # A key in the checkpoint of an iterator for every shuffle in its pipeline that has not reached the end of its input.
 LIVE_SHUFFLE = b"epoch_num_random_samples"
@@ -36,7 +43,7 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
     """Ends the work of an iterator and gives back what it holds, in a thread of its own; it is empty from then on.
 
     TensorFlow ends the thread that tunes a pipeline only when that thread wakes the next time: after up to 60 s, and the
-    more the longer the pass took. The next epoch need not wait for it; the end of the program does.
+    more the longer the pass took. The next epoch need not wait for it; the end of the program does, for 70 s at most.
 
     Args:
         iterator: one that no function draws from any more; others than those of one `tf.data.Dataset` are left alone.
@@ -50,7 +57,22 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
     nothing = dataset.take(0).with_options(options)
 
     def end() -> None:
-        with contextlib.suppress(tf.errors.OpError):  # then it ends when nothing refers to it
-            tf.raw_ops.MakeIterator(dataset=nothing._variant_tensor, iterator=handle)
+        try:
+            with contextlib.suppress(tf.errors.OpError):  # then it ends when nothing refers to it
+                tf.raw_ops.MakeIterator(dataset=nothing._variant_tensor, iterator=handle)
+        finally:
+            _ending.discard(threading.current_thread())
 
-    threading.Thread(target=end, name="unisono end of an iterator").start()
+    thread = threading.Thread(target=end, name="unisono end of an iterator", daemon=True)
+    _ending.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _wait_for_ends() -> None:
+    """Python must not end under a thread that comes back from TensorFlow."""
+    until = time.monotonic() + _PATIENCE
+    for thread in list(_ending):
+        thread.join(max(0.0, until - time.monotonic()))
+    if _ending:
+        _log.warning("%d input pipelines had not ended %.0f s after the program.", len(_ending), _PATIENCE)
