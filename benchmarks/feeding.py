@@ -21,7 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from unisono.trainer.sources import make_source
+
+from unisono.trainer.inputs import make_source
 
 BATCH = 64
 STEPS = 50

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 
-from unisono.distribute.launcher_tasks import Layout, plan
+from unisono.distribute.launcher.tasks import Layout, plan
 
 _STOP_AND_GO = """
 import os, signal, sys, time

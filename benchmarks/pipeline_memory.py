@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import tensorflow as tf
+
 from unisono.distribute.pipeline import Pipeline
 from unisono.distribute.pipeline.engine import PipelinedStep
 from unisono.distribute.pipeline.step_parts import micro_steps

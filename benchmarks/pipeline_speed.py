@@ -57,7 +57,7 @@ def main() -> None:
 
 def _run(options: Any, micro_batches: int, stages: int) -> dict[str, Any]:
     """Starts the processes, one for each stage, each on a core of its own; returns what the first one measured."""
-    from unisono.distribute.launcher_tasks import Layout, plan
+    from unisono.distribute.launcher.tasks import Layout, plan
 
     script = [__file__, "--inner", "--stages", str(stages), "--micro-batches", str(micro_batches)]
     for name in ("width", "layers", "rows", "steps", "repeats", "schedule"):
@@ -96,9 +96,9 @@ def _measure(options: Any) -> None:
     import keras
     import numpy as np
     import tensorflow as tf
-    from unisono.distribute.pipeline import Pipeline, connect
 
     import unisono
+    from unisono.distribute.pipeline import Pipeline, connect
 
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -16,20 +16,26 @@ from keras.callbacks import (
     TerminateOnNaN,
 )
 
-from .backup_and_restore import BackupAndRestore
-from .backup_store import BackupInfo, latest_backup, list_backups, read_backup
-from .container import DamagedFileError, NewerFormatError
-from .diagnosis import Diagnosis, DiagnosisWarning, RetracingWarning, SlowInputWarning, StragglerWarning
-from .diagnosis_anomaly import AnomalyReport, AnomalyWarning
-from .fit_snapshot import BackupMismatchError
+from .backup.backup_and_restore import BackupAndRestore
+from .backup.container import DamagedFileError, NewerFormatError
+from .backup.snapshot import BackupMismatchError
+from .backup.store import BackupInfo, latest_backup, list_backups, read_backup
+from .diagnosis.anomaly_report import AnomalyReport, AnomalyWarning
+from .diagnosis.diagnosis import (
+    Diagnosis,
+    DiagnosisWarning,
+    RetracingWarning,
+    SlowInputWarning,
+    StragglerWarning,
+)
 from .json_lines import JSONLines
 from .model_checkpoint import ModelCheckpoint
 from .profiler import Profiler
 from .progress import ProgressBar
+from .report.training_report import TrainingReport
 from .safe_file import SaveError
 from .safe_file import verify_sum as verify_checkpoint
 from .tensorboard import TensorBoard
-from .training_report import TrainingReport
 
 __all__ = [
     "AnomalyReport",

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..distribute.cluster import is_chief, num_workers
+from ..distribute.workers.cluster import is_chief, num_workers
 
 _WIDTH = 20
 _SCREEN_SECONDS = 0.1

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..distribute.parameter_server_updates import on_parameter_servers
+from ..distribute.parameter_servers.updates import on_parameter_servers
 from .step_hooks import add_step_hook, remove_step_hook
 
 

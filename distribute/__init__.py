@@ -9,34 +9,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .auto import auto_strategy as auto_strategy
-    from .auto import cluster_resolver as cluster_resolver
-    from .auto import simulate_devices as simulate_devices
-    from .cluster import is_chief as is_chief
-    from .cluster import num_workers as num_workers
-    from .cluster import worker_index as worker_index
+    from .auto_strategy import auto_strategy as auto_strategy
+    from .auto_strategy import cluster_resolver as cluster_resolver
+    from .auto_strategy import simulate_devices as simulate_devices
     from .means import global_batch_size as global_batch_size
     from .means import global_mean as global_mean
-    from .parameter_server import ParameterServerStrategy as ParameterServerStrategy
-    from .parameter_server_pool import ParameterServerError as ParameterServerError
-    from .peer_watch import meeting as meeting
+    from .parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
+    from .parameter_servers.worker_pool import ParameterServerError as ParameterServerError
     from .pipeline import Pipeline as Pipeline
     from .pipeline import StageError as StageError
+    from .workers.cluster import is_chief as is_chief
+    from .workers.cluster import num_workers as num_workers
+    from .workers.cluster import worker_index as worker_index
+    from .workers.peer_watch import meeting as meeting
 
 _HOMES = {
-    "ParameterServerError": "parameter_server_pool",
-    "ParameterServerStrategy": "parameter_server",
+    "ParameterServerError": "parameter_servers.worker_pool",
+    "ParameterServerStrategy": "parameter_servers.strategy",
     "Pipeline": "pipeline",
     "StageError": "pipeline",
-    "auto_strategy": "auto",
-    "cluster_resolver": "auto",
+    "auto_strategy": "auto_strategy",
+    "cluster_resolver": "auto_strategy",
     "global_batch_size": "means",
     "global_mean": "means",
-    "is_chief": "cluster",
-    "meeting": "peer_watch",
-    "num_workers": "cluster",
-    "simulate_devices": "auto",
-    "worker_index": "cluster",
+    "is_chief": "workers.cluster",
+    "meeting": "workers.peer_watch",
+    "num_workers": "workers.cluster",
+    "simulate_devices": "auto_strategy",
+    "worker_index": "workers.cluster",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .parameter_server_updates import on_parameter_servers, update_on_servers
+from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import note_varying_shape
 from .tensorflow_internals import bytes_per_pack
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from .cluster import ClusterError, read_tf_config
+from .workers.cluster import ClusterError, read_tf_config
 
 
 def main() -> int:

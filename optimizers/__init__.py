@@ -11,22 +11,22 @@ from .adoption import adopt as adopt
 from .adoption import class_for as _class_for
 from .adoption import publish as _publish
 from .adoption import register_class as register_class
-from .aggregators import HalfPrecisionAggregation as HalfPrecisionAggregation
-from .aggregators import PackedAggregation as PackedAggregation
-from .aggregators import all_reduce_sum_pairs as all_reduce_sum_pairs
-from .aggregators import no_aggregation as no_aggregation
 from .building import ensure_built as ensure_built
 from .call_options import updates_so_far as updates_so_far
 from .optimizer import Optimizer as Optimizer
 from .optimizer import apply_contributions as apply_contributions
-from .pipeline import run_stages as run_stages
-from .transformers import AdaptiveClip as AdaptiveClip
-from .transformers import AddDecayedWeights as AddDecayedWeights
-from .transformers import ClipByGlobalNorm as ClipByGlobalNorm
-from .transformers import ClipByNorm as ClipByNorm
-from .transformers import ClipByValue as ClipByValue
-from .transformers import GradientNoise as GradientNoise
-from .transformers import centralize as centralize
+from .stages.aggregators import HalfPrecisionAggregation as HalfPrecisionAggregation
+from .stages.aggregators import PackedAggregation as PackedAggregation
+from .stages.aggregators import all_reduce_sum_pairs as all_reduce_sum_pairs
+from .stages.aggregators import no_aggregation as no_aggregation
+from .stages.run_stages import run_stages as run_stages
+from .stages.transformers import AdaptiveClip as AdaptiveClip
+from .stages.transformers import AddDecayedWeights as AddDecayedWeights
+from .stages.transformers import ClipByGlobalNorm as ClipByGlobalNorm
+from .stages.transformers import ClipByNorm as ClipByNorm
+from .stages.transformers import ClipByValue as ClipByValue
+from .stages.transformers import GradientNoise as GradientNoise
+from .stages.transformers import centralize as centralize
 
 if _TYPE_CHECKING:
     from keras.optimizers import *  # noqa: F403

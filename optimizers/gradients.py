@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..distribute.parameter_server_shards import gradient
+from ..distribute.parameter_servers.shards import gradient
 
 
 def compute_gradients(

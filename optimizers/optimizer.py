@@ -8,14 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..distribute.parameter_server_shards import register_shards, slots_beside
+from ..distribute.parameter_servers.shards import register_shards, slots_beside
 from ..distribute.replicas import local_copy
-from . import accumulation
 from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .gradients import compute_gradients
-from .pipeline import run_stages
 from .replica_rule import ReplicaRule
 from .saved_state import SavedState
+from .stages import accumulation
+from .stages.run_stages import run_stages
 
 Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..distribute.parameter_server_shards import updates_of
+from ..distribute.parameter_servers.shards import updates_of
 from ..distribute.replicas import in_replica_context, local_copy
-from . import clipping
 from .keras_internals import direct_writes
+from .stages import clipping
 
 
 class ReplicaRule(keras.optimizers.Optimizer):

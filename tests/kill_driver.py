@@ -127,7 +127,7 @@ class Driver:
 
 def read_result(path: Path) -> dict[str, Any]:
     """What a finished training has left: weights, slots, History, the logs of every step, the rows of the CSV file."""
-    from unisono.callbacks import container
+    from unisono.callbacks.backup import container
 
     return container.read(path)[1]
 
@@ -213,9 +213,10 @@ def train(order: dict[str, Any], strategy: Any) -> None:
     import keras
     import numpy as np
     import tensorflow as tf
-    from unisono.callbacks import container, safe_file
 
     from unisono import callbacks
+    from unisono.callbacks import safe_file
+    from unisono.callbacks.backup import container
 
     folder = Path(order["directory"])
     folder.mkdir(parents=True, exist_ok=True)

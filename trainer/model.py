@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from . import pipeline_step
 from .keras_internals import KerasFunctional, TensorFlowTrainer, register_as
+from .pipeline import step as pipeline_step
 from .trainer import Trainer
 
 
@@ -96,7 +96,7 @@ def adopt(model: keras.Model) -> Any:
     model._auto_jit = _leaves_jit_to_us(vars(model).get("_arguments_in_file"))
     model._forget_compiled()
     if compiled and model.optimizer is not None:
-        from .homes import bring_home
+        from .step.variable_placement import bring_home
 
         bring_home(model)
     return model

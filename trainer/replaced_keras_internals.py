@@ -30,12 +30,13 @@ from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow import random as backend_random
 from keras.src.losses import loss as loss_module
 
-from ..distribute.parameter_server_shards import lookup
+from ..distribute.parameter_servers.shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import current_step
-from . import added_losses, exact_loss, xla_random
-from .collectives import refuse_collective
 from .keras_internals import KerasTrainer
+from .step import added_losses, xla_random
+from .step import global_loss as exact_loss
+from .step.collectives import refuse_collective
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 

@@ -14,15 +14,19 @@ import tensorflow as tf
 
 from .. import mixed_precision, optimizers
 from ..distribute.step_context import current_step
-from . import added_losses, checks, fit_loop, keras_internals, pipeline_step, step
-from .build import build_for, build_for_prediction
-from .evaluation_loops import evaluate, predict
-from .exact_metrics import give_first_replica_the_state
-from .functions import predict_function, step_function
-from .homes import bring_home, optimizers_of
+from . import checks, keras_internals
+from .inputs import make_source
 from .keras_internals import KerasTrainer, TensorFlowTrainer, filter_traceback
-from .on_batch import on_batch, predict_on_batch
-from .sources import make_source
+from .pipeline import step as pipeline_step
+from .run import fit_loop
+from .run.build import build_for, build_for_prediction
+from .run.evaluation_loops import evaluate, predict
+from .run.functions import predict_function, step_function
+from .run.on_batch import on_batch, predict_on_batch
+from .step import added_losses
+from .step import train_step as step
+from .step.global_metrics import give_first_replica_the_state
+from .step.variable_placement import bring_home, optimizers_of
 
 
 class Trainer:

@@ -45,7 +45,7 @@ __all__ = [
 
 
 if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:
-    importlib.import_module(".distribute.cluster_start", __name__).install()
+    importlib.import_module(".distribute.workers.cluster_start", __name__).install()
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import argparse
 import datetime
 from pathlib import Path
 
-from unisono.callbacks.backup_store import BackupInfo, list_backups
+from unisono.callbacks.backup.store import BackupInfo, list_backups
 from unisono.callbacks.safe_file import SUM_SUFFIX, verify_sum
 
 ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3

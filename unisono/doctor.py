@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .distribute.cluster import Cluster, ClusterError, read_cluster
+from .distribute.workers.cluster import Cluster, ClusterError, read_cluster
 from .version import __version__
 
 PROBE_SECONDS = 180.0

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .charts import Line, line_chart, shares
+from .formatting import bytes_text, duration, number, table
 from .runs import Run
 from .style import SCRIPT, STYLE
-from .words import bytes_text, duration, number, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _PARTS = {

@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..cluster_start import peer_timeout
-from ..launcher_tasks import free_ports
+from ..launcher.tasks import free_ports
+from ..workers.cluster_start import peer_timeout
 from .stage_watch import StageWatch, answers
 
 ENVIRONMENT = "UNISONO_STAGES"

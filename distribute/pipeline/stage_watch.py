@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from ..connections import end_connections, keep_alive
-from ..roll_call import ask, is_grpc
+from ..workers.connections import end_connections, keep_alive
+from ..workers.roll_call import ask, is_grpc
 
 _ANSWER = 2.0  # seconds that a process has for one answer
 _TICK = 2.0  # seconds between two questions, at most

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from unisono.callbacks.report import read_run, render
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -5,9 +5,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.distribute import global_batch_size, global_mean
 
 import unisono
+from unisono.distribute import global_batch_size, global_mean
 
 STEPS, ROWS = 4, 7  # rows do not divide by 2, 3 or 4
 OPTIONS = {"learning_rate": 0.05, "global_clipnorm": 0.5, "weight_decay": 0.01}

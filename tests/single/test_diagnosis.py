@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.callbacks import diagnosis
-from unisono.callbacks.diagnosis import part_names, slow_input_text, straggler_text
 
 import unisono
 from unisono import callbacks as ours
+from unisono.callbacks.diagnosis import diagnosis
+from unisono.callbacks.diagnosis.diagnosis import part_names, slow_input_text, straggler_text
 
 
 def one():

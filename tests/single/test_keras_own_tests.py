@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 from keras.src.backend.tensorflow import trainer as keras_trainer
+
 from unisono.trainer.trainer import Trainer
 
 NAME = "keras.src.trainers.trainer_test"

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.mixed_precision import LossScaleOptimizer
 
 import unisono
 from unisono import mixed_precision
+from unisono.mixed_precision import LossScaleOptimizer
 
 ROWS, BATCH = 19, 8  # two full batches and one of 3 rows: uneven on 2 replicas
 

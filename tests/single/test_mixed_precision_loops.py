@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.distribute.step_context import StepContext, step_scope
-from unisono.mixed_precision import LossScaleOptimizer
 
 from unisono import mixed_precision, optimizers
+from unisono.distribute.step_context import StepContext, step_scope
+from unisono.mixed_precision import LossScaleOptimizer
 
 
 def number(variable):

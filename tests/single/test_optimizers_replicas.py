@@ -5,10 +5,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.distribute.step_context import StepContext, step_scope
-from unisono.optimizers import aggregators
 
 from unisono import optimizers
+from unisono.distribute.step_context import StepContext, step_scope
+from unisono.optimizers.stages import aggregators
 
 SHAPES, STEPS, ROWS = [(4, 3), (3,)], 6, 7
 NAMES = sorted(

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
+
+import unisono
 from unisono.distribute.pipeline import Pipeline
 from unisono.distribute.pipeline.engine import PipelinedStep
 from unisono.distribute.pipeline.schedule import in_order_of_stage
 from unisono.distribute.pipeline.step_parts import micro_steps
-
-import unisono
 
 layers = keras.layers
 ROOT = Path(__file__).parents[2]

@@ -12,13 +12,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import unisono
 from unisono.distribute.pipeline import Pipeline
 from unisono.distribute.pipeline.engine import PipelinedStep
 from unisono.distribute.pipeline.graph import Chain
 from unisono.distribute.pipeline.schedule import SCHEDULES
 from unisono.distribute.pipeline.step_parts import micro_steps
-
-import unisono
 
 layers = keras.layers
 ROWS, FEATURES, CLASSES = 13, 6, 3

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.distribute.launcher_tasks import free_ports
 
 import unisono
+from unisono.distribute.launcher.tasks import free_ports
 
 ROOT = Path(__file__).parents[2]
 X, Y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")

@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import unisono
 from unisono.callbacks.fit_state import FitState
 from unisono.callbacks.progress import ProgressBar, Rate
 from unisono.callbacks.wake import steps_to_wake
-
-import unisono
 
 
 class Terminal(io.StringIO):

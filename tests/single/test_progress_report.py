@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.callbacks.report import read_run
 
 import unisono
+from unisono.callbacks.report import read_run
 
 
 def two_replicas():

@@ -10,10 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.callbacks import backup_store, container
 
 import unisono
 from unisono import callbacks
+from unisono.callbacks.backup import container
+from unisono.callbacks.backup import store as backup_store
 
 ROWS, BATCH = 44, 16  # three steps, the last of 12 rows
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored
-from unisono.callbacks.wake import steps_to_wake
-from unisono.trainer import predict_loop, tuner, xla_random
-from unisono.trainer.pace import Pace
-from unisono.trainer.sources import make_source
 
 import unisono
+from unisono.callbacks.wake import steps_to_wake
+from unisono.trainer.inputs import make_source
+from unisono.trainer.run import predict_loop
+from unisono.trainer.run import xla_choice as tuner
+from unisono.trainer.run.execution_length import Pace
+from unisono.trainer.step import xla_random
 
 ROWS, BATCH = 70, 8  # nine steps; the last batch holds six rows
 RANDOM = np.random.default_rng(0)

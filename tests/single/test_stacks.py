@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored, scope
-from unisono.trainer import stacks, tuner
-from unisono.trainer.sources import make_source
 
 import unisono
+from unisono.trainer.inputs import make_source
+from unisono.trainer.run import batch_stacks as stacks
+from unisono.trainer.run import xla_choice as tuner
 
 ROWS, BATCH = 70, 8
 RANDOM = np.random.default_rng(0)
@@ -176,6 +177,6 @@ def test_trial_draws_nothing_from_the_users_pipeline():
     ],
 )
 def test_size_of_a_batch_is_read_from_the_pipeline(pipeline, found):
-    from unisono.trainer.sources.tensorflow_internals import batch_size
+    from unisono.trainer.inputs.tensorflow_internals import batch_size
 
     assert batch_size(pipeline(tf.data.Dataset.range(20))) == found

@@ -8,7 +8,8 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
-from unisono.callbacks import container
+
+from unisono.callbacks.backup import container
 
 
 def written(content, summary=None):

@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from unisono.callbacks import latest_backup, list_backups, safe_file, verify_checkpoint
-from unisono.callbacks.background import BackgroundWriter
-from unisono.callbacks.backup_store import BackupStore, backup_paths
-from unisono.callbacks.container import NewerFormatError
 
+from unisono.callbacks import latest_backup, list_backups, safe_file, verify_checkpoint
+from unisono.callbacks.backup.container import NewerFormatError
+from unisono.callbacks.backup.store import BackupStore, backup_paths
+from unisono.callbacks.backup.writer_thread import BackgroundWriter
 from unisono.cli_backups import main
 
 
@@ -155,7 +155,7 @@ def test_all_damaged_gives_none_and_the_names(tmp_path, capsys):
 def test_newer_version_is_refused_by_name(tmp_path, monkeypatch):
     store = store_with(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("unisono.callbacks.container.VERSION", 2)
+        patch.setattr("unisono.callbacks.backup.container.VERSION", 2)
         store.write({"i": "newer"}, {})
     with pytest.raises(NewerFormatError, match=r"backup-000002\.unisono.*Install the newer unisono"):
         store.newest_good()

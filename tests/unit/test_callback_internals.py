@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.callbacks import keras_internals, tensorflow_internals
 
 import unisono
+from unisono.callbacks import keras_internals, tensorflow_internals
 
 
 def test_global_seed_generator_is_the_one_behind_seed_none():

@@ -7,16 +7,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.callbacks import (
-    BackupAndRestore,
+
+from unisono.callbacks import BackupAndRestore
+from unisono.callbacks.backup import (
     callback_state,
     fingerprint,
     interruption,
     variable_state,
     worker_agreement,
 )
+from unisono.callbacks.backup.save_schedule import SaveSchedule
 from unisono.callbacks.fit_state import FitState
-from unisono.callbacks.save_schedule import SaveSchedule
 
 
 @pytest.mark.parametrize(

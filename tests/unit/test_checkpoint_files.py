@@ -7,6 +7,7 @@ import types
 import keras
 import numpy as np
 import pytest
+
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
 
 

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from unisono.distribute.cluster import Cluster, ClusterError, read_cluster, read_tf_config
+
+from unisono.distribute.workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
 
 TWO = ["10.0.0.1:1111", "10.0.0.2:1111"]
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.eager import context
+
 from unisono.distribute import tensorflow_internals as internals
 
 SERVICE = {

@@ -7,19 +7,20 @@ import threading
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
+
 from unisono.distribute import (
     auto_strategy,
-    cluster_start,
     is_chief,
     num_workers,
     simulate_devices,
     worker_index,
 )
-from unisono.distribute.agreement import agree, check_same_everywhere, from_chief
-from unisono.distribute.cluster import Cluster, ClusterError
-from unisono.distribute.launcher_tasks import free_ports
-from unisono.distribute.roll_call import roll_call
+from unisono.distribute.launcher.tasks import free_ports
 from unisono.distribute.tensorflow_internals import MultiWorkerExtended
+from unisono.distribute.workers import cluster_start
+from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
+from unisono.distribute.workers.cluster import Cluster, ClusterError
+from unisono.distribute.workers.roll_call import roll_call
 
 
 def addresses(count):

@@ -15,10 +15,11 @@ from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.losses import loss as loss_module
 from keras.src.random import seed_generator
-from unisono.trainer import exact_loss, exact_metrics
-from unisono.trainer import keras_internals as internals
 
 import unisono
+from unisono.trainer import keras_internals as internals
+from unisono.trainer.step import global_loss as exact_loss
+from unisono.trainer.step import global_metrics as exact_metrics
 
 REPLACED = {
     "take": (backend_numpy, ["x", "indices", "axis"]),

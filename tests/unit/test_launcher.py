@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from unisono.distribute.launcher_output import Output
-from unisono.distribute.launcher_processes import how_it_ended
-from unisono.distribute.launcher_tasks import Layout, free_ports, plan
 
 from unisono.cli import main
+from unisono.distribute.launcher.output import Output
+from unisono.distribute.launcher.processes import how_it_ended
+from unisono.distribute.launcher.tasks import Layout, free_ports, plan
 
 
 def config(task):

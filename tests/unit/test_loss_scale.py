@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from unisono.mixed_precision import loss_scale as ls
 
 

@@ -3,6 +3,7 @@
 import unittest
 
 import pytest
+
 from unisono.mixed_precision import LossScaleOptimizer
 
 theirs = pytest.importorskip(

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from unisono.mixed_precision.diagnosis import batch_statistics, diagnose
 
 X = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from unisono.mixed_precision.hardware import cpu_flags, why_slow
 
 ICE_LAKE = frozenset({"avx2", "avx512f"})

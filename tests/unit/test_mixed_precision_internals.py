@@ -2,9 +2,9 @@
 
 import keras
 import numpy as np
-from unisono.mixed_precision import keras_internals, policy
 
 from unisono import mixed_precision
+from unisono.mixed_precision import keras_internals, policy
 
 
 def nested():

@@ -5,9 +5,9 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
-from unisono.mixed_precision import hardware, policy
 
 from unisono import mixed_precision
+from unisono.mixed_precision import hardware, policy
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import keras
 from keras.src import api_export
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
 from unisono.optimizers import keras_internals
 
 

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.distribute import global_batch_size, global_mean
-from unisono.distribute.step_context import StepContext, step_scope
 
 from unisono import distribute, optimizers
+from unisono.distribute import global_batch_size, global_mean
+from unisono.distribute.step_context import StepContext, step_scope
 
 KERNEL = np.array([[3.0, 1.0], [4.0, 1.0]])
 BIAS = np.array([12.0])

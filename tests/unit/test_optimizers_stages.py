@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.optimizers.call_options import CallOptions, call_options
 
 from unisono import optimizers
+from unisono.optimizers.call_options import CallOptions, call_options
 
 
 def two_variables():

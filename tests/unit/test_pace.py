@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import keras
-from unisono.trainer.pace import Pace
+
+from unisono.trainer.run.execution_length import Pace
 
 
 class Clock:

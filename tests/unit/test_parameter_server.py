@@ -6,11 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.distribute import parameter_server, parameter_server_shards
-from unisono.distribute.cluster import ClusterError
-from unisono.distribute.parameter_server import ParameterServerMode, ParameterServerStrategy
-from unisono.trainer.async_pace import AsyncPace
-from unisono.trainer.async_totals import RowLayout, StepLogs
+
+from unisono.distribute.parameter_servers import shards as parameter_server_shards
+from unisono.distribute.parameter_servers import strategy as parameter_server
+from unisono.distribute.parameter_servers.strategy import ParameterServerMode, ParameterServerStrategy
+from unisono.distribute.workers.cluster import ClusterError
+from unisono.trainer.parameter_servers.execution_length import AsyncPace
+from unisono.trainer.parameter_servers.metric_totals import RowLayout, StepLogs
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 

@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import parameter_server_strategy_v2
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
-from unisono.distribute import parameter_server_internals as internals
+
+from unisono.distribute.parameter_servers import parameter_server_internals as internals
 
 
 def source(function):

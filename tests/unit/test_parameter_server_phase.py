@@ -6,9 +6,10 @@ import time
 import types
 
 import pytest
-from unisono.distribute import parameter_server_internals
-from unisono.distribute.parameter_server_pool import Phase
-from unisono.distribute.parameter_server_watch import ServerWatch
+
+from unisono.distribute.parameter_servers import parameter_server_internals
+from unisono.distribute.parameter_servers.server_watch import ServerWatch
+from unisono.distribute.parameter_servers.worker_pool import Phase
 
 Piece = collections.namedtuple("Piece", "number steps")
 _BOUND = 20  # seconds; nothing here takes that long unless it hangs

@@ -6,13 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import unisono
 from unisono.distribute.pipeline import Pipeline, current_pipeline, keras_internals
 from unisono.distribute.pipeline.costs import estimate, measure
 from unisono.distribute.pipeline.graph import Chain
 from unisono.distribute.pipeline.placement import follow_inputs, resolve_devices
 from unisono.distribute.pipeline.remote import connect
-
-import unisono
 
 layers = keras.layers
 

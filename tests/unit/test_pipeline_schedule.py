@@ -5,6 +5,7 @@ import random
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+
 from unisono.distribute.pipeline.partition import balance, sizes_from_starts, stage_costs
 from unisono.distribute.pipeline.schedule import (
     SCHEDULES,

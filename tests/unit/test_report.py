@@ -4,11 +4,11 @@ import json
 import re
 
 import pytest
+
+from unisono import cli_report
 from unisono.callbacks.json_lines import LineFile, jsonable
 from unisono.callbacks.report import find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
-
-from unisono import cli_report
 
 FACTS = {
     "title": "A <b>bold</b> title",

@@ -5,9 +5,10 @@ import time
 
 import pytest
 import tensorflow as tf
-from unisono.trainer.sources import tensorflow_internals
-from unisono.trainer.sources.datasets import DatasetSource, _save_iterator
-from unisono.trainer.sources.tensorflow_internals import LIVE_SHUFFLE, count_shuffles, end_iterator
+
+from unisono.trainer.inputs import tensorflow_internals
+from unisono.trainer.inputs.datasets import DatasetSource, _save_iterator
+from unisono.trainer.inputs.tensorflow_internals import LIVE_SHUFFLE, count_shuffles, end_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from unisono.trainer.sources import make_source
+
+from unisono.trainer.inputs import make_source
 
 ROWS, BATCH = 22, 4
 X = np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3)

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unisono.trainer.sources import make_source
+
+from unisono.trainer.inputs import make_source
 
 ROWS, BATCH = 22, 4
 X = np.arange(ROWS, dtype="float32")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
-from unisono.trainer.sources import concat_rows, make_source, row_count, slice_rows
-from unisono.trainer.sources.rows import batch_spec, gather_rows
+
+from unisono.trainer.inputs import concat_rows, make_source, row_count, slice_rows
+from unisono.trainer.inputs.rows import batch_spec, gather_rows
 
 # Times on a busy machine say nothing about the code.
 SETTINGS = hypothesis.settings(

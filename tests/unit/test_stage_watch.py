@@ -8,9 +8,10 @@ import threading
 import time
 
 import pytest
-from unisono.distribute.connections import end_connections, keep_alive
+
 from unisono.distribute.pipeline import stage_watch
 from unisono.distribute.pipeline.stage_watch import StageWatch, answers
+from unisono.distribute.workers.connections import end_connections, keep_alive
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first bytes of a gRPC server: an empty SETTINGS frame of HTTP/2
 

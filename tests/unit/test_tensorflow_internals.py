@@ -3,6 +3,7 @@
 import warnings
 
 import tensorflow as tf
+
 from unisono.trainer.tensorflow_internals import effects, first_graph, graph_function, plain_variable
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import pytest
+
 from unisono.callbacks.wake import steps_to_wake
 
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from unisono.distribute.launcher_tasks import Layout, plan
+
+from unisono.distribute.launcher.tasks import Layout, plan
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]

@@ -5,6 +5,7 @@ import signal
 
 import kill_driver
 import pytest
+
 from unisono.callbacks import latest_backup, list_backups
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

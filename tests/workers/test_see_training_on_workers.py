@@ -1,6 +1,7 @@
 """What is shown of a training on two workers: written once, by the chief, with the numbers of both."""
 
 import pytest
+
 from unisono.callbacks.report import read_run
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+
 from unisono.distribute import auto_strategy, global_mean, is_chief, num_workers, worker_index
-from unisono.distribute.agreement import agree, check_same_everywhere, from_chief
 from unisono.distribute.replicas import (
     all_reduce_sum,
     all_reduce_sum_packed,
@@ -14,6 +14,7 @@ from unisono.distribute.replicas import (
     replica_id,
     update_copies,
 )
+from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
 
 out = sys.argv[1]
 strategy = auto_strategy()

@@ -4,9 +4,9 @@ import sys
 
 import keras
 import numpy as np
-from unisono.distribute import auto_strategy, worker_index
 
 import unisono
+from unisono.distribute import auto_strategy, worker_index
 
 strategy = auto_strategy()
 with strategy.scope():

@@ -7,9 +7,9 @@ import sys
 import time
 
 import tensorflow as tf
-from unisono.distribute.peer_watch import meeting
 
 import unisono  # noqa: F401  guards the strategy below
+from unisono.distribute.workers.peer_watch import meeting
 
 fault = sys.argv[2]
 strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -5,9 +5,9 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from unisono.distribute import auto_strategy, is_chief, worker_index
 
 import unisono
+from unisono.distribute import auto_strategy, is_chief, worker_index
 
 ROWS = 50
 random = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import tempfile
 import keras
 import numpy as np
 import tensorflow as tf
-from unisono.distribute import auto_strategy, worker_index
 
 import unisono
+from unisono.distribute import auto_strategy, worker_index
 
 ROWS, BATCH = 27, 8  # 8, 8, 8 and 3 rows: with four replicas one has no row of the last batch
 random = np.random.default_rng(0)

@@ -7,9 +7,9 @@ import sys
 
 import keras
 import numpy as np
-from unisono.distribute import auto_strategy, is_chief, worker_index
 
 import unisono
+from unisono.distribute import auto_strategy, is_chief, worker_index
 
 out, backup, kills = sys.argv[1], sys.argv[2], sys.argv[3:]
 attempt = int(os.environ.get("UNISONO_RESTART", "0"))

@@ -5,9 +5,9 @@ import warnings
 
 import keras
 import numpy as np
-from unisono.distribute import auto_strategy, worker_index
 
 import unisono
+from unisono.distribute import auto_strategy, worker_index
 
 ROWS, BATCH = 22, 8  # the last batch has 6 rows
 BAD = (7, 8)  # the last row of the first batch (worker 1) and the first of the second (worker 0)

@@ -20,8 +20,8 @@ import warnings
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from unisono.distribute.launcher_processes import how_it_ended
-from unisono.distribute.launcher_tasks import Layout, plan
+from unisono.distribute.launcher.processes import how_it_ended
+from unisono.distribute.launcher.tasks import Layout, plan
 
 
 def fork_servers(directory):
@@ -30,6 +30,7 @@ def fork_servers(directory):
     What a server prints goes to `<directory>/<task>`; how each ended is a line of `<directory>/ended`.
     """
     import tensorflow  # noqa: F401
+
     from unisono.distribute import server
 
     names = {}
@@ -131,9 +132,13 @@ cluster = Cluster(*SIZES[SCENARIO])
 import keras
 import numpy as np
 import tensorflow as tf
-from unisono.distribute.parameter_server import ParameterServerError, ParameterServerStrategy, pool_of
 
 import unisono
+from unisono.distribute.parameter_servers.strategy import (
+    ParameterServerError,
+    ParameterServerStrategy,
+    pool_of,
+)
 
 FOUND = {}
 RNG = np.random.default_rng(0)

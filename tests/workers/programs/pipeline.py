@@ -12,9 +12,9 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from unisono.distribute.pipeline import StageError, connect
 
 import unisono
+from unisono.distribute.pipeline import StageError, connect
 
 OUT = Path(sys.argv[1])
 ROWS, FEATURES = 26, 5

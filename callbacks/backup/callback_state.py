@@ -1,0 +1,140 @@
+"""What callbacks remember: collected into a backup, given back on resume.
+
+A callback of the user's own takes part through two methods:
+
+- `get_state()` returns None, bools, numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of
+  them;
+- `set_state(state)` takes it back. It is called after `on_train_begin` and, when a run resumes within an
+  epoch, once more after that epoch's `on_epoch_begin`, so that what these hooks reset is as it was.
+
+Keras' own callbacks, and classes derived from them, are known here.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from ..keras_internals import CALLBACK_ATTRIBUTES
+from ..safe_file import write_safely
+
+
+def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
+    """The state of every callback that has one.
+
+    Args:
+        callbacks: of this `fit`, in order.
+
+    Returns:
+        list of `{"name", "state"}`; the name is the class, with `#n` for the n-th further one of a class.
+
+    Raises:
+        TypeError: when it is written, if a state holds something else than values and arrays.
+    """
+    result = []
+    for name, callback in _named(callbacks):
+        state = _get_state(callback)
+        if state is not None:
+            result.append({"name": name, "state": state})
+    return result
+
+
+def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
+    """Gives every callback its state back.
+
+    Returns:
+        The names of saved states for which there is no callback now.
+    """
+    by_name = dict(_named(callbacks))
+    for entry in saved:
+        if entry["name"] in by_name:
+            _set_state(by_name[entry["name"]], entry["state"])
+    return [entry["name"] for entry in saved if entry["name"] not in by_name]
+
+
+def _named(callbacks: list[Any]) -> list[tuple[str, Any]]:
+    seen: collections.Counter[str] = collections.Counter()
+    result = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        seen[name] += 1
+        result.append((name if seen[name] == 1 else f"{name}#{seen[name]}", callback))
+    return result
+
+
+def _get_state(callback: Any) -> Any:
+    own = getattr(callback, "get_state", None)
+    if own is not None:
+        # The user's own: copied, because it may be changed while the backup is written.
+        return copy.deepcopy(own())
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        return _csv_state(callback)
+    attributes = _known_attributes(callback)
+    if attributes is None:
+        return None
+    return {name: _copied(getattr(callback, name)) for name in attributes if hasattr(callback, name)}
+
+
+def _set_state(callback: Any, state: Any) -> None:
+    own = getattr(callback, "set_state", None)
+    if own is not None:
+        own(copy.deepcopy(state))
+    elif isinstance(callback, keras.callbacks.CSVLogger):
+        _set_csv_state(callback, state)
+    else:
+        for name in _known_attributes(callback) or ():
+            if name in state:
+                setattr(callback, name, _copied(state[name]))
+
+
+def _known_attributes(callback: Any) -> tuple[str, ...] | None:
+    names = (cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras."))
+    return next((CALLBACK_ATTRIBUTES[name] for name in names if name in CALLBACK_ATTRIBUTES), None)
+
+
+def _copied(value: Any) -> Any:
+    """Containers are copied; arrays are not: Keras replaces them and never writes into one."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value
+
+
+def _csv_state(callback: Any) -> dict[str, Any] | None:
+    """A `CSVLogger` that starts its file anew is saved with its rows, one that appends with its length."""
+    if callback.csv_file is None or callback.csv_file.closed:
+        return None
+    callback.csv_file.flush()
+    started = callback.writer is not None
+    state = {"keys": callback.keys, "header": callback.append_header and not started, "writer": started}
+    if callback.append:
+        return {**state, "position": os.path.getsize(callback.filename)}
+    return {**state, "text": Path(callback.filename).read_bytes()}
+
+
+def _set_csv_state(callback: Any, state: dict[str, Any]) -> None:
+    """The file gets the rows that it had when the backup was made: none is lost and none is there twice."""
+    path = Path(callback.filename)
+    if callback.csv_file is None:
+        return
+    callback.csv_file.close()
+    if "text" in state:
+        write_safely(path, lambda stream: stream.write(state["text"]))
+    elif path.stat().st_size < state["position"]:
+        warnings.warn(
+            f"{path} has {path.stat().st_size} bytes, and had {state['position']} when the backup was made: "
+            "CSVLogger cannot bring the missing rows back."
+        )
+    else:
+        os.truncate(path, state["position"])
+    callback.csv_file = open(path, "a")  # noqa: SIM115 (CSVLogger closes it)
+    callback.keys = None if state["keys"] is None else list(state["keys"])
+    callback.append_header = state["header"]
+    callback.writer = None

@@ -1,0 +1,56 @@
+"""The random generators outside of the model: Keras' global one, Python's, NumPy's, TensorFlow's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..keras_internals import global_seed_generator_state
+from ..tensorflow_internals import eager_seed_source, global_generator
+
+
+def capture() -> dict[str, Any]:
+    """The state of each generator that exists; a few kilobytes of plain values and arrays. Context: host."""
+    state: dict[str, Any] = {"python": _python_state(random.getstate()), "numpy": np.random.get_state()}
+    seed = global_seed_generator_state()
+    if seed is not None:
+        state["keras"] = tf.convert_to_tensor(seed.value).numpy()
+    source = eager_seed_source()
+    if source is not None:
+        state["tensorflow_seeds"] = _python_state(source.getstate())
+    generator = global_generator()
+    if generator is not None:
+        state["tensorflow"] = {"state": generator.state.numpy(), "algorithm": int(generator.algorithm)}
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Gives every generator the state that `capture` found. Context: host."""
+    if "keras" in state:
+        # Making Keras' generator draws from Python's: Python's is therefore set after it.
+        global_seed_generator_state(make=True).assign(state["keras"])
+    if "tensorflow" in state:
+        saved = state["tensorflow"]
+        generator = global_generator()
+        if generator is None or int(generator.algorithm) != saved["algorithm"]:
+            generator = tf.random.Generator.from_state(saved["state"], saved["algorithm"])
+            tf.random.set_global_generator(generator)
+        generator.state.assign(saved["state"])
+    source = eager_seed_source()
+    if source is not None and "tensorflow_seeds" in state:
+        source.setstate(_python_tuple(state["tensorflow_seeds"]))
+    np.random.set_state(state["numpy"])
+    random.setstate(_python_tuple(state["python"]))
+
+
+def _python_state(state: Sequence[Any]) -> dict[str, Any]:
+    version, words, gauss = state
+    return {"version": version, "words": np.asarray(words, np.uint32), "gauss": gauss}
+
+
+def _python_tuple(state: dict[str, Any]) -> tuple[Any, ...]:
+    return state["version"], tuple(int(word) for word in state["words"]), state["gauss"]

@@ -1,0 +1,171 @@
+"""A directory of backups: which there are, the newest good one, the next name, how many are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..safe_file import remove_leftovers, save_error, write_safely
+from . import container
+
+_NAME = re.compile(r"^backup-(\d+)\.unisono$")
+
+
+@dataclasses.dataclass(frozen=True)
+class BackupInfo:
+    """What is known of one backup without loading it. It can be used as a path.
+
+    Attributes:
+        path: the file.
+        status: "good", "damaged" or "newer" (written by a newer version); every byte was checked.
+        epoch: int; the epoch at which a run resumes, 0-based. None unless good, as the following.
+        step: int; steps of that epoch that are done.
+        total_steps: int; optimizer steps since the beginning of training.
+        time: float; seconds since 1970, when it was taken.
+        size: int; bytes.
+        problem: str; what is wrong with a file that is not good.
+    """
+
+    path: Path
+    status: str
+    epoch: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    time: float | None = None
+    size: int = 0
+    problem: str | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
+    """All backups in `directory`, the newest first; every byte of each is checked.
+
+    Returns:
+        list of `BackupInfo`; empty if there are none or no such directory.
+    """
+    return [_inspect(path) for path in backup_paths(directory)]
+
+
+def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
+    """The newest good backup in `directory`, or None.
+
+    Args:
+        directory: what was given to `BackupAndRestore`.
+
+    Returns:
+        `BackupInfo`: a path, with the epoch, step, time and size as attributes.
+    """
+    return next((info for info in map(_inspect, backup_paths(directory)) if info.status == "good"), None)
+
+
+def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
+    """`(summary, content)` of one backup, every byte checked; `docs/guides/checkpoints.md` explains them.
+
+    Raises:
+        DamagedFileError: the file is not as it was written.
+        NewerFormatError: it was written by a newer version.
+    """
+    return container.read(Path(path))
+
+
+def backup_paths(directory: str | os.PathLike) -> list[Path]:
+    """The files that bear a backup's name, the newest first."""
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    numbered = [(int(match[1]), name) for name in names if (match := _NAME.match(name))]
+    return [Path(directory) / name for _, name in sorted(numbered, reverse=True)]
+
+
+class BackupStore:
+    """Writes and finds the backups of one run; owns the names in its directory. One process writes."""
+
+    def __init__(self, directory: str | os.PathLike, keep: int):
+        """Args: `directory`; `keep`: int of at least 1, good files that stay after a save."""
+        self.directory = Path(directory)
+        self._keep = keep
+
+    def prepare(self) -> None:
+        """Makes the directory, removes what interrupted writes left, proves that files can be written.
+
+        Raises:
+            SaveError: they cannot.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise save_error(self.directory, error) from error
+        remove_leftovers(self.directory)
+        probe = self.directory / "writable"
+        write_safely(probe, lambda stream: stream.write(b"1"))
+        probe.unlink()
+
+    def newest_good(self) -> tuple[Path | None, Any, list[str]]:
+        """Reads the newest backup that is whole.
+
+        Returns:
+            `(path, content, problems)`: None and None where there is none; a sentence for each newer one
+            passed over.
+
+        Raises:
+            NewerFormatError: a newer version wrote the newest one.
+        """
+        problems: list[str] = []
+        for path in backup_paths(self.directory):
+            try:
+                return path, container.read(path)[1], problems
+            except OSError as error:
+                problems.append(str(error))
+        return None, None, problems
+
+    def read(self, path: Path) -> Any:
+        """The content of one backup, for a worker that was told which. Raises as `container.read`."""
+        return container.read(path)[1]
+
+    def write(self, content: Any, summary: Mapping[str, Any]) -> tuple[Path, int]:
+        """Writes one backup under the next number, then removes the oldest beyond `keep`.
+
+        Returns:
+            `(path, bytes)`.
+
+        Raises:
+            SaveError: nothing was written, nothing was removed.
+        """
+        newest = backup_paths(self.directory)[:1]
+        number = int(_NAME.match(newest[0].name)[1]) + 1 if newest else 1  # pyright: ignore[reportOptionalSubscript]
+        path = self.directory / f"backup-{number:06d}.unisono"
+        stamped = {**summary, "time": time.time()}
+        write_safely(path, lambda stream: container.write(stream, content, stamped))
+        for old in backup_paths(self.directory)[self._keep :]:
+            with contextlib.suppress(OSError):
+                old.unlink()
+        return path, path.stat().st_size
+
+    def delete_all(self) -> None:
+        """Removes the backups, and the directory if nothing else is in it."""
+        for path in backup_paths(self.directory):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+
+def _inspect(path: Path) -> BackupInfo:
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        summary = container.read_summary(path)
+    except container.NewerFormatError as error:
+        return BackupInfo(path, "newer", size=size, problem=str(error))
+    except OSError as error:
+        return BackupInfo(path, "damaged", size=size, problem=str(error))
+    fields = {name: summary.get(name) for name in ("epoch", "step", "total_steps", "time")}
+    return BackupInfo(path, "good", size=size, **fields)

@@ -1,0 +1,196 @@
+"""Variables to host arrays and back, bit for bit, also where each replica has a copy of its own.
+
+Three kinds of distributed variables differ in what "the value" is:
+
+| kind | copies | saved | restored on another number of replicas |
+|---|---|---|---|
+| mirrored (weights, slots) | equal | one copy | that copy everywhere |
+| summed when read (metrics) | parts of a sum | every copy | the sum on the first replica, zero elsewhere |
+| others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..keras_internals import layers_of
+from ..tensorflow_internals import is_read_together, sums_on_read
+
+
+class HostBuffers:
+    """Host memory for snapshots, used again for each: fresh memory costs more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[Any, np.ndarray] = {}
+
+    def copy(self, key: Any, array: np.ndarray) -> np.ndarray:
+        """A copy of `array` in the buffer that belongs to `key`, valid until the next call with that key."""
+        if array.dtype.kind == "O" or array.ndim == 0:
+            return np.array(array)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
+            buffer = self._buffers[key] = np.empty_like(array, order="C")
+        np.copyto(buffer, array)
+        return buffer
+
+    def clear(self) -> None:
+        """Gives the memory back."""
+        self._buffers.clear()
+
+
+def variables_of(model: Any) -> dict[str, list[Any]]:
+    """Every variable that training can change, each once, in the order in which the script makes them.
+
+    Returns:
+        dict with "model" (weights, other layer state, seed generators), "optimizer" (slots, loss scale,
+        accumulators, averages, iterations, learning rate), "metrics", and "other" (`tf.Variable`s and
+        `tf.random.Generator`s that layers hold as attributes).
+    """
+    seen: set[int] = set()
+
+    def new(variables: Iterable[Any]) -> list[Any]:
+        result = []
+        for variable in variables:
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                seen.add(id(getattr(variable, "_value", variable)))
+                result.append(variable)
+        return result
+
+    optimizer = getattr(model, "optimizer", None)
+    return {
+        "model": new(model.variables),
+        "optimizer": new(optimizer.variables if optimizer is not None else ()),
+        "metrics": new(model.metrics_variables),
+        "other": new(_plain_variables(model)),
+    }
+
+
+def capture(
+    variable: Any,
+    strategy: tf.distribute.Strategy,
+    keep: Callable[[int, np.ndarray], np.ndarray],
+    equal: bool = False,
+    num_workers: int = 1,
+) -> Any:
+    """The bits of one variable.
+
+    Args:
+        variable: `keras.Variable` or `tf.Variable`.
+        strategy: of the model.
+        equal: whether the copies are known to be equal (weights and slots are, by construction); others are
+            compared.
+        num_workers: int; workers that capture together: then parts of a sum are kept as copies also if there
+            is one.
+        keep: `keep(copy number, array)` gives an array that stays as it is while training goes on.
+
+    Returns:
+        An array, or `{"copies": [array per local replica]}` where they differ.
+
+    Context: host (cross-replica).
+    """
+    value = getattr(variable, "_value", variable)
+    copies = _copies(value, strategy)
+    if len(copies) > 1 and (equal or not (is_read_together(value) or _differ(copies))):
+        copies = copies[:1]
+    arrays = [keep(i, _read(copy)) for i, copy in enumerate(copies)]
+    several = len(arrays) > 1 or (num_workers > 1 and is_read_together(value))
+    return {"copies": arrays} if several else arrays[0]
+
+
+def restore(
+    variable: Any, saved: Any, strategy: tf.distribute.Strategy, num_workers: int = 1, worker: int = 0
+) -> None:
+    """Writes what `capture` gave, or what the workers' copies together are.
+
+    The number of replicas may be another one; see the table above.
+
+    Args:
+        variable: `keras.Variable` or `tf.Variable`.
+        saved: from `capture`; with several workers the copies of all of them, in order.
+        strategy: of the model.
+        num_workers: int; workers that restore the variable.
+        worker: int; which of them this one is.
+
+    Context: host (cross-replica).
+    """
+    value = getattr(variable, "_value", variable)
+    copies = _copies(value, strategy)
+    arrays = spread(saved, num_workers * len(copies), value, variable)
+    for i, copy in enumerate(copies):
+        copy.assign(arrays[worker * len(copies) + i])
+
+
+def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Sequence[np.ndarray]:
+    """The array for each of `num_copies` copies, from what `capture` gave for any number of them."""
+    arrays = saved["copies"] if isinstance(saved, dict) else [saved]
+    if len(arrays) == num_copies:
+        return arrays
+    if sums_on_read(value) or (len(arrays) > 1 and _aggregation(variable, value) == "sum"):
+        total = _sum(arrays)
+        return [total] + [np.zeros_like(total)] * (num_copies - 1)
+    if len(arrays) > 1 and _aggregation(variable, value) == "mean" and arrays[0].dtype.kind == "f":
+        return [(_sum(arrays) / len(arrays)).astype(arrays[0].dtype)] * num_copies
+    return [arrays[0]] * num_copies
+
+
+def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
+    """`[path, shape, dtype]` of each variable, group by group: what must be equal for a backup to fit."""
+    return {
+        group: [
+            [_path(v), [int(n) for n in v.shape], tf.as_dtype(getattr(v, "_value", v).dtype).name]
+            for v in members
+        ]
+        for group, members in variables.items()
+    }
+
+
+def _plain_variables(model: Any) -> Iterable[Any]:
+    for layer in layers_of(model):
+        for _, value in sorted(vars(layer).items()):
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(item, tf.random.Generator):
+                    yield item.state
+                elif isinstance(item, tf.Variable):
+                    yield item
+
+
+def _copies(value: Any, strategy: tf.distribute.Strategy) -> Sequence[Any]:
+    """The copies of a variable on this worker's replicas; the variable itself where there is but one."""
+    if isinstance(value, tf.distribute.DistributedValues):
+        return strategy.experimental_local_results(value)
+    return [value]
+
+
+def _read(copy: Any) -> np.ndarray:
+    """The value, without a copy where the device is the host."""
+    return np.asarray(copy.read_value() if hasattr(copy, "read_value") else tf.convert_to_tensor(copy))
+
+
+def _differ(copies: Sequence[Any]) -> bool:
+    first, *others = (_read(copy).tobytes() for copy in copies)
+    return any(first != other for other in others)
+
+
+def _aggregation(variable: Any, value: Any) -> str:
+    name = getattr(variable, "aggregation", None)
+    return (
+        name
+        if isinstance(name, str)
+        else getattr(value, "aggregation", tf.VariableAggregation.NONE).name.lower()
+    )
+
+
+def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+def _path(variable: Any) -> str:
+    return getattr(variable, "path", None) or variable.name

@@ -1,0 +1,1 @@
+"""Warnings while training runs, with what was measured."""

@@ -1,0 +1,147 @@
+"""`AnomalyReport`: which step, which layer and which batch, when the loss or a gradient is not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...optimizers.stages.gradient_watch import watch_gradients
+from ..json_lines import jsonable
+from ..step_hooks import add_step_hook, remove_step_hook
+from .kept_batch import BatchWatch
+
+
+class AnomalyWarning(UserWarning):
+    """The loss or a gradient is not finite; training ends."""
+
+
+class AnomalyReport(keras.callbacks.Callback):
+    """Ends training at the first step whose loss or gradient is not finite, and says where the number came from.
+
+    The step is skipped before it changes anything, so the model that is left is the one of the step before; the step is
+    then computed again, eagerly, on the same batch, which tells the first layer whose output or gradient is not finite.
+    Every batch is copied once, and gradients are read once more: use it to find an anomaly, not in every training. Under
+    a dynamic loss scale gradients that overflow are normal and not reported. With parameter servers the report names the
+    gradients, and the step in the order of updates, but neither the layer nor the batch.
+
+    Args:
+        path: of a JSON file for the report; None: only the warning and `report`.
+
+    Attributes:
+        report: None, or a dict with "epoch", "step" (1-based, in the epoch), "first" (a sentence: what is not finite
+            first), "gradients" (paths of the variables whose gradient is not finite) and "batch" (statistics of each
+            part).
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        self.path = None if path is None else Path(path)
+        self.report: dict[str, Any] | None = None
+        self._watches: list[Any] = []
+        self._batch: Any = None
+        self._epoch = self._steps_before = self._last_step = 0
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """Never: the compiled step itself stops, at the end of the execution the host finds out."""
+        return None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Puts the guards into the step, before it is compiled."""
+        self.report, self._watches, self._steps_before = None, [], 0
+        optimizers = [v for v in vars(self.model).values() if hasattr(v, "gradient_transformers")]
+        guarded = [o for o in optimizers if getattr(o, "inner_optimizer", None) is None and o.built]
+        with self.model.strategy_scope():
+            found = [watch_gradients(optimizer, guard=True) for optimizer in guarded]
+            self._watches = [watch for watch, _ in found]
+            for watch in self._watches:
+                watch.reset()
+            self._batch = None
+            if found and not on_parameter_servers():  # there, a batch is on the worker that has drawn it
+                self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches)
+        if self._batch is not None:
+            add_step_hook(self.model, "train", self._batch.look)
+        self.model.make_train_function(force=True)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes where the epoch begins; the steps run in the plain graph, for XLA cannot keep batches of any size."""
+        self.model.fit_state.plan["way"] = self.model.train_function.way = "graph"
+        self._epoch, self._last_step = epoch, self.model.fit_state.step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks whether a guard tripped, or the loss is not finite, during the execution."""
+        if self.report is not None:  # what parameter servers still had under way
+            return
+        step = self.model.fit_state.step
+        with self.model.strategy_scope():
+            tripped = [watch for watch in self._watches if watch.tripped]
+            good = min((watch.good_steps for watch in tripped), default=0)
+        if tripped:
+            exact = len(self._watches) == 1
+            at = self._last_step + good - self._steps_before + 1 if exact else step
+            self._explain(at, sorted({path for watch in tripped for path in watch.not_finite}), exact)
+        elif self._bad_loss(logs):
+            self._explain(step, [], exact=step - self._last_step == 1)
+        self._steps_before += step - self._last_step
+        self._last_step = step
+
+    def on_fit_exit(self) -> None:
+        """Takes the guards out again."""
+        if self._batch is not None:
+            remove_step_hook(self.model, "train", self._batch.look)
+        for optimizer in vars(self.model).values():
+            watch = getattr(optimizer, "__dict__", {}).get("_gradient_watch")
+            if watch is not None and watch in self._watches:
+                optimizer.__dict__.pop("_gradient_watch")
+        if self._watches:
+            self.model.train_function = None
+        self._watches = []
+
+    def _bad_loss(self, logs: Any) -> bool:
+        loss = (logs or {}).get("loss")
+        return loss is not None and not math.isfinite(float(np.mean(loss)))
+
+    def _explain(self, step: int, gradients: list[str], exact: bool) -> None:
+        batch = self._batch.batch if self._batch is not None else None
+        first, statistics = self.model.explain_batch(batch) if batch is not None and gradients else ("", [])
+        self.report = {
+            "epoch": self._epoch,
+            "step": step,
+            "exact": exact,
+            "first": first,
+            "gradients": gradients,
+            "batch": statistics,
+        }
+        self.model.stop_training = True
+        if not self.model.fit_state.chief:
+            return
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(jsonable(self.report), indent=1), encoding="utf-8")
+        warnings.warn(self._text(), AnomalyWarning, stacklevel=2)
+
+    def _text(self) -> str:
+        report = self.report or {}
+        what = "a gradient is" if report["gradients"] else "the loss is"
+        where = f"step {report['step']}" if report["exact"] else f"the steps up to {report['step']}"
+        parts = [f"In {where} of epoch {report['epoch'] + 1} {what} not finite; training ends"]
+        if report["gradients"]:
+            parts[0] += " with the model of the step before"
+        if report["first"]:
+            parts.append(report["first"].rstrip("."))
+        elif report["gradients"]:
+            parts.append("Not finite are the gradients of " + ", ".join(report["gradients"][:5]))
+        for part in report["batch"]:
+            values = ", ".join(f"{key} {part[key]:.4g}" for key in ("min", "max", "mean") if key in part)
+            bad = ", ".join(f"{part[key]} {key}" for key in ("nan", "infinite") if part.get(key))
+            parts.append(
+                f"Batch: {part['name']} {tuple(part['shape'])} {values}{'; ' + bad if bad else ''}".rstrip()
+            )
+        return ". ".join(parts) + "."

@@ -1,0 +1,211 @@
+"""`Diagnosis`: warnings while training runs, with what was measured: slow input, a straggler, repeated compiling."""
+
+from __future__ import annotations
+
+import json
+import socket
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...optimizers.stages.gradient_watch import watch_gradients
+from ..backup.worker_agreement import gather_bytes, num_workers, worker_index
+
+
+class DiagnosisWarning(UserWarning):
+    """Training works, but slower than it could."""
+
+
+class SlowInputWarning(DiagnosisWarning):
+    """Steps wait for batches."""
+
+
+class StragglerWarning(DiagnosisWarning):
+    """All workers wait for one."""
+
+
+class RetracingWarning(DiagnosisWarning):
+    """The step is compiled again and again."""
+
+
+class Diagnosis(keras.callbacks.Callback):
+    """Warns, once each, when training is slower than it could be. Every worker must have the callback; the chief warns.
+
+    Args:
+        slow_input: float from 0 to 1; warn if waiting for batches takes more than this share of an epoch's steps.
+        straggler: float from 0 to 1; warn if one worker makes the others wait for more than this share of an epoch's
+            steps. Measured on CPUs; on GPUs by the time that workers spend outside of the steps.
+        compilations: int; warn if the training step is compiled more often than this in one `fit`.
+        least_seconds: float; epochs whose steps took less are not judged.
+    """
+
+    def __init__(
+        self,
+        slow_input: float = 0.2,
+        straggler: float = 0.2,
+        compilations: int = 4,
+        least_seconds: float = 1.0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("slow_input", slow_input), ("straggler", straggler)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} ({value!r}) must be a share from 0 to 1.")
+        self.slow_input, self.straggler = slow_input, straggler
+        self.compilations, self.least_seconds = compilations, least_seconds
+        self._watch: Any = None
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """Never: the end of whatever execution runs is often enough."""
+        return None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Puts the measurement of waiting into the step where there are several workers."""
+        self._warned: set[type[Warning]] = set()
+        self._layouts: list[list[tuple[str, str]]] = []
+        self._compiled = 0
+        self._watch = None
+        if num_workers(self.model.distribute_strategy) > 1 and getattr(self.model.optimizer, "built", False):
+            with self.model.strategy_scope():
+                self._watch, new = watch_gradients(self.model.optimizer)
+            if new:
+                self.model.make_train_function(force=True)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes what had been measured before the epoch."""
+        self._before = self._measured()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks whether the step was compiled again, and why."""
+        compiled = self.model.train_function.compilations()
+        if compiled == self._compiled:
+            return
+        self._compiled = compiled
+        self._layouts.append(layout(self.model.fit_state))
+        if compiled > self.compilations:
+            self._warn(RetracingWarning, retracing_text(self._layouts, compiled))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Judges the epoch."""
+        now = self._measured()
+        mine = {name: now[name] - self._before.get(name, 0.0) for name in now}
+        mine["host"] = socket.gethostname()
+        strategy = self.model.distribute_strategy
+        everyone = [mine]
+        if num_workers(strategy) > 1:
+            everyone = [json.loads(each) for each in gather_bytes(strategy, json.dumps(mine).encode())]
+        mine = everyone[worker_index(strategy)]
+        if mine["input"] + mine["compute"] < self.least_seconds:
+            return
+        text = slow_input_text(everyone, self.slow_input)
+        if text:
+            self._warn(SlowInputWarning, text)
+        text = straggler_text(everyone, self.straggler) if len(everyone) > 1 else ""
+        if text:
+            self._warn(StragglerWarning, text)
+
+    def _measured(self) -> dict[str, Any]:
+        seconds = self.model.fit_state.times.seconds
+        found: dict[str, Any] = {part: seconds.get(part, 0.0) for part in ("input", "compute", "callbacks")}
+        if self._watch is not None:
+            with self.model.strategy_scope():
+                waited = self._watch.all_reduce_seconds
+            if waited:
+                found["waited"] = sum(waited) / len(waited)
+        return found
+
+    def _warn(self, kind: type[Warning], text: str) -> None:
+        if kind not in self._warned and self.model.fit_state.chief:
+            warnings.warn(text, kind, stacklevel=2)
+        self._warned.add(kind)
+
+
+def slow_input_text(workers: Sequence[dict[str, Any]], limit: float) -> str:
+    """The warning for the worker that waits longest for its input; empty if none waits too long."""
+    shares = [w["input"] / max(1e-9, w["input"] + w["compute"]) for w in workers]
+    worst = max(range(len(workers)), key=lambda i: shares[i])
+    if shares[worst] <= limit:
+        return ""
+    who = f"Worker {worst} spent" if len(workers) > 1 else "The last epoch spent"
+    return (
+        f"{who} {shares[worst]:.0%} of its steps' time ({workers[worst]['input']:.1f} s) waiting for input: end the dataset "
+        "with `.prefetch(tf.data.AUTOTUNE)`, give `num_parallel_calls=tf.data.AUTOTUNE` to its `map`, or `.cache()` it."
+    )
+
+
+def straggler_text(workers: Sequence[dict[str, Any]], limit: float) -> str:
+    """The warning that names the worker for which the others wait; empty if none stands out.
+
+    A sum over workers is there when the last one brings its part: who comes last waits least.
+    """
+    if all("waited" in w for w in workers):
+        slow = min(range(len(workers)), key=lambda i: workers[i]["waited"])
+        others = [w["waited"] for i, w in enumerate(workers) if i != slow]
+        lost = sum(others) / len(others) - workers[slow]["waited"]
+    else:
+        outside = [w["input"] + w["callbacks"] for w in workers]
+        slow = max(range(len(workers)), key=lambda i: outside[i])
+        others = [seconds for i, seconds in enumerate(outside) if i != slow]
+        lost = outside[slow] - sum(others) / len(others)
+    total = workers[slow]["input"] + workers[slow]["compute"] + workers[slow]["callbacks"]
+    if lost <= limit * total:
+        return ""
+    why = workers[slow]["input"] - sum(w["input"] for i, w in enumerate(workers) if i != slow) / (
+        len(workers) - 1
+    )
+    reason = "its input is slow" if why > lost / 2 else "it computes slowly: look what else runs there"
+    return (
+        f"Worker {slow} on {workers[slow]['host']} makes the others wait for {lost / max(total, 1e-9):.0%} of the time "
+        f"({lost:.1f} s in the last epoch): {reason}."
+    )
+
+
+def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> str:
+    """The warning that names the part of the batch that changes."""
+    changes = []
+    for index, (name, _) in enumerate(layouts[-1]):
+        seen = list(dict.fromkeys(each[index][1] for each in layouts if len(each) == len(layouts[-1])))
+        if len(seen) > 1:
+            changes.append(f"`{name}` was {', '.join(seen[:4])}")
+    cause = "; ".join(changes) or "the kind of input changed"
+    return (
+        f"The training step was compiled {compiled} times, which costs far more than running it: {cause}. Give batches of "
+        "one size (drop or pad what is left over), or a tf.data.Dataset, whose batches may differ."
+    )
+
+
+def layout(fit_state: Any) -> list[tuple[str, str]]:
+    """(name, dtype and shape) of each part of the last batch, for instance ("x", "float32 (32, 8)")."""
+    names = part_names(fit_state.source.spec)
+    if fit_state.execution is None:  # the steps run on the workers of a coordinator
+        return [(name, "") for name in names]
+    chunk = fit_state.execution.chunks[-1]
+    leaves = tf.nest.flatten(chunk.inputs)
+    if len(leaves) < len(names) or not all(hasattr(leaf, "shape") for leaf in leaves):
+        return [(name, "") for name in names]
+    return [(name, f"{leaf.dtype.name} {tuple(leaf.shape)}") for name, leaf in zip(names, leaves)]
+
+
+def part_names(spec: Any) -> list[str]:
+    """Names of the leaves of a batch: "x", "x['image']", "y", "sample_weight".
+
+    >>> part_names(({"a": 1, "b": 2}, 3))
+    ["x['a']", "x['b']", 'y']
+    """
+    names: list[str] = []
+
+    def walk(name: str, part: Any) -> None:
+        if isinstance(part, dict):
+            for key in sorted(part):
+                walk(f"{name}[{key!r}]", part[key])
+        elif isinstance(part, list | tuple) and not hasattr(part, "dtype"):
+            for index, each in enumerate(part):
+                walk(f"{name}[{index}]", each)
+        else:
+            names.append(name)
+
+    for name, part in zip(("x", "y", "sample_weight"), spec if isinstance(spec, tuple) else (spec,)):
+        walk(name, part)
+    return names

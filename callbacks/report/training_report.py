@@ -1,0 +1,200 @@
+"""`TrainingReport`: one HTML page that says what a training does, made again while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...optimizers.stages.gradient_watch import watch_gradients
+from ..backup.worker_agreement import gather_bytes, num_workers
+from ..json_lines import LineFile
+from ..safe_file import write_safely
+from . import read_run, render
+from .facts import facts_of, memory_bytes
+
+_MOST_POINTS = 400
+
+
+class TrainingReport(keras.callbacks.Callback):
+    """Writes a page with curves, throughput, time, memory, configuration and restarts of a training.
+
+    The page is one file with nothing from elsewhere: it can be mailed, printed, and read on a phone. Beside it stand the
+    numbers, one JSON object per line, from which `python -m unisono report` makes it again. With several workers the
+    chief writes both; every worker must have the callback, because they tell each other their times at each epoch's end.
+
+    Args:
+        path: of the page; the numbers go to the same name with `.jsonl`.
+        title: str; None: the model's name.
+        refresh_seconds: float; the page is written at most so often, and when an epoch ends in any case.
+        gradient_norm: bool; measure the norm of the gradients (and on CPUs how long replicas wait for the sums), which
+            costs a pass over the gradients in each step.
+        clock: () -> float; seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "report.html",
+        title: str | None = None,
+        refresh_seconds: float = 10.0,
+        gradient_norm: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.path = Path(path)
+        if self.path.suffix not in (".html", ".htm"):
+            raise ValueError(
+                f"path ({str(path)!r}) must end in .html: the numbers go beside it, into .jsonl."
+            )
+        self.title = title
+        self.refresh_seconds = refresh_seconds
+        self.gradient_norm = gradient_norm
+        self._clock = clock
+        self._file = LineFile(self.path.with_suffix(".jsonl"))
+        self._resumed = False
+        self._began: float | None = None
+        self._watch: Any = None
+        self._epoch = 0
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """Never: the end of whatever execution runs is often enough."""
+        return None
+
+    def get_state(self) -> dict[str, int]:
+        """For backups: where the numbers end now."""
+        return {"size": self._file.size}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """On resume: goes on there, and notes the restart."""
+        self._resumed = self._file.continue_at(state["size"]) or self._resumed
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Puts the measurement into the step, before it is compiled."""
+        self._resumed, self._began, self._watch = False, None, None
+        optimizer = self.model.optimizer
+        if not self.gradient_norm or not hasattr(optimizer, "gradient_transformers"):
+            return
+        if not getattr(optimizer, "built", False) or on_parameter_servers(self.model.distribute_strategy):
+            return
+        with self.model.strategy_scope():
+            self._watch, new = watch_gradients(optimizer)
+        if new:
+            self.model.make_train_function(force=True)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Writes the facts of the run when it begins."""
+        self._epoch = epoch
+        state = self.model.fit_state
+        if self._began is None:
+            self._began = self._written_at = self._noted_at = self._clock()
+            self._note_every = 0.0
+            self._notes = 0
+            event = "restart" if state.step or self._resumed else "begin"
+            self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
+        self._epoch_began, self._epoch_first_step = self._clock(), state.step
+        self._times_before = dict(state.times.seconds)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Notes the numbers and renews the page, both when they are due."""
+        now = self._clock()
+        if now - self._noted_at < self._note_every or not self.model.fit_state.chief:
+            return
+        self._noted_at = now
+        self._notes += 1
+        if (
+            self._notes >= _MOST_POINTS
+        ):  # the next ones come half as often, so a run of any length stays readable
+            self._notes, self._note_every = _MOST_POINTS // 2, max(2 * self._note_every, 0.5)
+        self._write("step", **self._numbers(logs))
+        if now - self._written_at >= self.refresh_seconds:
+            self._render()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch, with the times of every worker, and renews the page."""
+        state = self.model.fit_state
+        steps = state.step - self._epoch_first_step
+        seconds = {
+            part: value - self._times_before.get(part, 0.0) for part, value in state.times.seconds.items()
+        }
+        mine = {"steps": steps, "seconds": seconds, "memory": memory_bytes()}
+        if self._watch is not None:
+            with self.model.strategy_scope():
+                mine["waited"] = self._watch.all_reduce_seconds
+        workers = self._everyone(mine)
+        if not state.chief:
+            return
+        rows = getattr(state.source, "batch_rows", None)
+        if rows and getattr(state.source, "per_worker", False):
+            rows *= len(workers)
+        self._write(
+            "epoch",
+            **self._numbers(logs),
+            steps=steps,
+            rows_per_step=rows,
+            elapsed=self._clock() - self._epoch_began,
+            workers=workers,
+        )
+        self._render()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes the page for the last time."""
+        self._end("finished" if not self.model.stop_training else "stopped early")
+
+    def on_fit_exit(self) -> None:
+        """Writes the page after an error too."""
+        self._end("ended by an error")
+
+    def _end(self, how: str) -> None:
+        state = self.model.fit_state
+        if self._began is None or state is None:
+            return
+        if state.chief:
+            self._write("end", how=how)
+            self._render()
+        self._file.close()
+        self._began = None
+
+    def _numbers(self, logs: Any) -> dict[str, Any]:
+        """What is the same kind of number at every step."""
+        state = self.model.fit_state
+        learning_rate = getattr(self.model.optimizer, "learning_rate", None)
+        result = {
+            "epoch": self._epoch,
+            "step": state.step,
+            "steps_per_epoch": state.steps_per_epoch,
+            "logs": {name: _scalar(value) for name, value in (logs or {}).items()},
+            "learning_rate": None if learning_rate is None else _scalar(learning_rate),
+        }
+        if self._watch is not None:
+            with self.model.strategy_scope():
+                result["gradient_norm"] = self._watch.norm
+        return result
+
+    def _everyone(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        strategy = self.model.distribute_strategy
+        if num_workers(strategy) == 1:
+            return [mine]
+        return [json.loads(each) for each in gather_bytes(strategy, json.dumps(mine).encode())]
+
+    def _write(self, event: str, **values: Any) -> None:
+        if self.model.fit_state.chief:
+            self._file.write({"event": event, "time": self._clock(), **values})
+
+    def _render(self) -> None:
+        page = render([read_run(self._file.path)], refresh_seconds=self.refresh_seconds)
+        write_safely(self.path, lambda stream: stream.write(page.encode()))
+        self._written_at = self._clock()
+
+
+def _scalar(value: Any) -> float | None:
+    try:
+        return float(np.mean(np.asarray(value)))
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,142 @@
+"""The strategy for wherever the program runs: one machine, many, accelerators or none."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from .workers import cluster_start
+from .workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
+from .workers.cluster_start import replicas_per_worker
+
+cluster_resolver = (
+    tf.distribute.cluster_resolver
+)  # TensorFlow's own, for clusters that none of the above describes
+
+
+def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
+    """Picks the strategy for the machine and the cluster that this process belongs to.
+
+    | found | strategy |
+    |---|---|
+    | TF_CONFIG with parameter servers | `ParameterServerStrategy` (in the coordinator) |
+    | TF_CONFIG or Slurm with several workers | `MultiWorkerMirroredStrategy` |
+    | a TPU (TPU_NAME, or Cloud TPU's own variables) | `TPUStrategy` |
+    | several GPUs, or several simulated devices | `MirroredStrategy` |
+    | one GPU, or none | `OneDeviceStrategy` |
+
+    Call it once, before anything else uses TensorFlow's devices. `python -m unisono launch` sets TF_CONFIG, and
+    UNISONO_REPLICAS_PER_WORKER, from which a worker without GPUs makes itself that many devices.
+
+    Args:
+        communication_options: `tf.distribute.experimental.CommunicationOptions`, for several workers.
+
+    Raises:
+        ClusterError: TF_CONFIG or Slurm's variables describe a cluster that cannot be.
+        TimeoutError: a worker did not come within UNISONO_TIMEOUT seconds (60).
+    """
+    cluster = read_cluster()
+    if cluster is not None and cluster.has_parameter_servers:
+        return _parameter_servers(cluster)
+    if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
+        simulate_devices(replicas_per_worker())
+    if cluster is not None and cluster.num_workers > 1:
+        return _multi_worker(cluster, communication_options)
+    if _has_tpu():
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
+        return tf.distribute.TPUStrategy(resolver)
+    gpus = tf.config.list_logical_devices("GPU")
+    cpus = tf.config.list_logical_devices("CPU")
+    if len(gpus) > 1 or (not gpus and len(cpus) > 1):
+        return tf.distribute.MirroredStrategy([device.name for device in gpus or cpus])
+    return tf.distribute.OneDeviceStrategy((gpus or cpus)[0].name)
+
+
+def simulate_devices(count: int) -> list[str]:
+    """Splits the CPU into `count` logical devices, to try several replicas on a machine without accelerators.
+
+    Call it before anything else uses TensorFlow's devices: they cannot be changed later. A second call with the same
+    count does nothing.
+
+    Args:
+        count: int >= 1.
+
+    Returns:
+        The names of the devices, for `tf.distribute.MirroredStrategy(names)`.
+
+    Raises:
+        ValueError: `count` is not a positive whole number.
+        RuntimeError: the devices are in use already.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"`count` must be a whole number of at least 1. Received: {count!r}")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    try:
+        tf.config.set_logical_device_configuration(cpu, wanted)
+    except RuntimeError:
+        found = len(tf.config.list_logical_devices("CPU"))
+        if found != count:
+            raise RuntimeError(
+                f"`count` ({count}) cannot be set any more: TensorFlow already uses {found} CPU device(s). Call "
+                f"simulate_devices before anything else that uses TensorFlow."
+            ) from None
+    return [f"/device:CPU:{index}" for index in range(count)]
+
+
+def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute.Strategy:
+    if cluster.task_type not in ("chief", "worker"):
+        raise ClusterError(
+            f"TF_CONFIG's task type must be 'chief' or 'worker' for a process that trains. Received: "
+            f"{cluster.task_type!r}. An evaluator runs the script without a strategy of several workers."
+        )
+    cluster_start.install()
+    options = communication_options or tf.distribute.experimental.CommunicationOptions()
+    resolver = None
+    if read_tf_config(os.environ) is None:  # Slurm: TensorFlow must be told
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(dict(cluster.jobs)),
+            task_type=cluster.task_type,
+            task_id=cluster.task_index,
+            num_accelerators={"GPU": _take_gpus_of_slurm_task(cluster)},
+            rpc_layer="grpc",
+        )
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
+
+
+def _take_gpus_of_slurm_task(cluster: Cluster) -> int:
+    """Shows this task its share of the machine's GPUs, where Slurm has not bound them to tasks; their number."""
+    gpus = tf.config.list_physical_devices("GPU")
+    host = cluster.address.rpartition(":")[0]
+    neighbours = [address for address in cluster.workers if address.rpartition(":")[0] == host]
+    bound = any(name in os.environ for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
+    if gpus and not bound and len(neighbours) > 1:
+        each = len(gpus) // len(neighbours)
+        if not each:
+            raise ClusterError(
+                f"Slurm runs {len(neighbours)} tasks on {host}, which has {len(gpus)} GPU(s): start at most one task "
+                f"for each GPU (--ntasks-per-node)."
+            )
+        mine = neighbours.index(cluster.address)
+        gpus = gpus[mine * each : (mine + 1) * each]
+        tf.config.set_visible_devices(gpus, "GPU")
+    return len(gpus)
+
+
+def _parameter_servers(cluster: Cluster) -> tf.distribute.Strategy:
+    if cluster.task_type not in ("chief", "evaluator"):
+        raise ClusterError(
+            f"TF_CONFIG names parameter servers, so the program runs on the 'chief' alone; this process is "
+            f"{cluster.task_type} {cluster.task_index}: run `python -m unisono.distribute.server` here instead."
+        )
+    from .parameter_servers.strategy import ParameterServerStrategy
+
+    return ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+
+
+def _has_tpu() -> bool:
+    return bool(
+        os.environ.get("TPU_NAME") or os.environ.get("COLAB_TPU_ADDR") or os.environ.get("TPU_WORKER_ID")
+    )

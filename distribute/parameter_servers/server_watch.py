@@ -1,0 +1,77 @@
+"""A parameter server that is stopped but not dead: noticed, and what waits for it ended.
+
+Such a server listens, and the kernel confirms what is sent to it, so that whoever reads a variable waits for ever inside
+of TensorFlow, where nothing can interrupt it. A thread asks every server for a small answer while a model is trained.
+When one stays silent, the coordinator's own connections to it are shut down: TensorFlow then raises `UnavailableError`
+wherever it waits for that server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from ..workers.connections import end_connections
+
+
+class ServerWatch:
+    """Owns a thread for each server, which asks it while `watching()` is entered.
+
+    Args:
+        addresses: of the servers, "host:port".
+        responds: `responds(index, seconds)`: whether a server runs a small operation in time. One that is dead, too,
+            gives False; that it is dead is for others to say.
+        listens: `listens(index)`: whether its process is there.
+        timeout: () -> float; seconds of silence after which it is an error.
+
+    Attributes:
+        complaint: str or None; a sentence that names the server which was silent.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        responds: Callable[[int, float], bool],
+        listens: Callable[[int], bool],
+        timeout: Callable[[], float],
+    ) -> None:
+        self._addresses, self._responds, self._listens = list(addresses), responds, listens
+        self._timeout = timeout
+        self._entered = 0
+        self._ended = threading.Event()
+        self.complaint: str | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Asks all servers until the block is left. May be entered again inside of itself."""
+        if not self._entered:
+            self.complaint, self._ended = None, threading.Event()
+            for index in range(len(self._addresses)):
+                threading.Thread(
+                    target=self._watch, args=(index, self._ended), name="unisono-server-watch", daemon=True
+                ).start()
+        self._entered += 1
+        try:
+            yield
+        finally:
+            self._entered -= 1
+            if not self._entered:
+                self._ended.set()
+
+    def _watch(self, index: int, ended: threading.Event) -> None:
+        while not ended.wait(self._timeout() / 4):
+            seconds = self._timeout()
+            # Asked twice: the first answer may have come in while something held Python's lock all the time.
+            again = max(seconds / 4, min(seconds, 20.0))
+            if self._responds(index, 0.75 * seconds) or self._responds(index, again):
+                continue
+            if ended.is_set() or not self._listens(index):
+                continue
+            address = self._addresses[index]
+            self.complaint = (
+                f"The parameter server {index} at {address} listens but has done nothing for {seconds:g} s: end that "
+                "process and start the cluster again; a fit with `BackupAndRestore` then goes on from the last backup."
+            )
+            end_connections(address)
+            return

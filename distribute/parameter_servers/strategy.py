@@ -1,0 +1,158 @@
+"""`ParameterServerStrategy`: TensorFlow's, with its cluster checked and the mode of training chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ..workers.cluster import ClusterError, read_tf_config
+from . import parameter_server_internals as internals
+from .updates import on_parameter_servers
+from .worker_pool import ParameterServerError, WorkerPool
+
+__all__ = [
+    "ParameterServerError",
+    "ParameterServerMode",
+    "ParameterServerStrategy",
+    "check_cluster",
+    "mode_of",
+    "on_parameter_servers",
+    "pool_of",
+]
+
+_modes: weakref.WeakKeyDictionary[Any, ParameterServerMode] = weakref.WeakKeyDictionary()
+_pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterServerMode:
+    """How workers keep pace with each other.
+
+    Attributes:
+        max_staleness: int or None; no worker runs more than so many steps ahead of the slowest. None: no bound.
+        backup_workers: int or None; None: asynchronous. b: synchronous, and the first N - b gradients of N workers make a
+            step, so that b slow ones are not waited for.
+        timeout: float; seconds after which a lost cluster is an error.
+    """
+
+    max_staleness: int | None = None
+    backup_workers: int | None = None
+    timeout: float = 60.0
+
+    def check(self, num_workers: int) -> None:
+        """Refuses what has no meaning; the message names the argument and the cure."""
+        for name, least in (("max_staleness", 1), ("backup_workers", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"`{name}` must be None or an int of at least {least}. Received: {value!r}")
+        if self.max_staleness is not None and self.backup_workers is not None:
+            raise ValueError(
+                "Give `max_staleness` (bounded asynchronous training) or `backup_workers` (synchronous training). "
+                f"Received: max_staleness={self.max_staleness} and backup_workers={self.backup_workers}"
+            )
+        if self.backup_workers is not None and self.backup_workers >= num_workers:
+            raise ValueError(
+                f"`backup_workers` ({self.backup_workers}) must be less than the number of workers ({num_workers}): "
+                "at least one gradient must make a step."
+            )
+        if not self.timeout > 0:
+            raise ValueError(f"`timeout` must be a number of seconds above 0. Received: {self.timeout!r}")
+
+
+class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
+    """`tf.distribute.ParameterServerStrategy`, which checks its cluster first and knows the mode of training.
+
+    Args:
+        cluster_resolver: None: what TF_CONFIG describes.
+        variable_partitioner: as in TensorFlow: splits large variables over servers by rows.
+        max_staleness: int or None; no worker runs more than so many steps ahead of the slowest.
+        backup_workers: int or None; None: asynchronous; b: synchronous, the first N - b of N gradients make a step.
+        timeout: float; seconds after which a lost cluster is an error. None: what the launcher set, else 60.
+
+    Raises:
+        ValueError: the cluster or an argument cannot be right: one sentence with the cure.
+
+    Context: host, on the coordinator alone. Workers and servers run `python -m unisono.distribute.server`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        variable_partitioner: Any = None,
+        *,
+        max_staleness: int | None = None,
+        backup_workers: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if cluster_resolver is None:
+            if read_tf_config(os.environ) is None:
+                raise ClusterError(
+                    "`cluster_resolver` is missing and TF_CONFIG is not set: start the script with "
+                    "`python -m unisono launch --workers N --parameter-servers M`, or describe the cluster in TF_CONFIG."
+                )
+            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        spec = cluster_resolver.cluster_spec().as_dict()
+        check_cluster(spec, cluster_resolver.task_type)
+        mode = ParameterServerMode(
+            max_staleness, backup_workers, _default_timeout() if timeout is None else timeout
+        )
+        mode.check(len(spec["worker"]))
+        super().__init__(cluster_resolver, variable_partitioner)
+        _modes[self] = mode
+
+
+def _default_timeout() -> float:
+    return float(os.environ.get("UNISONO_TIMEOUT", "60"))
+
+
+def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
+    """Refuses a cluster that cannot train with parameter servers.
+
+    Args:
+        jobs: task type -> addresses.
+        task_type: what this process is.
+
+    Raises:
+        ClusterError: (a ValueError) one sentence.
+    """
+    for kind, word in (("worker", "worker"), ("ps", "parameter server")):
+        if not jobs.get(kind):
+            raise ClusterError(
+                f"The cluster has no {word}: name at least one address for {kind!r}. Received: {sorted(jobs)}"
+            )
+    unknown = sorted(set(jobs) - {"chief", "worker", "ps", "evaluator"})
+    if unknown:
+        raise ClusterError(
+            f"The cluster has the unknown task type {unknown[0]!r}: use chief, worker, ps and evaluator."
+        )
+    if len(jobs.get("chief", ())) > 1:
+        raise ClusterError(f"The cluster has {len(jobs['chief'])} chiefs: one coordinator runs the script.")
+    if task_type in ("worker", "ps"):
+        raise ClusterError(
+            f"This process is a {task_type!r} of the cluster, but the script is run by the coordinator ('chief') alone: "
+            "run `python -m unisono.distribute.server` here, or start all with `python -m unisono launch`."
+        )
+
+
+def mode_of(strategy: Any) -> ParameterServerMode:
+    """The mode of a strategy; that of TensorFlow's own class is asynchronous without a bound."""
+    return _modes.get(strategy) or ParameterServerMode(timeout=_default_timeout())
+
+
+def pool_of(strategy: Any) -> WorkerPool:
+    """The workers of a strategy; made once."""
+    if strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            f"Each worker sees {strategy.num_replicas_in_sync} GPUs, but a worker of a ParameterServerStrategy trains "
+            "with one: start a worker for each GPU, with its own CUDA_VISIBLE_DEVICES."
+        )
+    if strategy not in _pools:
+        resolver = internals.resolver_of(strategy)
+        check_cluster(resolver.cluster_spec().as_dict(), resolver.task_type)
+        _pools[strategy] = WorkerPool(strategy, mode_of(strategy).timeout)
+    return _pools[strategy]

@@ -1,0 +1,293 @@
+"""Work for the workers of a coordinator: each takes the next piece, and what a lost worker had is given to another.
+
+TensorFlow's `ClusterCoordinator` brings the threads, one for each worker, and reconnects to workers that come back. In
+each thread one loop of ours takes pieces of work from a common list until the list is closed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from . import parameter_server_internals as internals
+from .server_watch import ServerWatch
+
+_TICK = 0.2  # seconds between two looks at errors
+_QUIET = 3.0  # seconds without a result after which the servers are asked whether they are there
+_PROBE = 2.0  # seconds that a server has for answering
+_RESPONSE = 20.0  # seconds that a task has for running a small operation
+
+
+class ParameterServerError(RuntimeError):
+    """A parameter server, or every worker, is gone: training cannot go on. A restart goes on from the last backup."""
+
+
+class WorkerPool:
+    """The workers of one `ParameterServerStrategy`.
+
+    Args:
+        strategy: a `tf.distribute.ParameterServerStrategy`.
+        timeout: float; seconds after which it is an error that no worker answers.
+    """
+
+    def __init__(self, strategy: Any, timeout: float) -> None:
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self.timeout = timeout
+        self.addresses = {
+            k: list(v) for k, v in internals.resolver_of(strategy).cluster_spec().as_dict().items()
+        }
+        self.num_workers = len(self.addresses["worker"])
+        internals.recover_in_part(self.coordinator, self.answers)
+        self._watch = ServerWatch(
+            self.addresses["ps"],
+            lambda index, seconds: self.responds("ps", index, seconds),
+            lambda index: self.answers("ps", index),
+            lambda: self.timeout,
+        )
+        self.watching = self._watch.watching
+
+    @property
+    def complaint(self) -> str | None:
+        """What the watch over the servers found; None: all of them do something."""
+        return self._watch.complaint
+
+    @contextlib.contextmanager
+    def phase(
+        self, run: Callable[[int, Any], Any], forget: Callable[[int], None], max_staleness: int | None = None
+    ) -> Iterator[Phase]:
+        """Starts a loop on every worker; ends them when the block is left.
+
+        Args:
+            run: `run(worker, piece)` computes a piece on that worker and returns its result on the host. Called in the
+                worker's thread, again on any worker if one was lost in the middle.
+            forget: `forget(worker)`: what the worker held in memory is lost.
+            max_staleness: int or None; the steps that a worker may be ahead of the slowest.
+
+        Raises:
+            ParameterServerError: see there.
+            Exception: what `run` raised, unless a lost worker was the cause.
+        """
+        phase = Phase(self, run, forget, max_staleness)
+        for _ in range(self.num_workers):
+            internals.schedule_python(self.coordinator, phase.loop)
+        try:
+            yield phase
+        except BaseException:
+            phase.close()
+            with contextlib.suppress(Exception):
+                internals.join_for(self.coordinator, self.timeout)
+            raise
+        phase.close()
+        phase.end()
+
+    def answers(self, kind: str, index: int) -> bool:
+        """Whether a process listens at the address of a task."""
+        host, _, port = self.addresses[kind][index].rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE):
+                return True
+        except OSError:
+            return False
+
+    def check_servers(self, cause: BaseException | None = None) -> None:
+        """Raises if a parameter server does not answer, now and once more after a moment, or was silent for too long."""
+        if self.complaint is not None:
+            raise ParameterServerError(self.complaint) from cause
+        for index, address in enumerate(self.addresses["ps"]):
+            if self.answers("ps", index):
+                continue
+            time.sleep(_TICK)
+            if not self.answers("ps", index):
+                raise ParameterServerError(
+                    f"Parameter server {index} at {address} does not answer, and the variables on it are lost: start "
+                    "the cluster again; a fit with `BackupAndRestore` then goes on from the last backup."
+                ) from cause
+
+    def responds(self, kind: str, index: int, seconds: float | None = None) -> bool:
+        """Whether a task runs one small operation in time: a process that is stopped listens, but does nothing.
+
+        Args:
+            kind: "worker" or "ps".
+            index: which one.
+            seconds: float; None: `timeout`, but at most 20 s.
+        """
+        done = threading.Event()
+        number = tf.constant(0)  # made there, it would hold Python's lock until the task answers
+
+        def ask() -> None:
+            with (
+                contextlib.suppress(tf.errors.OpError),
+                tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"),
+            ):
+                tf.identity(number)
+                done.set()
+
+        threading.Thread(target=ask, name="unisono-ask", daemon=True).start()
+        return done.wait(min(_RESPONSE, self.timeout) if seconds is None else seconds)
+
+
+class Phase:
+    """Pieces of work under way: `put` them, `get` their results in the order in which they arrive."""
+
+    def __init__(self, pool: WorkerPool, run: Any, forget: Any, max_staleness: int | None) -> None:
+        self._pool, self._run, self._forget = pool, run, forget
+        self._max_staleness = max_staleness
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[Any] = collections.deque()
+        self._results: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._steps_of: dict[int, int] = {}
+        self._closed = False
+        self._holding: dict[int, Any] = {}
+        self._seconds_of: dict[int, float] = {}
+        self._quiet_since = time.monotonic()
+        self._next_probe = self._quiet_since + _QUIET
+        self.under_way = 0
+        self.losses = 0
+
+    # Called by the coordinator.
+
+    def put(self, piece: Any) -> None:
+        """Adds a piece; its attribute `steps` counts for `max_staleness`."""
+        with self._changed:
+            self._waiting.append(piece)
+            self.under_way += 1
+            self._changed.notify_all()
+
+    def get(self, seconds: float | None = None) -> Any:
+        """(piece, result) of the next piece that is done; waits for it, or for `seconds`: then it is None.
+
+        Raises:
+            ParameterServerError, Exception: as `WorkerPool.phase`.
+        """
+        while True:
+            with self._changed:
+                if not self._results:
+                    self._changed.wait(_TICK if seconds is None else seconds)
+                if self._results:
+                    self.under_way -= 1
+                    self._quiet_since = time.monotonic()
+                    self._next_probe = self._quiet_since + _QUIET
+                    return self._results.popleft()
+            if internals.scheduled_error(self._pool.coordinator) is not None:
+                self.close()
+                self.end()
+            if time.monotonic() > self._next_probe:
+                self._pool.check_servers()
+                self._check_workers(self._quiet_since)
+                self._next_probe = time.monotonic() + _QUIET
+            if seconds is not None:
+                return None
+
+    def discard(self, unwanted: Callable[[Any], bool]) -> None:
+        """Takes back the pieces that no worker has begun and for which `unwanted(piece)` is true."""
+        with self._changed:
+            kept = [piece for piece in self._waiting if not unwanted(piece)]
+            self.under_way -= len(self._waiting) - len(kept)
+            self._waiting = collections.deque(kept)
+
+    def idle(self) -> bool:
+        """Whether a worker has nothing to do."""
+        with self._changed:
+            return not self._waiting and len(self._steps_of) > len(self._holding)
+
+    def slowest(self, pieces: list[Any]) -> Any:
+        """The one of `pieces` whose worker has been the slowest so far; None if nobody has begun one."""
+        with self._changed:
+            held = [(self._seconds_of.get(w, 0.0), w) for w, p in self._holding.items() if p in pieces]
+            return self._holding[max(held)[1]] if held else None
+
+    def close(self) -> None:
+        """No worker takes another piece."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Waits until the loops have ended; raises what ended one of them."""
+        try:
+            deadline = time.monotonic() + self._pool.timeout
+            while not internals.join_for(self._pool.coordinator, _TICK):
+                if time.monotonic() > deadline:
+                    self._pool.check_servers()
+                    raise ParameterServerError(
+                        f"The workers did not end within {self._pool.timeout:g} s: start the cluster again."
+                    )
+        except (tf.errors.OpError, TypeError) as error:
+            self._pool.check_servers(error)
+            raise
+
+    def _check_workers(self, quiet_since: float) -> None:
+        """After `timeout` without a result: is there anybody at work, and does it still do anything?"""
+        pool = self._pool
+        if time.monotonic() - quiet_since < pool.timeout:
+            return
+        with self._changed:
+            at_work = sorted(self._holding)
+        if not at_work and not any(pool.answers("worker", index) for index in range(pool.num_workers)):
+            raise ParameterServerError(
+                f"None of the {pool.num_workers} worker(s) has answered for {pool.timeout:g} s: start them again."
+            )
+        for index in at_work:
+            if pool.answers("worker", index) and not pool.responds("worker", index):
+                raise ParameterServerError(
+                    f"The worker {index} at {pool.addresses['worker'][index]} listens but does nothing, and no step has "
+                    f"ended for {pool.timeout:g} s: end that process and start it again."
+                )
+
+    # Called by the workers' threads.
+
+    def loop(self) -> None:
+        """Takes pieces until the list is closed. Context: host, in the thread of a worker."""
+        worker = internals.current_worker()
+        while not self._closed and not self._pool.answers("worker", worker):
+            time.sleep(_TICK)
+        with self._changed:
+            self._steps_of[worker] = min(self._steps_of.values(), default=0)
+        try:
+            while (piece := self._take(worker)) is not None:
+                began = time.monotonic()
+                try:
+                    result = self._run(worker, piece)
+                except BaseException:
+                    self._give_back(worker, piece)
+                    raise
+                with self._changed:
+                    self._holding.pop(worker, None)
+                    self._seconds_of[worker] = (time.monotonic() - began) / piece.steps
+                    self._steps_of[worker] += piece.steps
+                    self._results.append((piece, result))
+                    self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._steps_of.pop(worker, None)
+                self._changed.notify_all()
+
+    def _take(self, worker: int) -> Any:
+        with self._changed:
+            while not self._closed and not (self._waiting and self._may_start(worker)):
+                self._changed.wait()
+            if self._closed:
+                return None
+            self._holding[worker] = self._waiting.popleft()
+            return self._holding[worker]
+
+    def _may_start(self, worker: int) -> bool:
+        if self._max_staleness is None:
+            return True
+        ahead = self._steps_of[worker] + self._waiting[0].steps - min(self._steps_of.values())
+        return ahead <= max(self._max_staleness, 1)
+
+    def _give_back(self, worker: int, piece: Any) -> None:
+        self._forget(worker)
+        with self._changed:
+            self.losses += 1
+            self._holding.pop(worker, None)
+            self._waiting.appendleft(piece)
+            self._changed.notify_all()

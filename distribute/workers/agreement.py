@@ -1,0 +1,154 @@
+"""What all workers decide together, and what must be the same on all of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..tensorflow_internals import get_value, set_value
+from .cluster_start import peer_timeout
+from .peer_watch import meeting
+
+_numbers = itertools.count()
+_sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Whether the replicas of `strategy` (None: the current one) live in several processes that train in step."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and place_among_workers(strategy)[1] > 1
+    )
+
+
+def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
+    """What each worker passes, in the order of the workers; every worker gets all of it.
+
+    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same place of the program.
+
+    Args:
+        values: float64 numbers; the same count on every worker.
+        strategy: whose workers. None: the current strategy's.
+
+    Context: host, cross-replica.
+    """
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    if not spans_workers(strategy):
+        return [[float(value) for value in values]]
+    me, workers = place_among_workers(strategy)
+    rows = [[float(v) for v in values] if worker == me else [0.0] * len(values) for worker in range(workers)]
+    return _sum(strategy, rows)
+
+
+def agree(flag: bool, strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Whether any worker says yes. All workers must ask; see `exchange` for the arguments and the cost."""
+    return any(row[0] > 0 for row in exchange([float(bool(flag))], strategy))
+
+
+def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[float]:
+    """The numbers that the chief (worker 0) passes, on every worker: for choices that come from measured times."""
+    return exchange(values, strategy)[0]
+
+
+def check_same_everywhere(
+    values: Mapping[str, Any], what: str, strategy: tf.distribute.Strategy | None = None
+) -> None:
+    """Refuses to go on when workers differ in what must be the same. All workers must call it.
+
+    Args:
+        values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
+        what: what is compared, for the message, for instance "the arguments of fit".
+        strategy: whose workers. None: the current strategy's.
+
+    Raises:
+        ValueError: a value differs; the message names the workers, the value on each and the cure.
+        TimeoutError: a worker did not come to this place in time.
+    """
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    if not spans_workers(strategy):
+        return
+    me, workers = place_among_workers(strategy)
+    place, timeout = next(_numbers), peer_timeout()
+    mine = json.loads(json.dumps(dict(values), default=repr))
+    set_value(f"unisono/same/{place}/{me}", json.dumps({"what": what, "values": mine}))
+    for other in range(workers):
+        if other == me:
+            continue
+        try:
+            theirs = json.loads(get_value(f"unisono/same/{place}/{other}", timeout))
+        except tf.errors.DeadlineExceededError:
+            raise TimeoutError(
+                f"worker {other} did not come to {what} within {timeout:g} s: every worker must run the same program. "
+                f"See why it is late, or allow more time (UNISONO_TIMEOUT)."
+            ) from None
+        _compare(what, me, mine, other, theirs)
+
+
+def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> None:
+    if theirs["what"] != what:
+        raise ValueError(
+            f"worker {me} is at {what}, and worker {other} at {theirs['what']}: every worker must run the same program."
+        )
+    for name in {**mine, **theirs["values"]}:
+        ours, others = mine.get(name), theirs["values"].get(name)
+        if ours != others:
+            first, second = sorted([(me, ours), (other, others)])
+            raise ValueError(
+                f"{name} must be the same on all workers for {what}. Received: {first[1]!r} on worker {first[0]}, "
+                f"{second[1]!r} on worker {second[0]}. Run the same program with the same data everywhere."
+            )
+
+
+def place_among_workers(strategy: Any) -> tuple[int, int]:
+    """This worker's number, and how many there are."""
+    from .cluster import Cluster
+
+    resolver = strategy.cluster_resolver
+    jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
+    if not jobs or resolver.task_type not in jobs:
+        return 0, 1
+    cluster = Cluster(jobs, resolver.task_type, int(resolver.task_id or 0))
+    return cluster.worker_index, cluster.num_workers
+
+
+def _sum(strategy: tf.distribute.Strategy, rows: list[list[float]]) -> list[list[float]]:
+    """The sums over workers, float64."""
+    add = _sums.get(strategy)
+    familiar = add is not None
+    if add is None:
+        add = _sums[strategy] = _make_sum(strategy)
+    # Few widths make few graphs, and a known width can be packed.
+    count = len(rows[0])
+    width = 1 << max(2, (count - 1).bit_length())
+    padded = np.zeros((len(rows), width))
+    padded[:, :count] = rows
+    with meeting(familiar):
+        return add(tf.constant(padded)).numpy()[:, :count].tolist()
+
+
+def _make_sum(strategy: Any) -> Callable[..., Any]:
+    owner = weakref.ref(strategy)
+    replicas = len(strategy.extended.worker_devices)
+
+    @tf.function
+    def add(values: tf.Tensor) -> tf.Tensor:
+        strategy = owner()
+        assert strategy is not None  # narrows the type: the caller holds it
+
+        def on_replica(values: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            first = context.replica_id_in_sync_group % replicas == 0
+            part = tf.where(first, values, tf.zeros_like(values))
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, part)
+
+        total = strategy.run(on_replica, args=(values,))
+        return strategy.experimental_local_results(total)[0]
+
+    return add

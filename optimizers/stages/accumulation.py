@@ -1,0 +1,90 @@
+"""Gradient accumulation: k calls make one update, equal to one call with the k batches together.
+
+The gradient of a batch is a sum over its rows divided by its weight total W. So the gradient of the k batches together is
+
+    g = sum_i W_i g_i / sum_i W_i
+
+Both sums are carried; the division happens once, at the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.replicas import local_copy
+from ..keras_internals import overwritten_by_gradient, track_apart
+from .slices import assign_add, dense, times
+
+Pairs = list[tuple[Any, Any]]
+
+
+def create_weight(optimizer: Any) -> None:
+    """Gives the optimizer `accumulated_weight`: the sum of the weight totals since the last update; float64 scalar.
+
+    It is not among Keras' own variables of an optimizer, so that a saved state still fits plain Keras.
+    """
+    weight = keras.Variable(
+        float(int(optimizer._iterations.numpy()) % optimizer.gradient_accumulation_steps),
+        dtype="float64",
+        trainable=False,
+        name="accumulated_weight",
+    )
+    track_apart(optimizer, "accumulated_weight", weight)
+
+
+def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable[[Pairs], None]) -> None:
+    """Carries the gradients of this call; at every k-th call runs `update` on their weighted mean.
+
+    Args:
+        optimizer: built, with `gradient_accumulation_steps`.
+        pairs: aggregated gradients and variables.
+        weight_total: scalar; the weight of this call.
+        update: stages 4 and 5.
+
+    Context: where variables are written (`update_copies`).
+    """
+    steps = optimizer.gradient_accumulation_steps
+    accumulators = {id(v): local_copy(optimizer.accumulator_of(v)) for _, v in pairs}
+    for _, variable in pairs:
+        optimizer.has_accumulated.setdefault(optimizer._var_key(variable), variable)
+    given = set(map(optimizer._var_key, (v for _, v in pairs)))
+    absent = [v for key, v in optimizer.has_accumulated.items() if key not in given]
+    carried = local_copy(optimizer.accumulated_weight)
+    weight = tf.cast(weight_total, tf.float64)
+    total = carried + weight
+    due = (local_copy(optimizer._iterations) + 1) % steps == 0
+
+    def joined(gradient: Any, variable: Any) -> Any:
+        accumulator = accumulators[id(variable)]
+        if overwritten_by_gradient(variable):
+            return tf.maximum(dense(gradient), accumulator)
+        own = tf.cast(dense(gradient), accumulator.dtype) * tf.cast(weight, accumulator.dtype)
+        return tf.math.divide_no_nan(accumulator + own, tf.cast(total, accumulator.dtype))
+
+    def finish() -> tf.Tensor:
+        mean = [(joined(g, v), v) for g, v in pairs]
+        for variable in absent:
+            accumulator = local_copy(optimizer.accumulator_of(variable))
+            mean.append((accumulator / tf.cast(total, accumulator.dtype), variable))
+        update(mean)
+        for _, variable in mean:
+            accumulator = local_copy(optimizer.accumulator_of(variable))
+            accumulator.assign(tf.zeros_like(accumulator))
+        carried.assign(tf.zeros_like(total))
+        return tf.constant(True)
+
+    def carry() -> tf.Tensor:
+        for gradient, variable in pairs:
+            accumulator = accumulators[id(variable)]
+            if overwritten_by_gradient(variable):
+                accumulator.assign(tf.maximum(dense(gradient), accumulator))
+            else:
+                assign_add(accumulator, times(gradient, weight, accumulator.dtype))
+        carried.assign(total)
+        return tf.constant(True)
+
+    tf.cond(due, finish, carry)

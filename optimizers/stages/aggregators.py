@@ -1,0 +1,161 @@
+"""Ready pieces for `gradient_aggregator`: (gradient, variable) pairs of one replica in, aggregated pairs out.
+
+All run in replica context. The default is `all_reduce_sum_pairs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.replicas import all_reduce_sum, num_replicas
+from .slices import map_values
+
+Pairs = list[tuple[Any, Any]]
+
+SMALL = 16 * 1024
+"""Elements below which a dense gradient shares a collective with others: copying it costs less than a collective."""
+
+
+def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: int = SMALL) -> Pairs:
+    """The default aggregation: the sum over all replicas, the same bits on each.
+
+        g = sum_r g_r
+
+    Small dense gradients travel together, one collective for each dtype; the sum of each number is what it would be alone.
+
+    Args:
+        grads_and_vars: pairs of this replica; dense or `tf.IndexedSlices`.
+        pack_below: elements; smaller dense gradients are packed.
+
+    Returns:
+        The pairs in the same order. With one replica, the pairs as they are.
+
+    Context: replica.
+    """
+    pairs = list(grads_and_vars)
+    if num_replicas() == 1:
+        return pairs
+    totals = reduce_packed([g for g, _ in pairs], pack_below)
+    return [(total, v) for total, (_, v) in zip(totals, pairs)]
+
+
+def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor | None = None) -> list[Any]:
+    """Sums over replicas; dense gradients of known size below `pack_below` go in one collective for each dtype.
+
+    Args:
+        gradients: tensors or `tf.IndexedSlices` of this replica.
+        pack_below: elements.
+        weight: scalar that every gradient of this replica is multiplied with before the sum; where it is 0, NaN counts as 0.
+
+    Context: replica.
+    """
+    groups: dict[Any, list[int]] = {}
+    alone: list[int] = []
+    for index, gradient in enumerate(gradients):
+        size = None if isinstance(gradient, tf.IndexedSlices) else gradient.shape.num_elements()
+        packs = size is not None and size < pack_below
+        (groups.setdefault(gradient.dtype, []) if packs else alone).append(index)
+    for dtype in [d for d, group in groups.items() if len(group) == 1]:
+        alone += groups.pop(dtype)
+    parcels = [tf.concat([tf.reshape(gradients[i], [-1]) for i in group], 0) for group in groups.values()]
+    parcels += [gradients[i] for i in alone]
+    if weight is not None:
+        parcels = [weighted(parcel, weight) for parcel in parcels]
+    totals = all_reduce_sum(parcels)
+    result: list[Any] = [None] * len(gradients)
+    for group, total in zip(groups.values(), totals):
+        sizes = [gradients[i].shape.num_elements() for i in group]
+        for i, part in zip(group, tf.split(total, sizes)):
+            result[i] = tf.reshape(part, gradients[i].shape)
+    for i, total in zip(alone, totals[len(groups) :]):
+        result[i] = total
+    return result
+
+
+def weighted(gradient: Any, weight: tf.Tensor) -> Any:
+    """`weight * gradient`, and 0 where the weight is 0 even if the gradient is not finite (a replica without rows)."""
+    return map_values(lambda v: tf.math.multiply_no_nan(v, tf.cast(weight, v.dtype)), gradient)
+
+
+@keras.saving.register_keras_serializable("unisono")
+def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    """For gradients that are the same on every replica already: the caller has reduced them.
+
+    Context: replica.
+    """
+    return list(grads_and_vars)
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class PackedAggregation:
+    """The sum over replicas in as few collectives as the limit allows.
+
+    Worth it where a collective has a long latency (many workers, Ethernet): one large message instead of many.
+
+    Source: Sergeev and Del Balso 2018, "Horovod", section 5.1 (tensor fusion).
+
+    Attributes:
+        max_elements: elements from which on a gradient travels alone.
+    """
+
+    max_elements: int = 16 * 1024 * 1024
+
+    def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+        """Context: replica."""
+        return all_reduce_sum_pairs(grads_and_vars, self.max_elements)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for saving."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PackedAggregation:
+        """The reverse of `get_config`."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class HalfPrecisionAggregation:
+    """The sum over replicas in 16 bits: half the bytes on the wire; the result has the gradient's own dtype again.
+
+    Each number keeps 11 (float16) or 8 (bfloat16) significant bits. float16 overflows above 65,504: use it with a loss
+    scale, whose verdict comes after aggregation, or take bfloat16, which has float32's range.
+
+    Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision", section 3.
+
+    Attributes:
+        dtype: `"float16"` or `"bfloat16"`.
+    """
+
+    dtype: str = "float16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float16", "bfloat16"):
+            raise ValueError(f'`dtype` must be "float16" or "bfloat16". Received: {self.dtype!r}')
+
+    def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+        """Context: replica."""
+        pairs = list(grads_and_vars)
+        if num_replicas() == 1:
+            return pairs
+        short = [map_values(lambda v: tf.cast(v, self.dtype), g) for g, _ in pairs]
+        totals = reduce_packed(short, SMALL)
+        return [
+            (map_values(lambda t, g=g: tf.cast(t, g.dtype), total), v) for total, (g, v) in zip(totals, pairs)
+        ]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for saving."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> HalfPrecisionAggregation:
+        """The reverse of `get_config`."""
+        return cls(**config)

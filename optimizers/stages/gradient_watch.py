@@ -1,0 +1,159 @@
+"""Looks at the aggregated gradients of every step, in the compiled step itself: their norm, and whether they are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...distribute.replicas import local_copy, num_replicas, shares_variables, update_copies
+from .slices import values_of
+
+
+class GradientWatch:
+    """What one optimizer's gradients were, kept on the devices until somebody reads it.
+
+    Callbacks put one on an optimizer with `watch_gradients`; `run_stages` calls `look` between its stages 3 and 4.
+
+    Args:
+        variables: sequence of the variables that the optimizer trains.
+        guard: bool; skip the first step whose gradients are not finite and every step after it, so that the model stays
+            as it was before that step. Not with a loss scale, under which such steps are normal.
+
+    Attributes:
+        guard: bool, as given.
+
+    Context: host, inside the strategy's scope.
+    """
+
+    def __init__(self, variables: Sequence[Any], guard: bool = False) -> None:
+        self.guard = guard
+        self._index = {id(v): i for i, v in enumerate(variables)}
+        self._paths = [getattr(v, "path", v.name) for v in variables]
+        only: Any = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+        self._norm = tf.Variable(tf.constant(0.0), **only)
+        self._good = tf.Variable(tf.constant(0, tf.int64), **only)
+        self._tripped = tf.Variable(tf.constant(False), **only)
+        self._not_finite = tf.Variable(tf.zeros([len(self._paths)], tf.bool), **only)
+        self._waited = tf.Variable(tf.zeros([], tf.float64), trainable=False)
+        self._timed = (
+            num_replicas() > 1 and not shares_variables() and not tf.config.list_logical_devices("GPU")
+        )
+
+    def covers(self, variables: Sequence[Any]) -> bool:
+        """Whether it was made for these variables."""
+        return [id(v) for v in variables] == list(self._index)
+
+    @property
+    def norm(self) -> float:
+        """The global norm of the last step's gradients, unscaled, before transformers and clipping."""
+        return float(_first(self._norm))
+
+    @property
+    def tripped(self) -> bool:
+        """Whether the guard has skipped a step."""
+        return bool(_first(self._tripped))
+
+    def has_tripped(self) -> tf.Tensor:
+        """`tripped` as bool scalar tensor. Context: cross-replica, while a step is traced."""
+        return tf.distribute.get_strategy().experimental_local_results(self._tripped)[0].read_value()
+
+    @property
+    def good_steps(self) -> int:
+        """Calls before the guard tripped, since `reset`."""
+        return int(_first(self._good))
+
+    @property
+    def not_finite(self) -> list[str]:
+        """Paths of the variables whose gradients were not finite in the step that tripped the guard."""
+        return [path for path, bad in zip(self._paths, _first(self._not_finite)) if bad]
+
+    @property
+    def all_reduce_seconds(self) -> list[float] | None:
+        """Seconds from a replica's last gradient to the last sum, over all steps, for each replica of this worker.
+
+        The replica that waits least is the one for which the others wait. None where it is not known: with one replica,
+        and on GPUs, whose kernels run later than the operations that start them.
+        """
+        if not self._timed:
+            return None
+        copies = tf.distribute.get_strategy().experimental_local_results(self._waited)
+        return [float(copy.numpy()) for copy in copies]
+
+    def reset(self) -> None:
+        """Arms the guard again."""
+        self._tripped.assign(False)
+        self._good.assign(0)
+        self._not_finite.assign(tf.zeros_like(self._not_finite))
+
+    def before_aggregation(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
+        """The time at which this replica's own gradients are there. Context: replica."""
+        if not self._timed:
+            return None
+        with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
+            return tf.timestamp()
+
+    def after_aggregation(self, pairs: Sequence[tuple[Any, Any]], began: Any) -> None:
+        """Notes how long the sums took since then. Context: replica."""
+        if began is not None:
+            with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
+                local_copy(self._waited).assign_add(tf.timestamp() - began)
+
+    def look(self, pairs: Sequence[tuple[Any, Any]], verdict: Any) -> Any:
+        """Notes the gradients of one step; returns the verdict, which the guard may turn to false.
+
+        Args:
+            pairs: (gradient, variable), aggregated and unscaled: equal on every replica.
+            verdict: True, or bool scalar tensor.
+
+        Context: replica.
+        """
+        values = [(values_of(g), self._index.get(id(v))) for g, v in pairs if g is not None]
+        squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value, _ in values]
+        norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
+        if not self.guard:
+            update_copies(lambda norm: local_copy(self._norm).assign(norm), norm)
+            return verdict
+        bad = [tf.constant(False)] * len(self._paths)
+        for value, index in values:
+            if index is not None:
+                bad[index] = tf.logical_not(tf.reduce_all(tf.math.is_finite(value)))
+        finite = tf.logical_not(tf.reduce_any(tf.stack(bad)))
+        before = tf.identity(local_copy(self._tripped))
+        update_copies(self._note, norm, finite, before, tf.stack(bad))
+        return tf.logical_and(tf.convert_to_tensor(verdict), tf.logical_and(finite, tf.logical_not(before)))
+
+    def _note(self, norm: Any, finite: Any, before: Any, bad: Any) -> None:
+        local_copy(self._norm).assign(norm)
+        local_copy(self._good).assign_add(tf.cast(tf.logical_and(finite, tf.logical_not(before)), tf.int64))
+        local_copy(self._tripped).assign(tf.logical_or(before, tf.logical_not(finite)))
+        kept = local_copy(self._not_finite)
+        kept.assign(tf.where(before, kept, bad))
+
+
+def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch, bool]:
+    """Puts a watch on a built optimizer, or finds the one that is there.
+
+    Args:
+        optimizer: of ours; with a loss scale its inner optimizer is watched.
+        guard: as in `GradientWatch`.
+
+    Returns:
+        The watch, and whether it is new: a step that was compiled before does not know it.
+
+    Context: host, inside the strategy's scope.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    variables = optimizer._trainable_variables
+    watch = optimizer.__dict__.get("_gradient_watch")
+    if watch is not None and watch.guard >= guard and watch.covers(variables):
+        return watch, False
+    watch = GradientWatch(variables, guard)
+    optimizer.__dict__["_gradient_watch"] = watch
+    return watch, True
+
+
+def _first(variable: Any) -> np.ndarray:
+    return tf.distribute.get_strategy().experimental_local_results(variable)[0].numpy()

@@ -1,0 +1,248 @@
+"""Ready pieces for `gradient_transformers`: aggregated (gradient, variable) pairs in, transformed pairs out.
+
+Each is a function, or a small class that holds its settings and is saved with them. Gradients may be `tf.IndexedSlices`,
+whose rows are unique here. All replicas hold the same gradients, so a piece must give the same result on each of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.replicas import local_copy
+from ..call_options import updates_so_far
+from . import clipping
+from .slices import dense, map_values
+
+Pairs = list[tuple[Any, Any]]
+GradsAndVars = Iterable[tuple[Any, Any]]
+
+
+class _Piece:
+    """Saving, from the fields of the dataclass."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for saving."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The reverse of `get_config`."""
+        return cls(**config)
+
+
+def _positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"`{name}` must be a number above 0. Received: {value!r}")
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class ClipByGlobalNorm(_Piece):
+    """Shortens all gradients together to a Euclidean norm of at most `clip_norm`.
+
+        g = g * c / max(|all g|, c)
+
+    Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+
+    Attributes:
+        clip_norm: c, above 0.
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        _positive("clip_norm", self.clip_norm)
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
+        """Context: where gradients are the same on every replica."""
+        pairs = list(grads_and_vars)
+        clipped = clipping.by_global_norm([g for g, _ in pairs], self.clip_norm)
+        return [(g, v) for g, (_, v) in zip(clipped, pairs)]
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class ClipByNorm(_Piece):
+    """Shortens each gradient to a Euclidean norm of at most `clip_norm`.
+
+        g = g * c / max(|g|, c)
+
+    Attributes:
+        clip_norm: c, above 0.
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        _positive("clip_norm", self.clip_norm)
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
+        """Context: where gradients are the same on every replica."""
+        return [(clipping.by_norm(g, self.clip_norm), v) for g, v in grads_and_vars]
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class ClipByValue(_Piece):
+    """Cuts each number to the range from `-clip_value` to `clip_value`.
+
+        g = min(max(g, -c), c)
+
+    Attributes:
+        clip_value: c, above 0.
+    """
+
+    clip_value: float
+
+    def __post_init__(self) -> None:
+        _positive("clip_value", self.clip_value)
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
+        """Context: where gradients are the same on every replica."""
+        return [(clipping.by_value(g, self.clip_value), v) for g, v in grads_and_vars]
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip(_Piece):
+    """Shortens the gradient of each unit where it is long beside the unit's weights.
+
+        g_i = g_i * f max(|w_i|, eps) / |g_i|     where |g_i| / max(|w_i|, eps) > f
+
+    A unit is what one output sees: the last axis of a kernel numbers the units, and the norm goes over the other axes; a
+    vector or a scalar is one unit.
+
+    Source: Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", equation 3.
+
+    Attributes:
+        factor: f, above 0; 0.01 suits batches of a few thousand, larger values smaller batches.
+        epsilon: eps, above 0; lets weights that start at 0 grow.
+    """
+
+    factor: float = 0.01
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _positive("factor", self.factor)
+        _positive("epsilon", self.epsilon)
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
+        """Context: where gradients are the same on every replica. Slices become dense: norms cross their rows."""
+        return [(self._clipped(dense(g), local_copy(v)), v) for g, v in grads_and_vars]
+
+    def _clipped(self, gradient: tf.Tensor, weights: Any) -> tf.Tensor:
+        longest = self.factor * tf.maximum(_unit_norm(tf.cast(weights, gradient.dtype)), self.epsilon)
+        norm = _unit_norm(gradient)
+        shortened = gradient * (longest / tf.where(norm > longest, norm, tf.ones_like(norm)))
+        return tf.where(norm > longest, shortened, gradient)
+
+
+def _unit_norm(x: tf.Tensor) -> tf.Tensor:
+    axes = None if x.shape.rank <= 1 else list(range(x.shape.rank - 1))
+    return tf.sqrt(tf.reduce_sum(tf.square(x), axes, keepdims=True))
+
+
+@keras.saving.register_keras_serializable("unisono")
+def centralize(grads_and_vars: GradsAndVars) -> Pairs:
+    """Takes its mean from the gradient of each unit, for variables with two axes or more.
+
+        g_i = g_i - mean(g_i)
+
+    A unit is one index of the last axis, as in Keras' kernels; vectors and scalars stay. Slices become dense.
+
+    Source: Yong et al. 2020, "Gradient Centralization", equation 1.
+
+    Context: where gradients are the same on every replica.
+    """
+    return [(_centered(g), v) for g, v in grads_and_vars]
+
+
+def _centered(gradient: Any) -> Any:
+    if gradient.shape.rank is not None and gradient.shape.rank < 2:
+        return gradient
+    gradient = dense(gradient)
+    return gradient - tf.reduce_mean(gradient, list(range(gradient.shape.rank - 1)), keepdims=True)
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class AddDecayedWeights(_Piece):
+    """Adds the gradient of an L2 penalty, `rate / 2 * |w|^2`.
+
+        g = g + rate * w
+
+    With adaptive rules this is not weight decay (the rule rescales it); for that there is `weight_decay`.
+
+    Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithms 1 and 2 (the violet term).
+
+    Attributes:
+        rate: 0 or above.
+        min_rank: variables with fewer axes are left alone; 2 spares biases and scales.
+    """
+
+    rate: float
+    min_rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.rate >= 0:
+            raise ValueError(f"`rate` must be 0 or above. Received: {self.rate!r}")
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
+        """Context: where gradients are the same on every replica. Slices become dense: every row decays."""
+        return [
+            (self._decayed(g, v), v) if len(v.shape) >= self.min_rank else (g, v) for g, v in grads_and_vars
+        ]
+
+    def _decayed(self, gradient: Any, variable: Any) -> tf.Tensor:
+        gradient = dense(gradient)
+        return gradient + self.rate * tf.cast(local_copy(variable), gradient.dtype)
+
+
+@keras.saving.register_keras_serializable("unisono")
+@dataclasses.dataclass(frozen=True)
+class GradientNoise(_Piece):
+    """Adds normal noise that fades with the updates t.
+
+        g = g + N(0, eta / (1 + t)^gamma)
+
+    The noise depends on the seed, the update and the place of the variable in the list alone: the same on every
+    replica, and in a resumed run the same again.
+
+    Source: Neelakantan et al. 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks", equation 1.
+
+    Attributes:
+        eta: variance at the first update, above 0; the paper takes 0.01, 0.3 or 1.0.
+        gamma: how fast it fades, 0 or above.
+        seed: whole number.
+    """
+
+    eta: float = 0.01
+    gamma: float = 0.55
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive("eta", self.eta)
+        if not self.gamma >= 0:
+            raise ValueError(f"`gamma` must be 0 or above. Received: {self.gamma!r}")
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
+        """Context: inside an optimizer, where gradients are the same on every replica. Slices keep their rows."""
+        count = tf.cast(updates_so_far(), tf.int64)
+        pairs = list(grads_and_vars)
+        return [(self._noisy(g, count * len(pairs) + i), v) for i, (g, v) in enumerate(pairs)]
+
+    def _noisy(self, gradient: Any, number: tf.Tensor) -> Any:
+        steps = tf.cast(updates_so_far(), tf.float32)
+        deviation = tf.sqrt(self.eta / tf.pow(1.0 + steps, self.gamma))
+
+        def add(values: tf.Tensor) -> tf.Tensor:
+            seed = tf.stack([tf.constant(self.seed, tf.int64), number])
+            noise = tf.random.stateless_normal(tf.shape(values), seed, dtype=tf.float32)
+            return values + tf.cast(deviation * noise, values.dtype)
+
+        return map_values(add, gradient)

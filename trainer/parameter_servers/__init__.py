@@ -1,0 +1,1 @@
+"""Training whose variables are stored on parameter servers: steps are handed out to workers."""

@@ -1,0 +1,154 @@
+"""The input of asynchronous training: pieces of an epoch that any worker can compute.
+
+The coordinator walks through the input in its order, as on one device, and hands out pieces of it: of arrays the numbers
+of the rows (the arrays themselves are sent to each worker once), of anything else the batches. So an epoch holds every
+row once, whatever number of workers there is, and one worker sees the batches of `fit` on one device in their order.
+That holds for a function of `tf.distribute.InputContext` too: it is called here, not on the workers.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ..inputs import Chunk, Source
+from ..inputs.readers import slice_reader
+from ..inputs.rows import batch_spec, concat_rows, row_count
+
+HOST = "/job:chief/replica:0/task:0/device:CPU:0"
+"""The coordinator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Some steps, for any worker.
+
+    Attributes:
+        steps: int.
+        reader: `reader(inputs, i)` is batch i; `inputs` is `(resident, place)`, or `resident` where `place` is None.
+        resident: nest of tensors that stay on a worker while pieces name the same ones.
+        place: nest of small tensors that go with the piece; None: there are none.
+        rows: int or None; rows of each batch.
+        signature: nest of `tf.TypeSpec` of the inputs.
+        number: int; set when it is scheduled.
+        line: int; its line in the ledger.
+    """
+
+    steps: int
+    reader: Callable[[Any, Any], Any]
+    resident: Any
+    place: Any
+    rows: int | None
+    signature: Any
+    number: int = 0
+    line: int = 0
+
+
+class WorkerMemory:
+    """What each worker holds of the input. Context: host; each worker's thread asks for its own."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Any, Any]] = {}
+
+    def inputs(self, worker: int, piece: Piece) -> Any:
+        """The inputs of a piece, on the worker that the calling thread belongs to."""
+        held = self._held.get(worker)
+        if held is None or held[0] is not piece.resident:
+            with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+                there = _send(piece.resident)
+            held = self._held[worker] = (piece.resident, there)
+        return held[1] if piece.place is None else (held[1], piece.place)
+
+    def forget(self, worker: int) -> None:
+        """The worker is gone, and with it what it held."""
+        self._held.pop(worker, None)
+
+    def clear(self) -> None:
+        """Gives the memory of all workers back."""
+        self._held.clear()
+
+
+def _send(structure: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: None if leaf is None else tf.identity(leaf), structure, expand_composites=True
+    )
+
+
+class Pieces:
+    """Walks through one epoch of a source.
+
+    Args:
+        source: at its position.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._ready: collections.deque[Piece] = collections.deque()
+        self.ended = False
+
+    def next(self, steps: int) -> Piece | None:
+        """The next piece, of at most `steps` steps; None at the end of the epoch. Context: host."""
+        while not self._ready and not self.ended:
+            with tf.device(HOST):
+                chunk = self._source.take(steps)
+                if chunk is None:
+                    self.ended = True
+                else:
+                    self._ready.extend(pieces_of(chunk, self._end))
+        return self._ready.popleft() if self._ready else None
+
+    def _end(self, steps: int) -> None:
+        self.ended = True
+        self._source.drawn(steps)
+
+
+def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Piece]:
+    """The chunk as pieces that hold what they name; batches of one size are one piece.
+
+    Args:
+        chunk: from a source.
+        drawn: called with the number of its batches if the data ended before all of them. None: it does not end.
+
+    Context: host.
+    """
+    if _names_rows(chunk):
+        resident, place = chunk.inputs
+        return [Piece(chunk.steps, chunk.reader, resident, place, chunk.rows, chunk.signature)]
+    batches: list[Any] = []
+    for i in range(chunk.steps):
+        batch = chunk.reader(chunk.inputs, tf.constant(i))
+        if chunk.open_ended:
+            if not bool(batch.has_value()):
+                assert drawn is not None
+                drawn(len(batches))
+                break
+            batch = batch.get_value()
+        batches.append(batch)
+    pieces, first = [], 0
+    while first < len(batches):
+        rows = int(row_count(batches[first]))
+        last = first
+        while last < len(batches) and int(row_count(batches[last])) == rows:
+            last += 1
+        pieces.append(_batches_piece(batches[first:last], rows))
+        first = last
+    return pieces
+
+
+def _names_rows(chunk: Chunk) -> bool:
+    """Whether the chunk's inputs are arrays that stay and the numbers of some of their rows."""
+    if chunk.open_ended or chunk.signature is None:
+        return False
+    inputs = chunk.inputs
+    return isinstance(inputs, tuple) and len(inputs) == 2 and tf.is_tensor(inputs[1])
+
+
+def _batches_piece(batches: list[Any], rows: int) -> Piece:
+    together = batches[0] if len(batches) == 1 else concat_rows(batches)
+    start = tf.constant(0, tf.int64)
+    signature = (batch_spec(together), tf.TensorSpec([], tf.int64))
+    return Piece(len(batches), slice_reader(rows, str(signature)), together, start, rows, signature)

@@ -1,0 +1,224 @@
+"""Synchronous training with backup workers: parts of each batch on several workers, one update of their sum.
+
+    parts   N = workers - backups; part r holds rows floor(r B / N) to floor((r + 1) B / N) of the batch
+    each worker that is free takes a part; one that is still free takes the part of the slowest once more
+    when every part has come from somebody:   gradient = sum_r w_r g_r / sum_r w_r,   one update, next batch
+
+In Chen et al. 2016 ("Revisiting Distributed Synchronous SGD") the gradients of the slowest workers are dropped with
+their rows. Here a spare worker computes the same rows, so that no row is lost and the numbers are those of one device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...distribute.parameter_servers import parameter_server_internals as internals
+from ...distribute.parameter_servers.updates import HOME, beside
+from ...distribute.parameter_servers.worker_pool import Phase
+from ...distribute.step_context import StepContext, step_scope
+from ...optimizers.call_options import CallOptions, call_options
+from ..inputs.rows import slice_rows
+from ..step.collected_writes import CollectedWrites
+from ..step.replica_slices import replica_bounds
+from ..tensorflow_internals import graph_function
+from .input_pieces import HOST, Piece
+from .worker_step import snapshot, step_row, write_state
+from .worker_steps import WorkerSteps
+
+_GLANCE = 0.005  # seconds between two looks at who is free
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some rows of one step's batch.
+
+    Attributes:
+        piece: the batch, as a piece of one step.
+        step: int; a number of the step.
+        index: int; which part it is.
+        first: int; its first row in the batch.
+        last: int; the row after its last.
+        steps: int; what it counts for.
+    """
+
+    piece: Piece
+    step: int
+    index: int
+    first: int
+    last: int
+    steps: int = 1
+
+
+class SynchronousSteps(WorkerSteps):
+    """Computes parts of steps on workers, and the updates on a server."""
+
+    def __init__(self, model: Any, num_parts: int) -> None:
+        super().__init__(model, training=True)
+        self._num_parts = num_parts
+        self._updates: dict[int, Any] = {}
+        self._taken: list[tuple[Any, list[Any]]] = []
+        self._state: list[Any] = []
+
+    def one(self, phase: Phase, piece: Piece) -> np.ndarray:
+        """The rows of one step."""
+        return train_one_step(self, phase, piece, 0, 0)
+
+    def parts_of(self, piece: Piece, step: int) -> list[Part]:
+        """The parts that have rows."""
+        rows = piece.rows or 0
+        bounds = [replica_bounds(rows, self._num_parts, index) for index in range(self._num_parts)]
+        return [Part(piece, step, i, first, last) for i, (first, last) in enumerate(bounds) if last > first]
+
+    def run(self, worker: int, part: Any) -> Any:
+        """The row of a part on the host, and its gradients and state on a server. Context: as in the base class."""
+        inputs = self.memory.inputs(worker, part.piece)
+        function = self._function(part.piece)
+        with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
+            numbers = [tf.constant(number, tf.int32) for number in (part.first, part.last, worker)]
+        row, weight, gradients, state = function(inputs, *numbers)
+        there = (self._to_home(weight), self._to_servers(gradients), self._to_home(state))
+        with tf.device(HOST):
+            return tf.identity(row).numpy()[None], there, tf.identity(weight).numpy()
+
+    @staticmethod
+    def _to_home(structure: Any) -> Any:
+        with tf.device(HOME):
+            return tf.nest.map_structure(tf.identity, structure, expand_composites=True)
+
+    def _to_servers(self, gradients: Any) -> list[list[Any]]:
+        """The gradients, each beside its variable: from here on the worker is not needed."""
+        moved = []
+        for own, (_, variables) in zip(gradients, self._taken):
+            moved.append([])
+            for gradient, variable in zip(own, variables):
+                with tf.device(getattr(variable.value, "device", None) or HOME):
+                    moved[-1].append(tf.nest.map_structure(tf.identity, gradient, expand_composites=True))
+        return moved
+
+    def update(self, results: list[Any]) -> bool:
+        """Applies the sum of the parts; whether it was applied. Context: host."""
+        count = len(results)
+        if count not in self._updates:
+            self._updates[count] = graph_function(self._update)
+        with self._strategy.scope(), internals.scheduling(self._strategy), tf.device(HOST):
+            return bool(self._updates[count]([there for _, there, _ in results]))
+
+    def with_exact_loss(self, row: np.ndarray, parts: list[Any], weight: np.ndarray) -> np.ndarray:
+        """The row of a part, its mean loss weighted with the part's weight total in that of the batch.
+
+        rows of the part * loss   becomes   rows of the batch * (W of the part / W of the batch) * loss
+        """
+        assert self._layout is not None
+        total = np.sum([each for _, _, each in parts], axis=0)
+        tracker = self._model._loss_tracker
+        if tracker is not None and total[0] > 0 and weight[1] > 0:
+            factor = (total[1] * weight[0]) / (total[0] * weight[1])
+            self._layout.added(row, self._layout.index_of(tracker.total))[...] *= factor
+        return row
+
+    def _graph(self, piece: Piece) -> Any:
+        def run(inputs: Any, first: tf.Tensor, last: tf.Tensor, worker: tf.Tensor) -> Any:
+            batch = piece.reader(inputs, tf.constant(0))
+            return self._part(slice_rows(batch, first, last), last - first, worker)
+
+        number = tf.TensorSpec([], tf.int32)
+        function = graph_function(run, input_signature=[piece.signature, number, number, number])
+        with self._strategy.scope(), internals.scheduling(self._strategy):
+            return function.get_concrete_function()
+
+    def _part(self, batch: Any, rows: tf.Tensor, worker: tf.Tensor) -> Any:
+        assert self._layout is not None
+        taken: list[tuple[Any, list[Any]]] = []
+        stream = worker if self._num_workers > 1 else None
+        step = StepContext(0, 1, rows, rows, True, True, stream=stream)
+        step.take_gradients = lambda optimizer, pairs: taken.append((optimizer, list(pairs)))
+        with tf.distribute.ReplicaContext(self._strategy, 0):
+            with step_scope(step), CollectedWrites() as writes:
+                step.writes = writes
+                snapshot(self._model, writes, self._layout)
+                logs = self._model.train_step(batch)
+            row, state = step_row(self._layout, writes, logs, tf.constant(True))
+        pairs = [[(g, v) for g, v in own if g is not None] for _, own in taken]
+        self._taken = [(optimizer, [v for _, v in own]) for (optimizer, _), own in zip(taken, pairs)]
+        self._state = [variable for variable, _ in state]
+        weight = step.weight_totals[0] if len(step.weight_totals) == 1 else rows
+        weights = tf.stack([tf.cast(weight, tf.float64), tf.cast(rows, tf.float64)])
+        return row, weights, [[g for g, _ in own] for own in pairs], [value for _, value in state]
+
+    def _update(self, parts: list[Any]) -> tf.Tensor:
+        weights = tf.stack([weight for weight, _, _ in parts])
+        shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axis=0))
+        step = StepContext(0, 1, 1, 1)
+        with tf.distribute.ReplicaContext(self._strategy, 0), step_scope(step):
+            for index, (optimizer, variables) in enumerate(self._taken):
+                of_parts = [gradients[index] for _, gradients, _ in parts]
+                total = []
+                for variable, *each in zip(variables, *of_parts):
+                    with beside(variable.value):
+                        total.append(_weighted_sum(each, shares[:, 0]))
+                with call_options(CallOptions(weight_total=tf.reduce_sum(weights[:, 0]))):
+                    optimizer.apply(total, variables)
+            applied = tf.reduce_all(tf.stack(step.verdicts)) if step.verdicts else tf.constant(True)
+            values = [_state_of(list(each), shares[:, 1]) for each in zip(*(state for _, _, state in parts))]
+            write_state(list(zip(self._state, values)), {}, applied, alone=True)
+        return applied
+
+
+def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
+    if all(isinstance(g, tf.IndexedSlices) for g in gradients):
+        values = [g.values * tf.cast(shares[i], g.values.dtype) for i, g in enumerate(gradients)]
+        indices = [tf.cast(g.indices, tf.int64) for g in gradients]
+        return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), gradients[0].dense_shape)
+    dense = [tf.convert_to_tensor(g) for g in gradients]
+    return tf.add_n([g * tf.cast(shares[i], g.dtype) for i, g in enumerate(dense)])
+
+
+def _state_of(values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
+    if not values[0].dtype.is_floating:
+        return values[0]
+    return tf.add_n([value * tf.cast(shares[i], value.dtype) for i, value in enumerate(values)])
+
+
+def train_one_step(
+    steps: SynchronousSteps, phase: Phase, piece: Piece, number: int, backups: int
+) -> np.ndarray:
+    """One step: its parts are handed out, the slowest again to who is free, and the sum is applied.
+
+    Args:
+        steps: prepared for `piece`.
+        phase: under way.
+        piece: one step.
+        number: int; which step it is.
+        backups: int; how often a part may be computed beside the first time.
+
+    Returns:
+        The rows of the parts, `[parts, width]`.
+    """
+    parts = steps.parts_of(piece, number)
+    results: dict[int, Any] = {}
+    copies = {part.index: 1 for part in parts}
+    for part in parts:
+        phase.put(part)
+    while len(results) < len(parts):
+        got = phase.get(_GLANCE if backups else None)
+        if got is not None:
+            part, result = got
+            if part.step == number:
+                results.setdefault(part.index, result)
+        missing = [part for part in parts if part.index not in results]
+        if backups and missing and phase.idle():
+            part = phase.slowest(missing)
+            if part is not None and copies[part.index] <= backups:
+                copies[part.index] += 1
+                phase.put(part)
+    phase.discard(lambda waiting: waiting.step == number)
+    ordered = [results[index] for index in sorted(results)]
+    applied = steps.update(ordered)
+    rows = np.concatenate([steps.with_exact_loss(row, ordered, weight) for row, _, weight in ordered])
+    if not applied:
+        rows[:, 1:] = 0.0
+    return rows

@@ -1,0 +1,99 @@
+"""One step on a worker, with the variables on parameter servers. Read it from top to bottom.
+
+    rows of the batch -> forward -> loss -> gradients -> (lock) optimizer (unlock) -> averages -> row of numbers
+
+It is the step of `step.py` for one replica. What differs is where its writes go: what metrics count is returned, and
+other state is added to what the servers hold by then, since other workers have written in between.
+
+Context: a graph that a worker runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.parameter_servers.updates import beside
+from ...distribute.replicas import local_copy, update_copies
+from ...distribute.step_context import StepContext, step_scope
+from ..step.collected_writes import CollectedWrites
+from .metric_totals import RowLayout
+
+
+def worker_step(
+    model: Any, batch: Any, step: StepContext, layout: RowLayout, alone: bool
+) -> tuple[tf.Tensor, Any]:
+    """Runs `train_step` or `test_step` on the rows of a batch and makes its writes.
+
+    Args:
+        model: the model.
+        batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        step: one replica with all rows; `step.training` says which step to run.
+        layout: of the row.
+        alone: whether there is one worker only: its writes are then made as they are.
+
+    Returns:
+        The row of the step, float64 `[layout.width]`, and the logs as the step returned them.
+    """
+    step_fn = model.train_step if step.training else model.test_step
+    with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
+        with step_scope(step), CollectedWrites() as writes:
+            step.writes = writes
+            before = snapshot(model, writes, layout)
+            logs = step_fn(batch)
+        applied = tf.reduce_all(tf.stack(step.verdicts)) if step.verdicts else tf.constant(True)
+        row, state = step_row(layout, writes, logs, applied)
+        write_state(state, before, applied, alone)
+    return row, logs
+
+
+def step_row(
+    layout: RowLayout, writes: CollectedWrites, logs: Any, applied: tf.Tensor
+) -> tuple[tf.Tensor, list[Any]]:
+    """The row of a step, and what it wrote beside its metrics as (variable, value) pairs."""
+    noted = {id(variable): value for variable, value in writes.items()}
+    added = []
+    for variable in layout.variables:
+        start = writes_start(variable)
+        new = noted.pop(id(variable), start)
+        added.append(tf.where(applied, new - start, tf.zeros_like(start)))
+    own = {name: logs[name] for name in layout.own_logs} if layout.own_logs else {}
+    state = [(variable, value) for variable, value in writes.items() if id(variable) in noted]
+    return layout.pack(applied, added, own), state
+
+
+def writes_start(variable: keras.Variable) -> tf.Tensor:
+    """What a metric's variable holds when a step begins: nothing, so that it ends with what the step adds."""
+    return tf.zeros(variable.shape, variable.dtype)
+
+
+def snapshot(model: Any, writes: CollectedWrites, layout: RowLayout) -> dict[int, tf.Tensor]:
+    """The state that the step reads: metrics at zero, and one value of everything that a layer may change."""
+    for variable in layout.variables:
+        writes.state_mapping[id(variable)] = writes_start(variable)
+    before = {}
+    for variable in model.non_trainable_variables:
+        value = tf.identity(tf.convert_to_tensor(variable._value))
+        before[id(variable)] = writes.state_mapping[id(variable)] = value
+    return before
+
+
+def write_state(writes: list[Any], before: dict[int, tf.Tensor], applied: tf.Tensor, alone: bool) -> None:
+    """Makes the writes of layers: with other workers, adds the difference to what the variable holds by now."""
+    if not writes:
+        return
+
+    def write(values: list[tf.Tensor], applied: tf.Tensor) -> None:
+        for (variable, _), value in zip(writes, values):
+            copy = local_copy(variable)
+            with beside(copy):
+                current = tf.convert_to_tensor(copy)
+                start = before.get(id(variable))
+                adds = value.dtype.is_floating or value.dtype.is_integer
+                if not alone and adds and start is not None:
+                    value = current + (value - start)
+                copy.assign(tf.where(applied, value, current))
+
+    update_copies(write, [value for _, value in writes], applied)

@@ -1,0 +1,257 @@
+"""How a worker runs steps: several in one call of a compiled function, each noted on a server as it is done.
+
+The ledger is what makes a lost worker harmless. It is a table on a parameter server with one line for each execution
+under way and one row for each of its steps. A step writes its row when its update is done. An execution that is given
+to another worker begins after the last row that is there, so a step that was done is neither lost nor done again; only
+the step that was being written when its worker died may have been applied in part before it is repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ...distribute.parameter_servers import parameter_server_internals as internals
+from ...distribute.parameter_servers.strategy import pool_of
+from ...distribute.parameter_servers.updates import HOME
+from ...distribute.parameter_servers.worker_pool import Phase
+from ...distribute.step_context import StepContext
+from ..inputs import Chunk
+from ..inputs.rows import row_count
+from ..keras_internals import scratch_graph
+from ..step.variable_placement import accumulates
+from ..tensorflow_internals import graph_function
+from .execution_length import MOST_STEPS
+from .input_pieces import HOST, Piece, WorkerMemory, pieces_of
+from .metric_totals import RowLayout, StepLogs, Totals, noted_results, result_function
+from .worker_step import worker_step
+
+_LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
+
+
+class WorkerSteps:
+    """Runs `train_step` or `test_step` on workers. Owns the compiled functions and the ledger.
+
+    Args:
+        model: built under a `ParameterServerStrategy`.
+        training: True for `train_step`, False for `test_step`.
+    """
+
+    def __init__(self, model: Any, training: bool) -> None:
+        if not getattr(model, "_auto_jit", True) and model.jit_compile:
+            raise ValueError(
+                "`jit_compile=True` compiles a step for one device, but the variables are on parameter servers: leave "
+                "`jit_compile` out."
+            )
+        self._model, self._training = model, training
+        self._strategy = model.distribute_strategy
+        self._num_workers = internals.num_workers_of(self._strategy)
+        self._compiled: dict[Any, Any] = {}
+        self._layout: RowLayout | None = None
+        self._ledger: tf.Variable | None = None
+        self._number = 0
+        self._free_lines = list(range(self.lines))
+        self.memory = WorkerMemory()
+
+    @property
+    def lines(self) -> int:
+        """Executions that may be under way at the same time: one on each worker, and one that waits for it."""
+        return 2 * self._num_workers
+
+    def prepare(self, piece: Piece, fixed_steps: int | None) -> None:
+        """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
+        if self._layout is None:
+            self._layout = RowLayout(self._model, self._step_logs(piece))
+            self._read = result_function(self._model, self._layout)
+            fitting = max(1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width))
+            self.most_steps = fitting if fixed_steps is None else fixed_steps
+            if self._training:
+                with tf.device(HOME):
+                    shape = [self.lines, self.most_steps, self._layout.width]
+                    self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
+        self._function(piece)
+
+    def totals(self) -> Totals:
+        """Empty totals for a phase, or those that the metrics hold already."""
+        assert self._layout is not None
+        self._free_lines = list(range(self.lines))
+        return Totals(self._model, self._layout, self._read)
+
+    def numbered(self, piece: Piece) -> Piece:
+        """The piece with a number of its own: its line in the ledger."""
+        self._number += 1
+        return dataclasses.replace(piece, number=self._number, line=self._free_lines.pop())
+
+    def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
+        """Runs the chunk's steps on one worker; returns their number and the logs after the last."""
+        piece, *_ = pieces_of(chunk)
+        self.prepare(piece, None)
+        totals = self.totals()
+        with pool_of(self._strategy).phase(self.run, self.memory.forget) as phase:
+            totals.add(self.one(phase, piece))
+        self.memory.clear()
+        totals.commit()
+        return piece.steps, totals.logs()
+
+    def one(self, phase: Phase, piece: Piece) -> np.ndarray:
+        """The rows of one piece, run alone."""
+        phase.put(self.numbered(piece))
+        done, rows = phase.get()
+        self.done(done)
+        return rows
+
+    def done(self, piece: Piece) -> None:
+        """The result of a numbered piece has arrived: its line can be used again."""
+        self._free_lines.append(piece.line)
+
+    def run(self, worker: int, piece: Piece) -> np.ndarray:
+        """The rows of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
+        function = self._function(piece)
+        inputs = self.memory.inputs(worker, piece)
+        if self._model.run_eagerly:
+            with self._strategy.scope(), internals.scheduling(self._strategy):
+                return function(inputs, piece.steps, worker)
+        with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
+            steps, at = tf.constant(piece.steps, tf.int32), tf.constant([piece.number, piece.line], tf.int64)
+            number = tf.constant(worker, tf.int32)
+        rows = function(inputs, steps, at, number)
+        with tf.device(HOST):
+            return tf.identity(rows).numpy()
+
+    def graph(self) -> Any:
+        """The graph that was made first, to be drawn; None where there is none."""
+        return next((f.graph for f in self._compiled.values() if hasattr(f, "graph")), None)
+
+    def compilations(self) -> int:
+        """How many graphs were made so far; 0 where every step runs eagerly."""
+        return sum(hasattr(f, "graph") for f in self._compiled.values())
+
+    def _function(self, piece: Piece) -> Any:
+        key = (piece.reader, piece.rows)
+        if key not in self._compiled:
+            self._compiled[key] = self._eager(piece) if self._model.run_eagerly else self._graph(piece)
+        return self._compiled[key]
+
+    def _graph(self, piece: Piece) -> Any:
+        place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
+        function = graph_function(self._loop(piece), input_signature=[piece.signature, count, place, count])
+        with self._strategy.scope(), internals.scheduling(self._strategy):
+            return (
+                function.get_concrete_function()
+            )  # called itself: a `tf.function` is traced again on each worker
+
+    def _context(self, batch: Any, rows: int | None, worker: Any) -> StepContext:
+        total = rows if rows is not None else row_count(batch)
+        weigh = self._training and accumulates(self._model.optimizer)
+        stream = worker if self._num_workers > 1 else None
+        return StepContext(0, 1, total, total, self._training, weigh, stream=stream)
+
+    def _step(self, batch: Any, rows: int | None, worker: Any) -> tf.Tensor:
+        assert self._layout is not None
+        context = self._context(batch, rows, worker)
+        row, _ = worker_step(self._model, batch, context, self._layout, self._num_workers == 1)
+        return row
+
+    def _loop(self, piece: Piece) -> Any:
+        reader, rows = piece.reader, piece.rows
+
+        def run(inputs: Any, steps: tf.Tensor, place: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+            ledger = _Ledger(self._ledger, place) if self._training else None
+            begin = ledger.steps_done() if ledger is not None else tf.constant(0)
+            width = self._layout.width if self._layout is not None else 0
+            returned = tf.TensorArray(tf.float64, steps, element_shape=[width], clear_after_read=False)
+
+            def body(i: tf.Tensor, returned: tf.TensorArray) -> Any:
+                graph = tf.compat.v1.get_default_graph()
+                before = len(graph.get_operations())
+                row = self._step(reader(inputs, i), rows, worker)
+                if ledger is not None:
+                    done = [op for op in graph.get_operations()[before:] if internals.is_stateful(op)]
+                    with tf.control_dependencies(done):
+                        ledger.write(i, row)
+                    return i + 1, returned
+                return i + 1, returned.write(i, row)
+
+            end, returned = tf.while_loop(lambda i, _: i < steps, body, (begin, returned))
+            if ledger is None:
+                return returned.stack()
+            with tf.control_dependencies([end]):
+                return ledger.read(steps)
+
+        return run
+
+    def _eager(self, piece: Piece) -> Any:
+        def run(inputs: Any, steps: int, worker: int) -> np.ndarray:
+            rows = [
+                self._step(piece.reader(inputs, tf.constant(i)), piece.rows, tf.constant(worker))
+                for i in range(steps)
+            ]
+            return np.stack([row.numpy() for row in rows])
+
+        return run
+
+    def _step_logs(self, piece: Piece) -> StepLogs | None:
+        """What a step of the user's own returns; None: the results of the metrics."""
+        model = self._model
+        if not model.has_own_logs(self._training):
+            return None
+        results: dict[str, Any] = {}
+
+        def probe(inputs: Any) -> Any:
+            batch = piece.reader(inputs, tf.constant(0))
+            context = self._context(batch, piece.rows, tf.constant(0))
+            with noted_results(model.metrics) as noted:
+                logs = worker_step(model, batch, context, RowLayout(model), self._num_workers == 1)[1]
+            for name, value in (logs or {}).items():
+                for result, metric in noted:
+                    if result is value:
+                        results[name] = metric
+            return logs
+
+        with self._strategy.scope(), internals.scheduling(self._strategy):
+            traced = graph_function(probe).get_concrete_function(piece.signature)
+            with scratch_graph():
+                carried = set(model.get_metrics_result())
+        logs = traced.structured_outputs or {}
+        if not logs or set(logs) == carried:
+            return None
+        own = {name: value for name, value in logs.items() if name not in carried and name not in results}
+        specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), own)
+        return StepLogs(list(logs), specs, results)
+
+
+class _Ledger:
+    """One line of the ledger, in the graph. A row belongs to the execution whose number stands at its beginning."""
+
+    def __init__(self, variable: tf.Variable | None, place: tf.Tensor) -> None:
+        assert variable is not None
+        self._variable = variable
+        self._number, self._line = tf.cast(place[0], tf.float64), tf.cast(place[1], tf.int32)
+
+    def steps_done(self) -> tf.Tensor:
+        """How many of the execution's steps are done; int32 scalar."""
+        with tf.device(HOME):
+            line = tf.raw_ops.ResourceGather(
+                resource=self._variable.handle, indices=self._line, dtype=tf.float64
+            )
+            return tf.reduce_sum(tf.cast(tf.equal(line[:, 0], self._number), tf.int32))
+
+    def write(self, i: tf.Tensor, row: tf.Tensor) -> None:
+        """Notes that step `i` is done."""
+        row = tf.concat([self._number[None], row[1:]], 0)
+        with tf.device(HOME):
+            tf.raw_ops.ResourceScatterNdUpdate(
+                ref=self._variable.handle, indices=tf.stack([self._line, i])[None], updates=row[None]
+            )
+
+    def read(self, steps: tf.Tensor) -> tf.Tensor:
+        """The rows of the first `steps` steps."""
+        with tf.device(HOME):
+            line = tf.raw_ops.ResourceGather(
+                resource=self._variable.handle, indices=self._line, dtype=tf.float64
+            )
+            return tf.identity(line[:steps])

@@ -1,0 +1,144 @@
+"""The loss at the end of a pipeline's last stage: of the whole batch at once, or of one micro-batch after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.pipeline.engine import PipelinedStep
+from ...distribute.pipeline.plan import Plan
+from ...distribute.step_context import StepContext, step_scope
+from ..inputs.rows import slice_rows
+from ..keras_internals import KerasTrainer, compiled_loss, flat_losses, without_layer_losses
+from ..step import global_loss as exact_loss
+
+
+def micro_slices(structure: Any, steps: list[StepContext]) -> list[Any]:
+    """The rows of each micro-batch; row 0 for one that has none."""
+    if len(steps) == 1:
+        return [structure]
+    parts, first = [], 0
+    for step in steps:
+        last = first + step.rows
+        if isinstance(last, int) and isinstance(first, int):
+            start, stop = (first, last) if last > first else (0, 1)
+        else:
+            start, stop = tf.where(step.rows > 0, first, 0), tf.where(step.rows > 0, last, 1)
+        parts.append(slice_rows(structure, start, stop))
+        first = last
+    return parts
+
+
+def head_of(
+    model: Any,
+    plan: Plan,
+    run: PipelinedStep,
+    step: StepContext,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    scale: Callable[[tf.Tensor], tf.Tensor],
+) -> tuple[Any, bool]:
+    """The loss as a function of the outputs, and whether it is asked for each micro-batch by itself.
+
+    Under GPipe's schedule every forward pass precedes every backward pass, so the loss of the whole batch is
+    computed at once, and any function of the batch is exact. 1F1B needs the loss of a micro-batch before the
+    next forward passes: its loss must treat every row by itself.
+    """
+
+    def of_all(q: int | None, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        with step_scope(step):
+            loss = own_loss(model, x, y, outputs, sample_weight, training=True)
+            return loss, scale(loss)
+
+    rowwise = _works_on_rows(model)
+    by_micro_batch = plan.settings.schedule == "1f1b" or (plan.settings.replicas > 1 and rowwise)
+    if not by_micro_batch or len(run.steps) == 1:
+        return of_all, False
+    if not rowwise:
+        raise ValueError(
+            f"schedule='1f1b' needs a loss that treats every row by itself, and the loss of model {model.name!r} may "
+            f"look at the whole batch: use schedule='gpipe', or declare the loss with `unisono.rowwise`"
+        )
+    parts = list(zip(*(micro_slices(part, run.steps) for part in (x, y, sample_weight))))
+
+    def loss_of(q: int, outputs: Any, context: StepContext) -> tf.Tensor:
+        with step_scope(context), _unwritten():
+            x_q, y_q, weight_q = parts[q]
+            loss = own_loss(model, x_q, y_q, outputs, weight_q, training=True)
+            return loss * context.share(loss.dtype)
+
+    totals = _weight_totals(run, loss_of)
+    step.weight_totals.extend(totals)
+
+    def of_one(q: int | None, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        assert q is not None
+        loss = loss_of(q, outputs, dataclasses.replace(run.steps[q], weight_totals=[], known_totals=totals))
+        return loss, scale(loss)
+
+    return of_one, True
+
+
+def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.Tensor]:
+    """The divisors of the batch (masks, sample weights), known before the first backward pass.
+
+    Each micro-batch's forward pass and loss are traced once more for them. Of that only what a mask depends
+    on is ever run: nothing else of it is used, so it is pruned from the graph.
+    """
+
+    def of(q: int) -> list[tf.Tensor]:
+        context = dataclasses.replace(run.steps[q], weight_totals=[])
+        loss_of(q, run.peek(q), context)
+        return context.weight_totals
+
+    first = of(0)
+    if not first:
+        return []
+    of_each = [first, *(of(q) for q in range(1, len(run.steps)))]
+    return [tf.add_n(list(parts)) for parts in zip(*of_each)]
+
+
+def own_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> tf.Tensor:
+    """The loss without what layers add and without weight regularizers: the stages see to these."""
+    if _overrides_compute_loss(model):
+        with without_layer_losses(model):
+            return model._compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+            )
+    loss = None
+    compiled = compiled_loss(model)
+    if compiled is not None:
+        loss = compiled(y, y_pred, sample_weight)
+    return tf.zeros((), keras.config.floatx()) if loss is None else tf.convert_to_tensor(loss)
+
+
+def track_single_losses(model: Any, y: Any, outputs: Any, sample_weight: Any) -> None:
+    """Counts the losses of several outputs, on the whole batch: what they wrote for micro-batches is dropped."""
+    compiled = compiled_loss(model)
+    if compiled is not None and compiled.metrics and not _overrides_compute_loss(model):
+        compiled(y, outputs, sample_weight)
+
+
+def _works_on_rows(model: Any) -> bool:
+    """Whether the loss of a batch is the exact mean of its parts' losses."""
+    if _overrides_compute_loss(model):
+        return False
+    return all(
+        exact_loss.works_on_rows(loss) and loss.reduction not in (None, "none") for loss in flat_losses(model)
+    )
+
+
+def _overrides_compute_loss(model: Any) -> bool:
+    return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
+
+
+@contextlib.contextmanager
+def _unwritten() -> Iterator[None]:
+    """A scope whose writes are dropped."""
+    with keras.StatelessScope():
+        yield

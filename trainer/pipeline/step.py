@@ -1,0 +1,157 @@
+"""The steps of a model in a pipeline's scope: what `step.py` has, with forward and backward in stages.
+
+    slices of the batch, one for each micro-batch
+    -> the schedule's forward and backward passes (`distribute.pipeline.engine`)
+    -> gradients of the whole batch -> optimizer, once -> metrics of the whole batch
+
+The optimizer sees the gradients of all stages together, so there is one verdict and one global norm; what it
+does with a variable's gradient runs on the variable's stage. Context: replica, inside a `StepContext`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ...distribute.pipeline.engine import PipelinedStep
+from ...distribute.pipeline.pipeline import current_pipeline
+from ...distribute.pipeline.placement import follow_inputs, move_slots
+from ...distribute.pipeline.plan import Plan
+from ...distribute.pipeline.step_parts import Result, apply_writes, micro_steps
+from ...distribute.step_context import StepContext, current_step
+from ...optimizers.optimizer import apply_contributions
+from ..keras_internals import unpack_x_y_sample_weight
+from ..step.train_step import track_loss
+from ..step.variable_placement import optimizers_of
+from .loss import head_of, micro_slices, own_loss, track_single_losses
+
+
+def attach(model: Any) -> None:
+    """Puts a model on the pipeline in whose scope this is called; elsewhere the model stays where it is.
+
+    Raises:
+        ValueError: if a strategy's scope is entered as well.
+    """
+    pipeline = current_pipeline()
+    if pipeline is not None:
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                "a model must not be made in a strategy's scope inside of a Pipeline's: "
+                "for data parallelism use Pipeline(..., replicas=R)"
+            )
+        vars(model)["_pipeline"] = pipeline
+        pipeline.remember(model)
+
+
+def names_lost_stages(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Says which stage is gone or hangs, where `loop(model, ...)` fails because one does."""
+
+    @functools.wraps(loop)
+    def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return loop(model, *args, **kwargs)
+        except Exception as error:
+            if model._pipeline is not None:
+                model._pipeline.raise_if_lost(error)
+            raise
+
+    return wrapped
+
+
+def prepare(model: Any, rows: int | None, training: bool = True) -> None:
+    """Cuts a built model, moves its variables to their stages, and refuses what a pipeline cannot do.
+
+    Args:
+        model: the model; built.
+        rows: int or None; rows of a global batch, where known.
+        training: bool; whether it is going to be trained.
+
+    Raises:
+        ValueError: naming the argument.
+
+    Context: host, before the optimizer is built.
+    """
+    for name in ("train_step", "test_step", "predict_step"):
+        if model.overrides_step(name):
+            raise ValueError(
+                f"{type(model).__name__}.{name} is a step of your own, which a pipeline cannot cut into stages: "
+                f"put what it computes into layers, compute_loss or compute_metrics, or train without a Pipeline"
+            )
+    if model.run_eagerly is False and getattr(model, "jit_compile", False) is True:
+        raise ValueError(
+            "jit_compile=True is not possible in a Pipeline, since XLA compiles for one device: "
+            "use jit_compile='auto' or False"
+        )
+    plan = model._pipeline.plan(model, rows)
+    for optimizer in optimizers_of(model):
+        for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+            if part is not None and part.built and part not in plan.optimizers:
+                move_slots(part, plan.stages)
+                plan.optimizers.add(part)
+    if training:
+        plan.check_rows(rows)
+
+
+def train_step(model: Any, data: Any) -> dict[str, Any]:
+    """One step: the numbers of `step.default_train_step`, computed in stages."""
+    step = current_step()
+    assert step is not None
+    x, y, sample_weight = unpack_x_y_sample_weight(data)
+    plan: Plan = model._pipeline.plan(model)
+    run = _pipelined(model, plan, x, step, training=True)
+    optimizer = model.optimizer
+    scale = (lambda value: value) if optimizer is None else optimizer.scale_loss
+    head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight, scale)
+    settings = plan.settings
+    result = run.train(plan.jobs, head, by_micro_batch, scale, settings.rematerialize)
+    with follow_inputs():
+        apply_writes(result.writes)
+        track_loss(model, result.loss, step)
+        if by_micro_batch:
+            track_single_losses(model, y, result.outputs, sample_weight)
+        variables = model.trainable_weights
+        if variables:
+            gradients = [result.gradients.get(id(variable)) for variable in variables]
+            weight_total = step.weight_totals[0] if len(step.weight_totals) == 1 else None
+            apply_contributions(optimizer, list(zip(gradients, variables)), weight_total)
+        return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
+
+
+def test_step(model: Any, data: Any) -> dict[str, Any]:
+    """One step of evaluation, its forward pass in stages."""
+    step = current_step()
+    assert step is not None
+    x, y, sample_weight = unpack_x_y_sample_weight(data)
+    result = _forward(model, x, step)
+    with follow_inputs():
+        loss = own_loss(model, x, y, result.outputs, sample_weight, training=False)
+        loss = loss if result.loss is None else loss + tf.cast(result.loss, loss.dtype)
+        track_loss(model, loss, step)
+        return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
+
+
+def predict_step(model: Any, data: Any) -> Any:
+    """The outputs for one batch, computed in stages."""
+    step = current_step()
+    assert step is not None
+    x, _, _ = unpack_x_y_sample_weight(data)
+    return _forward(model, x, step).outputs
+
+
+def _forward(model: Any, x: Any, step: StepContext) -> Result:
+    plan: Plan = model._pipeline.plan(model)
+    run = _pipelined(model, plan, x, step, training=False)
+    result = run.forward(plan.forward_jobs)
+    apply_writes(result.writes)
+    return result
+
+
+def _pipelined(model: Any, plan: Plan, x: Any, step: StepContext, training: bool) -> PipelinedStep:
+    count = plan.settings.micro_batches * plan.settings.replicas
+    steps = micro_steps(step.rows, count, training)
+    return PipelinedStep(
+        plan.chain, plan.stages, micro_slices(x, steps), steps, plan.settings.replicas, training
+    )

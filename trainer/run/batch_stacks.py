@@ -1,0 +1,141 @@
+"""Batches of a `tf.data` pipeline for XLA, which cannot draw them: a stack is drawn first, and the loop over it compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ..inputs.rows import row_count
+from ..inputs.source import Chunk
+from ..tensorflow_internals import graph_function, plain_variable
+
+MOST_STEPS = 1024
+MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch
+UNKNOWN = -1
+
+
+class Stacks:
+    """Draws batches into buffers on the device and runs the steps on them. Owns the buffers.
+
+    A batch that has not the usual number of rows is run by itself, when it is its turn. Batches that were drawn before the
+    pipeline failed are still trained on.
+
+    Args:
+        chunk: the first one of its layout.
+        loop: `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of tensors `[size, rows, ...]`, and
+            returns the logs; it is compiled here.
+        single: `single(batch)` runs a step on one batch with any number of rows and returns the logs.
+        reached: int32 variable; the steps that were run before an error came, or `UNKNOWN`.
+        device: str; where the model's variables are.
+    """
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        loop: Callable[[Any, tf.Tensor], Any],
+        single: Callable[[Any], Any],
+        reached: tf.Variable,
+        device: str,
+    ) -> None:
+        assert chunk.usual_rows is not None
+        self._rows: int = chunk.usual_rows
+        self._exact = not chunk.open_ended and chunk.rows is not None
+        self._reader, self._open_ended = chunk.reader, chunk.open_ended
+        spec = chunk.inputs.element_spec
+        shapes = [[self._rows, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
+        dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
+        size = sum(math.prod(shape) * dtype.size for shape, dtype in zip(shapes, dtypes))
+        self.size = max(1, min(MOST_STEPS, MOST_BYTES // max(1, size)))
+        with tf.device(device):
+            self._buffers = [
+                plain_variable(tf.zeros([self.size, *shape], dtype)) for shape, dtype in zip(shapes, dtypes)
+            ]
+        with tf.device("CPU:0"):
+            self._drawn = plain_variable(tf.constant(0))
+        self._reached = reached
+
+        def run(steps: tf.Tensor) -> Any:
+            return loop(tf.nest.pack_sequence_as(spec, [tf.identity(b) for b in self._buffers]), steps)
+
+        self.loop = graph_function(run, jit_compile=True, input_signature=[tf.TensorSpec([], tf.int32)])
+        self._draw = graph_function(
+            self._draw_full if self._exact else self._draw_until_another,
+            input_signature=[tf.type_spec_from_value(chunk.inputs), tf.TensorSpec([], tf.int32)],
+        )
+        self.single = graph_function(single, reduce_retracing=True)
+
+    def __call__(self, iterator: Any, steps: int) -> tuple[int, Any]:
+        """Runs up to `steps` steps, fewer where the data ends; returns how many, and the logs after the last.
+
+        Raises:
+            The error of the pipeline, after the steps on what it gave before.
+        """
+        done, logs = 0, {}
+        while done < steps:
+            wanted = min(self.size, steps - done)
+            failure, last = None, None
+            self._drawn.assign(0)
+            try:
+                last = self._draw(iterator, tf.constant(wanted))
+            except Exception as error:
+                failure = error
+            drawn = int(self._drawn)
+            if drawn:
+                self._reached.assign(UNKNOWN)  # XLA does not tell
+                logs = self.loop(tf.constant(drawn))
+            done += drawn
+            self._reached.assign(done)
+            if failure is not None:
+                raise failure
+            if self._exact or last is None:
+                continue
+            full, batch = last
+            if bool(full):
+                continue
+            if not bool(batch.has_value()):
+                break
+            logs = self.single(batch.get_value())
+            done += 1
+        return done, logs
+
+    def _draw_full(self, iterator: Any, count: tf.Tensor) -> Any:
+        """Draws `count` batches that are known to be there and to have the usual rows.
+
+        Returns the number (TensorFlow runs loops three times slower in a function that returns nothing).
+        """
+
+        def body(i: tf.Tensor) -> Any:
+            self._keep(i, self._reader(iterator, i))
+            return i + 1
+
+        return tf.while_loop(lambda i: i < count, body, (tf.constant(0),))
+
+    def _draw_until_another(self, iterator: Any, count: tf.Tensor) -> Any:
+        """Draws up to `count` batches; ends with the first that has other rows, which is returned, or with the data."""
+
+        def body(i: tf.Tensor, full: tf.Tensor, batch: Any) -> Any:
+            batch = self._reader(iterator, i)
+            if not self._open_ended:
+                batch = tf.experimental.Optional.from_value(batch)
+            full = tf.cond(
+                batch.has_value(),
+                lambda: tf.equal(row_count(batch.get_value()), self._rows),
+                lambda: tf.constant(False),
+            )
+            tf.cond(full, lambda: self._keep(i, batch.get_value()), lambda: tf.constant(0))
+            return i + 1, full, batch
+
+        empty = tf.experimental.Optional.empty(iterator.element_spec)
+        start = (tf.constant(0), tf.constant(True), empty)
+        _, full, batch = tf.while_loop(lambda i, full, batch: tf.logical_and(i < count, full), body, start)
+        return full, batch
+
+    def _keep(self, i: tf.Tensor, batch: Any) -> tf.Tensor:
+        leaves = tf.nest.flatten(batch)
+        for buffer, leaf in zip(self._buffers, leaves):
+            buffer[i].assign(tf.ensure_shape(leaf, buffer.shape[1:]))
+        with tf.control_dependencies(leaves):  # a batch that could not be read does not count
+            return self._drawn.assign_add(1).read_value()

@@ -1,0 +1,146 @@
+"""Every variable exists before the first step: those of the model, its losses, metrics and optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.step_context import StepContext, step_scope
+from ...optimizers.building import ensure_built
+from .. import checks, keras_internals
+
+
+def build_for(model: Any, spec: Any, training: bool = True) -> None:
+    """Builds the model for batches of `spec`.
+
+    Keras builds a model symbolically from its `call`. A model with a `train_step` of its own (a GAN, say) may have no
+    `call`; what its step creates is then created by tracing that step once, without running it.
+
+    Args:
+        model: the model; built parts are left alone.
+        spec: nest of `tf.TypeSpec` of one batch, rows None.
+        training: whether the model is going to be trained, or evaluated only.
+
+    Context: cross-replica, under the model's strategy.
+    """
+    checks.check_text(model, spec)
+    own_step = model.has_own_train_step() or (not training and model.overrides_step("test_step"))
+    if not own_step and _needs_real_tensors(spec):
+        _build_with_placeholders(model, spec)
+        spec = ()
+    try:
+        batch = keras.tree.map_structure(_symbolic, _as_nest(spec))
+        if not own_step or _can_be_called(model):
+            _build_symbolically(model, batch, build_optimizer=not own_step)
+    except Exception as error:
+        if not own_step:
+            checks.check_targets(model, spec, error)
+            raise
+    if model.overrides_step("train_step" if training else "test_step"):
+        _trace_own_step(model, spec, model.train_step if training else model.test_step, training)
+
+
+def _trace_own_step(model: Any, spec: Any, own_step: Any, training: bool) -> None:
+    """Creates the variables of layers that only the user's step reaches: the step is traced, and never run.
+
+    An error in the step is left to the first real step, which names its place.
+    """
+    step = StepContext(0, 1, 1, 1, training)
+    step.take_gradients = lambda optimizer, pairs: ensure_built(optimizer, [v for _, v in pairs])
+    missing, before = _unbuilt(model), -1
+    while (
+        missing and missing != before
+    ):  # variables come to be when the scope ends; the next trace gets further
+        with contextlib.suppress(Exception), keras_internals.scratch_graph(), keras.StatelessScope():
+            with step_scope(step):
+                own_step(keras.tree.map_structure(_placeholder, _as_nest(spec)))
+        missing, before = _unbuilt(model), missing
+
+
+def _unbuilt(model: Any) -> int:
+    return sum(not layer.built for layer in model._flatten_layers(include_self=False))
+
+
+def build_for_prediction(model: Any, spec: Any) -> None:
+    """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    if _needs_real_tensors(spec):
+        _build_with_placeholders(model, spec[:1])
+        return
+    x = keras.tree.map_structure(_symbolic, spec[0])
+    own_step = model.overrides_step("predict_step")
+    try:
+        keras_internals.compute_output_spec(model, x, training=False)
+    except Exception:
+        if not own_step:
+            raise
+    if own_step:
+        _trace_own_step(model, spec, model.predict_step, training=False)
+
+
+def _needs_real_tensors(spec: Any) -> bool:
+    """Whether a batch holds ragged tensors or extension types, which Keras' symbolic build takes for dense ones."""
+    return any(not isinstance(s, tf.TensorSpec | tf.SparseTensorSpec | None) for s in tf.nest.flatten(spec))
+
+
+def _build_with_placeholders(model: Any, spec: Any) -> None:
+    """Creates the variables of layers, metrics and losses by calling them in a scratch graph on tensors of `spec`."""
+
+    def call_everything() -> Any:
+        x, y, sample_weight = keras_internals.unpack_x_y_sample_weight(
+            keras.tree.map_structure(_placeholder, _as_nest(spec))
+        )
+        y_pred = model(x, training=False)
+        if len(spec) == 1:
+            return y_pred
+        for part, method in (
+            (model._compile_metrics, model.compute_metrics),
+            (model._compile_loss, model._compute_loss),
+        ):
+            if part is not None and not part.built:
+                method(x, y, y_pred, sample_weight)
+        return y_pred
+
+    keras_internals.compute_output_spec(call_everything)
+
+
+def _placeholder(spec: Any) -> Any:
+    if spec is None:
+        return None
+    parts = [
+        tf.compat.v1.placeholder(s.dtype, s.shape) for s in tf.nest.flatten(spec, expand_composites=True)
+    ]
+    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+
+
+def _can_be_called(model: Any) -> bool:
+    return type(model).call is not keras.Model.call
+
+
+def _build_symbolically(model: Any, batch: Any, build_optimizer: bool) -> None:
+    optimizer = model.optimizer
+    built = optimizer is None or optimizer.built
+    if not build_optimizer and not built:
+        with keras_internals.pretending_built(optimizer):
+            model._symbolic_build(data_batch=batch)
+        return
+    model._symbolic_build(data_batch=batch)
+
+
+def _as_nest(spec: Any) -> Any:
+    return tuple(spec) if isinstance(spec, list) else spec
+
+
+def _symbolic(spec: Any) -> Any:
+    if spec is None:
+        return None
+    dtype = keras.backend.standardize_dtype(spec.dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return keras.KerasTensor(spec.shape, dtype, sparse=True)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return keras.KerasTensor(spec.shape, dtype, ragged=True, ragged_rank=spec.ragged_rank)
+    return keras.KerasTensor(spec.shape, dtype)

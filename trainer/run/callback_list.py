@@ -1,0 +1,31 @@
+"""The list of callbacks of a loop, in the order in which they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from ...callbacks.progress import ProgressBar
+
+
+def callback_list(
+    model: Any, callbacks: Any, verbose: Any, epochs: int, steps: int | None, add_history: bool = False
+) -> keras.callbacks.CallbackList:
+    """Keras' list, with the callbacks that must see the work of the others (backups) at its end."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
+        return callbacks
+    callbacks = keras.tree.flatten(callbacks) if callbacks else []
+    if verbose != 0 and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks):
+        callbacks = [*callbacks, ProgressBar()]
+    result = keras.callbacks.CallbackList(
+        callbacks,
+        add_history=add_history,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps,
+        model=model,
+    )
+    result.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
+    return result

@@ -1,0 +1,76 @@
+"""How many steps the next execution takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...callbacks.wake import steps_to_wake
+
+
+class Pace:
+    """Sizes executions so that each lasts about `target` seconds, and ends where a callback wants to be called.
+
+    Args:
+        fixed: int or None; the steps of every execution when the user fixed them (then callbacks wait for its end, as
+            in Keras).
+        callbacks: the callbacks of the loop.
+        phase: "train", "test" or "predict".
+        step: int; the steps of the epoch that are done.
+        function: what runs the steps; it says whether the last execution compiled something (`fresh`), and keeps the
+            size that was found (`usual_steps`) for the next epoch.
+        target: float; seconds.
+        clock: () -> float; seconds.
+    """
+
+    def __init__(
+        self,
+        fixed: int | None,
+        callbacks: list[Any],
+        phase: str = "train",
+        step: int = 0,
+        function: Any = None,
+        target: float = 0.1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._fixed = fixed
+        self._callbacks = callbacks
+        self._phase = phase
+        self.step = step
+        self._target = target
+        self._clock = clock
+        self._function = function
+        self._steps = getattr(function, "usual_steps", 1)
+        self._began = 0.0
+
+    def next(self) -> int:
+        """The steps of the next execution."""
+        self._began = self._clock()
+        if self._fixed is not None:
+            return self._fixed
+        steps = self._steps
+        for callback in self._callbacks:
+            wake = steps_to_wake(callback, self.step, self._phase)
+            if wake is not None:
+                steps = min(steps, max(1, wake))
+        return steps
+
+    def last_batch(self, done: int) -> int:
+        """The number that callbacks are told at the end of an execution of `done` steps.
+
+        It is that of the last batch. Where the user fixed the steps it is what Keras tells, for which every execution is
+        full, the last of an epoch included.
+        """
+        return self.step - done + (done if self._fixed is None else self._fixed) - 1
+
+    def done(self, steps: int) -> None:
+        """Notes that the execution ended, after `steps` steps; the next one grows or shrinks."""
+        seconds = self._clock() - self._began
+        self.step += steps
+        if steps < 1 or getattr(self._function, "fresh", False):
+            return
+        wanted = int(self._target * steps / max(seconds, 1e-6))
+        self._steps = max(1, min(wanted, 8 * steps))
+        if self._function is not None:
+            self._function.usual_steps = self._steps

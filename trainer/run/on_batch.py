@@ -1,0 +1,69 @@
+"""`train_on_batch`, `test_on_batch` and `predict_on_batch`: one step on one global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..inputs import Chunk, make_source
+from ..inputs.rows import batch_spec
+from ..keras_internals import convert_to_np_if_not_ragged, pythonify_logs
+from ..parameter_servers import training as async_fit
+from ..pipeline.step import names_lost_stages
+from .overflow import check_progress
+
+
+@names_lost_stages
+@async_fit.names_lost_servers
+def on_batch(
+    model: Any, training: bool, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
+) -> Any:
+    """One step on one global batch. Context: host."""
+    chunk = _whole_batch(model, x, y, sample_weight, class_weight)
+    model.build_for(batch_spec(chunk.inputs), chunk.rows, training)
+    model.reset_metrics()
+    function = model.make_train_function() if training else model.make_test_function()
+    _, logs = function(chunk)
+    if training:
+        check_progress(model, chunk, 1)
+    logs = pythonify_logs(logs)
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+@names_lost_stages
+@async_fit.names_lost_servers
+def predict_on_batch(model: Any, x: Any) -> Any:
+    """The outputs for one global batch. Context: host."""
+    chunk = _whole_batch(model, x, None, None, None)
+    model.build_for_prediction(batch_spec(chunk.inputs))
+    _, outputs = model.make_predict_function()(chunk)
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
+
+
+def _whole_batch(model: Any, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Chunk:
+    if class_weight is not None and sample_weight is not None:
+        raise ValueError(
+            "Arguments `sample_weight` and `class_weight` cannot be specified at the same time. Received: "
+            f"sample_weight={sample_weight}, class_weight={class_weight}"
+        )
+    source = make_source(
+        x,
+        y,
+        sample_weight,
+        batch_size=2**31 - 1,
+        class_weight=class_weight,
+        strategy=model.distribute_strategy,
+    )
+    source.begin_epoch(0)
+    chunk = source.take(1)
+    if chunk is None:
+        raise ValueError("The batch has no rows: give at least one.")
+    batch = chunk.reader(chunk.inputs, tf.constant(0))
+    source.close()
+    return Chunk(batch, 1, None, _same)
+
+
+def _same(inputs: Any, i: Any) -> Any:
+    return inputs

@@ -1,0 +1,46 @@
+"""Training that only skips steps is stopped, with the name of the layer that is to blame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ... import mixed_precision
+from ..inputs import Chunk
+from ..step.variable_placement import optimizers_of
+
+
+def check_progress(model: Any, chunk: Chunk, done: int) -> None:
+    """Stops training if every step is skipped.
+
+    Args:
+        model: the model.
+        chunk: the last chunk that was run.
+        done: steps of the execution; the last of the chunk is looked at.
+
+    Raises:
+        mixed_precision.LossScaleError: with the first layer whose output or gradient is not finite.
+
+    Context: host, after an execution.
+    """
+
+    def diagnose(loss_scale: float) -> Any:
+        batch = _last_batch(chunk, done)
+        if batch is None:
+            return "The input has ended, so there is no batch to look at"
+        try:
+            with model.strategy_scope():
+                return mixed_precision.diagnose(model, batch, loss_scale=loss_scale)
+        except Exception as error:  # a train_step of the user's own may need more than the model and a loss
+            return f"Which layer is to blame is not known: one step computed eagerly fails with {error!r}"
+
+    mixed_precision.check_progress(optimizers_of(model), diagnose)
+
+
+def _last_batch(chunk: Chunk, done: int) -> Any:
+    """The chunk's last batch; of an iterator, which has moved on, the next one."""
+    batch = chunk.reader(chunk.inputs, tf.constant(min(done, chunk.steps) - 1))
+    if not chunk.open_ended:
+        return batch
+    return batch.get_value() if bool(batch.has_value()) else None

@@ -1,0 +1,116 @@
+"""What the workers of one loop settle between executions: how many steps come next, and whether to go on."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from ...distribute.workers.agreement import check_same_everywhere, exchange, from_chief, spans_workers
+from ..inputs.arrays import ArraySource
+from ..inputs.datasets import DatasetSource
+from ..inputs.source import Source
+
+
+class Workers:
+    """The agreement of all workers about one loop. With one worker there is nothing to settle, and nothing is done.
+
+    Args:
+        model: the model; its strategy says who the workers are, its `fit_state` whether a signal has come.
+        stop: the attribute of the model with which callbacks end this loop: "stop_training", "stop_evaluating" or
+            "stop_predicting".
+    """
+
+    def __init__(self, model: Any, stop: str) -> None:
+        self._model, self._stop = model, stop
+        self._strategy = model.distribute_strategy
+        self.several = spans_workers(self._strategy)
+        self._begun = False
+
+    def settle(self, steps: int) -> int:
+        """The steps of the next execution: the fewest that any worker wants; 0 when any worker wants to end the loop.
+
+        The first execution always runs, as it does with one worker.
+        A wish to save and exit that one worker was sent is made known to all. One small all-reduce.
+        """
+        if not self.several:
+            return steps
+        state = self._model.fit_state
+        asked = (
+            0 if state is None or state.asked_to_exit is None else int(signal.Signals[state.asked_to_exit])
+        )
+        stop = self._begun and bool(getattr(self._model, self._stop, False))
+        self._begun = True
+        rows = exchange([float(steps), float(stop), float(asked)], self._strategy)
+        number = int(max(row[2] for row in rows))
+        if state is not None and number:
+            state.save_and_exit = signal.Signals(number).name
+        if any(row[1] for row in rows):
+            setattr(self._model, self._stop, True)
+            return 0
+        return int(min(row[0] for row in rows))
+
+    def stopped(self) -> bool:
+        """Whether any worker wants to end the loop."""
+        if not self.several:
+            return bool(getattr(self._model, self._stop))
+        self._begun = True
+        return self.settle(1) == 0
+
+    def check_taken(self, source: Source, steps: int) -> None:
+        """Refuses inputs that end at different places on different workers.
+
+        Raises:
+            ValueError: on all workers; says what each gave.
+        """
+        if not self.several or isinstance(source, ArraySource | DatasetSource):
+            return  # these know their lengths, which were compared before the first step, or end in the graph
+        given = [int(row[0]) for row in exchange([float(steps)], self._strategy)]
+        if len(set(given)) > 1:
+            each = ", ".join(f"{n} on worker {i}" for i, n in enumerate(given))
+            raise ValueError(
+                f"The input must give the same global batches on every worker. Batches it gave for one execution: {each}. "
+                "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
+            )
+
+
+def same_random(model: Any, value: int) -> int:
+    """A random number of the chief, on all workers; below 2**53."""
+    return int(from_chief([float(value)], model.distribute_strategy)[0])
+
+
+def check_same_fit(
+    model: Any, source: Source, validation: Source | None, arguments: Mapping[str, Any]
+) -> None:
+    """Refuses a `fit` that is not the same on all workers.
+
+    Args:
+        model: built.
+        source: of the training batches.
+        validation: of the validation batches.
+        arguments: name -> JSON value; further arguments that must be the same.
+
+    Raises:
+        ValueError: something differs; raised on all workers.
+        TimeoutError: a worker does not come to its `fit`.
+    """
+    if not spans_workers(model.distribute_strategy):
+        return
+    weights = "".join(f"{v.path}{tuple(v.shape)}{v.dtype}{v.trainable}" for v in model.variables)
+    values = {
+        "the number of the model's weights": model.count_params(),
+        "the model (a digest of its weights' names, shapes and dtypes)": hashlib.sha256(
+            weights.encode()
+        ).hexdigest()[:12],
+        "the optimizer": type(model.optimizer).__name__,
+        "the kind of input": type(source).__name__,
+        **arguments,
+    }
+    for name, part in (("training", source), ("validation", validation)):
+        if part is not None and not part.per_worker:
+            values[f"the number of {name} batches (steps) in an epoch"] = part.steps_per_epoch
+            values[f"the rows of a {name} batch"] = part.batch_rows
+            values[f"the number of {name} rows"] = getattr(getattr(part, "_order", None), "rows", None)
+            values[f"what a {name} batch is made of"] = repr(part.spec)
+    check_same_everywhere(values, "fit", model.distribute_strategy)

@@ -1,8 +1,0 @@
-"""Where batches come from: every kind of input as one `Source` of global batches."""
-
-from .base import Chunk, Source
-from .make import make_source
-from .rows import concat_rows, row_count, slice_rows
-from .split import split_for_validation
-
-__all__ = ["Chunk", "Source", "concat_rows", "make_source", "row_count", "slice_rows", "split_for_validation"]

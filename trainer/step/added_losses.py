@@ -1,0 +1,106 @@
+r"""Losses that layers add with `add_loss`, exact over several replicas.
+
+A loss in a step is in units of a local mean (see `exact_loss`). An added loss is a number of which nothing is known: a mean
+over the rows, which is in these units, or a sum over them (as in Keras' own example), which must be divided by the share of
+the replica:
+
+.. math:: L = \sum_r share_r \frac{S_r}{share_r} = \sum_r S_r
+
+Which of the two it is, is found out once, before the first step: the model is called on a few rows that are made up, and on
+the same rows twice. A mean stays as it is, a sum doubles.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ...distribute.step_context import StepContext
+from ..inputs.placeholder_batches import made_up
+from .collected_writes import CollectedWrites
+
+_ROWS = 3
+_ADDS = "_unisono_adds_losses"
+_SUMS = "_unisono_added_sums"
+
+
+class _Listening(threading.local):
+    values: dict[int, list[float]] | None = None
+
+
+_listening = _Listening()
+
+
+def noted(layer: Any, loss: Any) -> None:
+    """A layer adds a loss outside of a step: while it is built, or while we listen."""
+    if not type(layer).__module__.startswith("keras.src."):  # those add what their regularizers say: means
+        object.__setattr__(layer, _ADDS, True)
+    if _listening.values is not None:
+        of_layer = _listening.values.setdefault(id(layer), [])
+        of_layer.extend(float(tf.reduce_sum(x)) for x in keras.tree.flatten(loss))
+
+
+def in_units_of_a_mean(layer: Any, loss: Any, step: StepContext) -> Any:
+    """What the layer adds on this replica, as every loss is in a step. Context: replica, with several replicas."""
+    sums = layer.__dict__.get(_SUMS, ())
+    leaves = keras.tree.flatten(loss)
+    first = step.added_losses.get(id(layer), 0)
+    step.added_losses[id(layer)] = first + len(leaves)
+    units = [
+        tf.math.divide_no_nan(leaf, step.share(leaf.dtype)) if number in sums and tf.is_tensor(leaf) else leaf
+        for number, leaf in enumerate(leaves, first)
+    ]
+    return keras.tree.pack_sequence_as(loss, units)
+
+
+def find_sums(model: Any, x_spec: Any) -> None:
+    """Finds out which of the losses that the model's layers add are sums over rows.
+
+    Args:
+        model: the built model.
+        x_spec: nest of `tf.TypeSpec` of its inputs, rows None.
+
+    A model that cannot be called on made-up inputs keeps what `in_units_of_a_mean` takes for granted: means.
+
+    Context: host, cross-replica, eager.
+    """
+    layers = [layer for layer in model._flatten_layers() if layer.__dict__.get(_ADDS)]
+    if not layers or all(_SUMS in layer.__dict__ for layer in layers):
+        return
+    for layer in layers:
+        object.__setattr__(layer, _SUMS, ())
+    try:
+        once = keras.tree.map_structure(lambda spec: made_up(spec, _ROWS), x_spec)
+        twice = keras.tree.map_structure(lambda value: tf.concat([value, value], 0), once)
+        values = [_added(model, x) for x in (once, twice)]
+    except Exception:
+        return
+    for layer in layers:
+        pairs = zip(*[of_model.get(id(layer), ()) for of_model in values])
+        object.__setattr__(layer, _SUMS, tuple(n for n, pair in enumerate(pairs) if _doubles(*pair)))
+
+
+def _doubles(once: float, twice: float) -> bool:
+    """Whether the value is nearer to twice what it was than to what it was (random layers draw anew)."""
+    return bool(np.isfinite([once, twice]).all()) and abs(twice - 2 * once) < abs(twice - once)
+
+
+def _added(model: Any, x: Any) -> dict[int, list[float]]:
+    with _listen() as values, CollectedWrites():
+        model(x, training=True) if model._call_has_training_arg else model(x)
+    return values
+
+
+@contextmanager
+def _listen() -> Iterator[dict[int, list[float]]]:
+    _listening.values = values = {}
+    try:
+        yield values
+    finally:
+        _listening.values = None

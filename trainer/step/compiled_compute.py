@@ -1,0 +1,73 @@
+"""What XLA compiles, and what must stay outside: collectives, strings, and everything that talks to the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from ...distribute.step_context import current_step, step_scope
+from ..keras_internals import get_keras_mask, set_keras_mask
+from ..tensorflow_internals import graph_function
+from .collected_writes import CollectedWrites
+from .xla_random import as_the_graph_draws
+
+
+def compile_compute(compute: Callable[[Any], tuple[Any, Any, Any]], data: Any) -> tuple[Any, Any, Any]:
+    """`compute(data)`, compiled: the forward and backward pass of one of several replicas.
+
+    The writes that Keras variables get inside are handed to the step outside, as are masks and weight totals.
+
+    Args:
+        compute: gives (loss, gradients, outputs): a scalar, a list that may hold None, a nest of tensors.
+        data: nest of tensors and Nones.
+
+    Returns:
+        What `compute` returns.
+
+    Raises:
+        ValueError: (from a collective inside) the loss or a layer needs numbers of the other replicas.
+
+    Context: replica, inside a `StepContext`.
+    """
+    step = current_step()
+    assert step is not None
+    seen: dict[str, Any] = {}
+
+    def inner(leaves: list[Any]) -> Any:
+        present = iter(leaves)
+        nest = keras.tree.map_structure(lambda leaf: None if leaf is None else next(present), data)
+        own = dataclasses.replace(step, weight_totals=[], added_losses={}, in_xla=True)
+        with CollectedWrites() as writes, step_scope(own), as_the_graph_draws():
+            own.writes = writes
+            loss, gradients, outputs = compute(nest)
+        flat = keras.tree.flatten(outputs)
+        masks = [get_keras_mask(tensor) for tensor in flat]
+        seen.update(
+            variables=[variable for variable, _ in writes.items()],
+            given=[g is not None for g in gradients],
+            masked=[mask is not None for mask in masks],
+            outputs=outputs,
+        )
+        return (
+            loss,
+            [g for g in gradients if g is not None],
+            flat,
+            [mask for mask in masks if mask is not None],
+            [value for _, value in writes.items()],
+            own.weight_totals,
+        )
+
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    loss, gradients, flat, masks, values, totals = graph_function(inner, jit_compile=True)(leaves)
+    for variable, value in zip(seen["variables"], values):
+        variable.assign(value)  # noted by the scope outside
+    step.weight_totals.extend(totals)
+    rest, mask = iter(gradients), iter(masks)
+    for tensor, masked in zip(flat, seen["masked"]):
+        if masked:
+            set_keras_mask(tensor, next(mask))
+    outputs = keras.tree.pack_sequence_as(seen["outputs"], flat)
+    return loss, [next(rest) if given else None for given in seen["given"]], outputs

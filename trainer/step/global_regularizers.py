@@ -1,0 +1,58 @@
+"""Activity regularizers whose value over several replicas is that of one device.
+
+Keras divides the value by the rows of the output. For sums over entries (L1, L2) that is a mean over rows, which is exact on
+every replica's own rows. Any other regularizer may be any function of the output: it sees the rows of all replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.step_context import current_step
+from .collectives import refuse_collective
+from .gathered_rows import own_rows_of_all, value_with_full_gradient
+
+_SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+@contextlib.contextmanager
+def exact_regularizers(model: Any) -> Iterator[None]:
+    """While a step on several replicas is traced, activity regularizers do what the module says.
+
+    Context: cross-replica, around `strategy.run`; the regularizers are called in replica context.
+    """
+    layers = [layer for layer in model._flatten_layers() if _looks_at_all_rows(layer.activity_regularizer)]
+    originals = [layer.activity_regularizer for layer in layers]
+    for layer, original in zip(layers, originals):
+        object.__setattr__(layer, "activity_regularizer", _on_all_rows(original))
+    try:
+        yield
+    finally:
+        for layer, original in zip(layers, originals):
+            object.__setattr__(layer, "activity_regularizer", original)
+
+
+def _looks_at_all_rows(regularizer: Any) -> bool:
+    rowwise = type(regularizer) in _SUMS or getattr(regularizer, "_unisono_rowwise", False)
+    return regularizer is not None and not rowwise
+
+
+def _on_all_rows(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def regularizer(output: tf.Tensor) -> tf.Tensor:
+        step = current_step()
+        if step is None or step.num_replicas == 1 or output.shape.rank == 0:
+            return original(output)
+        refuse_collective("an activity regularizer that may look at the whole batch (see `unisono.rowwise`)")
+        everyone = own_rows_of_all(output)
+        value = value_with_full_gradient(tf.convert_to_tensor(original(everyone)))
+        own, total = tf.shape(output)[0], tf.shape(everyone)[0]
+        return (
+            value * tf.cast(own, value.dtype) / tf.cast(total, value.dtype)
+        )  # Keras divides by its own rows
+
+    return regularizer

@@ -1,0 +1,68 @@
+"""Variables live where the model lives: optimizers and metrics made elsewhere are moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ... import optimizers
+from ...distribute.parameter_servers.updates import on_parameter_servers
+from ..keras_internals import no_automatic_dependency_tracking
+from .global_metrics import leaf_metrics
+
+
+def bring_home(model: Any) -> None:
+    """Gives every optimizer of the model our stages, and optimizers and metrics a place in the model's strategy.
+
+    A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;
+    the TensorFlow variables inside them are made again under the strategy, with their values.
+    """
+    for name, value in list(vars(model).items()):
+        if isinstance(value, keras.optimizers.Optimizer):
+            adopted = optimizers.adopt(value)
+            if adopted is not value:
+                no_automatic_dependency_tracking(setattr)(model, name, adopted)
+    home = model._distribute_strategy
+    if home is None:
+        return
+    for optimizer in optimizers_of(model):
+        for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+            if part is not None and getattr(part, "_distribution_strategy", home) is not home:
+                part._distribution_strategy = home
+        move(optimizer.variables, home)
+    for metric in leaf_metrics(model.metrics):
+        move(metric.variables, home)
+
+
+def optimizers_of(model: Any) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that are attributes of the model, each once."""
+    found: list[Any] = []
+    for value in vars(model).values():
+        if isinstance(value, keras.optimizers.Optimizer) and not any(value is other for other in found):
+            found.append(value)
+    return found
+
+
+def accumulates(optimizer: Any) -> bool:
+    """Whether the optimizer, or one inside of it, joins the gradients of several calls into one update."""
+    inside = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
+    own = getattr(optimizer, "gradient_accumulation_steps", None)
+    return bool(own) or any(accumulates(each) for each in inside if each is not None)
+
+
+def move(variables: list[Any], strategy: tf.distribute.Strategy) -> None:
+    """Makes the TensorFlow variable inside each Keras variable again under `strategy`, where it is another's."""
+    on_servers = on_parameter_servers(strategy)
+    if strategy.num_replicas_in_sync == 1 and not on_servers:
+        return
+    for variable in variables:
+        value = variable.value
+        if getattr(value, "distribute_strategy", None) is strategy:
+            continue
+        if on_servers and strategy.extended.variable_created_in_scope(value):
+            continue
+        with strategy.scope():
+            variable._value = None
+            variable._initialize(tf.constant(value.numpy()))
