@@ -11,12 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from ... import mixed_precision
 from ...callbacks.fit_state import FitState
 from ...distribute.parameter_servers.strategy import (
-    ParameterServerError,
     mode_of,
     on_parameter_servers,
     pool_of,
@@ -41,27 +38,12 @@ def names_lost_servers(loop: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_asynchronous(model):
             return loop(model, *args, **kwargs)
-        pool = pool_of(model.distribute_strategy)
-        with pool.watching():
-            try:
-                return loop(model, *args, **kwargs)
-            except Exception as error:
-                hangs = pool.complaint is not None and not isinstance(error, ParameterServerError)
-                if hangs or isinstance(error, tf.errors.OpError):
-                    pool.check_servers(error)
-                raise
-            finally:
-                if model.fit_state is None:
-                    _forget_inputs(model)
+        from .runner import ParameterServerRunner
+
+        with ParameterServerRunner().watching(model):
+            return loop(model, *args, **kwargs)
 
     return wrapped
-
-
-def _forget_inputs(model: Any) -> None:
-    """Gives back the memory that inputs take on the workers."""
-    for function in (model.train_function, model.test_function, model.predict_function):
-        if function is not None:
-            function.memory.clear()
 
 
 def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
