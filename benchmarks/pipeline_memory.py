@@ -27,8 +27,8 @@ import keras
 import tensorflow as tf
 
 from unisono.distribute.pipeline import Pipeline
-from unisono.distribute.pipeline.engine import PipelinedStep
-from unisono.distribute.pipeline.step_parts import micro_steps
+from unisono.trainer.pipeline.engine import PipelinedStep
+from unisono.trainer.pipeline.step_parts import micro_steps
 
 LAYERS = 8
 

@@ -3,20 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
+from ..arguments import whole_number
 from . import remote
-from .placement import move_weights, resolve_devices
-from .plan import Plan, Settings
 from .schedule import SCHEDULES
 from .timeline import Timeline
 
+_THIS_PROCESS = "localhost"  # the job of devices that have none in their names
 _local = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the user asked of the pipeline; see `Pipeline`."""
+
+    devices: list[str]
+    micro_batches: int
+    schedule: str
+    partition: str | Sequence[Any]
+    cost: str
+    rematerialize: bool
+    memory_limit: float | None
+    replicas: int
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, K."""
+        return len(self.devices) // self.replicas
+
+    def devices_of(self, stage: int) -> list[str]:
+        """The device of a stage in each replica."""
+        return [self.devices[replica * self.stages + stage] for replica in range(self.replicas)]
+
+
+class PlannedModel(Protocol):
+    """A model cut into stages: what a pipeline shows of it."""
+
+    def summary(self) -> str:
+        """A table of the stages."""
+        ...
+
+    def timeline(self, transfer: float | Sequence[float]) -> Timeline:
+        """One step as a picture."""
+        ...
+
+
+Planner = Callable[[Any, Settings, int | None], PlannedModel]
+_planner: Planner | None = None
+
+
+def register_planner(planner: Planner) -> None:
+    """Sets what cuts models into stages: `planner(model, settings, rows)`. It is above this package, as it knows Keras."""
+    global _planner
+    _planner = planner
 
 
 class Pipeline:
@@ -72,8 +118,8 @@ class Pipeline:
         Raises:
             ValueError: for a value that cannot be used, naming it.
         """
-        _check_count("micro_batches", micro_batches)
-        _check_count("replicas", replicas)
+        micro_batches = whole_number("micro_batches", micro_batches)
+        replicas = whole_number("replicas", replicas)
         _check_choice("schedule", schedule, sorted(SCHEDULES))
         _check_choice("cost", cost, ["estimated", "measured"])
         if partition != "auto" and not isinstance(partition, list | tuple):
@@ -87,7 +133,7 @@ class Pipeline:
         self.settings = Settings(
             names, micro_batches, schedule, partition, cost, bool(rematerialize), memory_limit, replicas
         )
-        self._plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[Any, PlannedModel] = weakref.WeakKeyDictionary()
         self._newest: weakref.ref[Any] | None = None
 
     @property
@@ -130,7 +176,7 @@ class Pipeline:
         finally:
             stack.pop()
 
-    def plan(self, model: Any, rows: int | None = None) -> Plan:
+    def plan(self, model: Any, rows: int | None = None) -> PlannedModel:
         """Cuts the model, once, and moves its variables to their stages.
 
         Args:
@@ -145,9 +191,9 @@ class Pipeline:
         """
         plan = self._plans.get(model)
         if plan is None:
-            plan = Plan(model, self.settings, rows)
-            move_weights(plan.stages)
-            self._plans[model] = plan
+            if _planner is None:
+                raise ValueError(f"model must be made in this pipeline's scope; received {model!r}")
+            plan = self._plans[model] = _planner(model, self.settings, rows)
         self._newest = weakref.ref(model)
         return plan
 
@@ -176,7 +222,7 @@ class Pipeline:
         """Raises a `StageError` that names the stage whose process died or hangs, if that is what `cause` came of."""
         remote.raise_if_lost(cause, self.settings.devices, self.stages)
 
-    def _plan_of(self, model: Any) -> Plan:
+    def _plan_of(self, model: Any) -> PlannedModel:
         if model is None and self._newest is not None:
             model = self._newest()
         if model is None:
@@ -203,11 +249,43 @@ def _stack() -> list[Pipeline]:
     return stack
 
 
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an int of at least 1; received {name}={value!r}")
-
-
 def _check_choice(name: str, value: Any, choices: list[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}; received {name}={value!r}")
+
+
+def resolve_devices(devices: Sequence[str]) -> list[str]:
+    """The full names of devices.
+
+    Args:
+        devices: names such as "GPU:0" (of this process) or "/job:worker/task:1/device:GPU:0".
+
+    Returns:
+        Names such as "/job:localhost/replica:0/task:0/device:GPU:0", in order.
+
+    Raises:
+        ValueError: for one that does not exist, with those that do.
+    """
+    if isinstance(devices, str) or not devices:
+        raise ValueError(f"devices must be a list of at least one device name; received devices={devices!r}")
+    existing = [tf.DeviceSpec.from_string(d.name) for d in tf.config.list_logical_devices()]
+    return [_resolve(name, existing) for name in devices]
+
+
+def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
+    try:
+        wanted = tf.DeviceSpec.from_string(name)
+    except (ValueError, AttributeError, TypeError):
+        wanted = tf.DeviceSpec()
+    for spec in existing:
+        same_job = (spec.job or _THIS_PROCESS) == (wanted.job or _THIS_PROCESS)
+        same_task = (spec.task or 0) == (wanted.task or 0)
+        index = wanted.device_index or 0
+        if same_job and same_task and spec.device_type == wanted.device_type and spec.device_index == index:
+            full = spec.replace(job=spec.job or _THIS_PROCESS, replica=spec.replica or 0, task=spec.task or 0)
+            return full.to_string()
+    names = [spec.to_string() for spec in existing]
+    raise ValueError(
+        f"devices names {name!r}, which does not exist: there are {names}. "
+        f"For devices of other processes, start them with `python -m unisono launch --stages K` and connect first"
+    )

@@ -20,9 +20,9 @@ from tensorflow.python.eager import context
 
 import unisono
 from unisono.distribute.pipeline import Pipeline
-from unisono.distribute.pipeline.engine import PipelinedStep
 from unisono.distribute.pipeline.schedule import in_order_of_stage
-from unisono.distribute.pipeline.step_parts import micro_steps
+from unisono.trainer.pipeline.engine import PipelinedStep
+from unisono.trainer.pipeline.step_parts import micro_steps
 
 layers = keras.layers
 ROOT = Path(__file__).parents[2]

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 import unisono
 from unisono.distribute.pipeline import Pipeline
-from unisono.distribute.pipeline.engine import PipelinedStep
-from unisono.distribute.pipeline.graph import Chain
 from unisono.distribute.pipeline.schedule import SCHEDULES
-from unisono.distribute.pipeline.step_parts import micro_steps
+from unisono.trainer.pipeline.engine import PipelinedStep
+from unisono.trainer.pipeline.graph import Chain
+from unisono.trainer.pipeline.step_parts import micro_steps
 
 layers = keras.layers
 ROWS, FEATURES, CLASSES = 13, 6, 3

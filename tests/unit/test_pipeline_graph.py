@@ -9,10 +9,11 @@ import tensorflow as tf
 
 import unisono
 from unisono.distribute.pipeline import Pipeline, current_pipeline, keras_internals
-from unisono.distribute.pipeline.costs import estimate, measure
-from unisono.distribute.pipeline.graph import Chain
-from unisono.distribute.pipeline.placement import follow_inputs, resolve_devices
+from unisono.distribute.pipeline.pipeline import resolve_devices
 from unisono.distribute.pipeline.remote import connect
+from unisono.trainer.pipeline.costs import estimate, measure
+from unisono.trainer.pipeline.graph import Chain
+from unisono.trainer.pipeline.placement import follow_inputs
 
 layers = keras.layers
 
@@ -179,9 +180,9 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"micro_batches": 0}, "micro_batches must be an int of at least 1; received micro_batches=0"),
-        ({"micro_batches": 2.0}, "received micro_batches=2.0"),
-        ({"replicas": 0}, "replicas must be an int of at least 1; received replicas=0"),
+        ({"micro_batches": 0}, "`micro_batches` must be a whole number of at least 1. Received: 0"),
+        ({"micro_batches": 2.0}, "`micro_batches` must be a whole number of at least 1. Received: 2.0"),
+        ({"replicas": 0}, "`replicas` must be a whole number of at least 1. Received: 0"),
         ({"replicas": 3}, r"devices \(2\) must be divisible by replicas \(3\)"),
         ({"schedule": "zigzag"}, r"schedule must be one of \['1f1b', 'gpipe'\]; received schedule='zigzag'"),
         ({"cost": "guessed"}, "cost must be one of"),

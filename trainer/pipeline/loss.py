@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...distribute.pipeline.engine import PipelinedStep
-from ...distribute.pipeline.plan import Plan
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs.rows import slice_rows
 from ..keras_internals import KerasTrainer, compiled_loss, flat_losses, without_layer_losses
 from ..step import global_loss as exact_loss
+from .engine import PipelinedStep
+from .plan import Plan
 
 
 def micro_slices(structure: Any, steps: list[StepContext]) -> list[Any]:

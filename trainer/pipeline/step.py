@@ -1,7 +1,7 @@
 """The steps of a model in a pipeline's scope: what `step.py` has, with forward and backward in stages.
 
     slices of the batch, one for each micro-batch
-    -> the schedule's forward and backward passes (`distribute.pipeline.engine`)
+    -> the schedule's forward and backward passes (`engine.py`)
     -> gradients of the whole batch -> optimizer, once -> metrics of the whole batch
 
 The optimizer sees the gradients of all stages together, so there is one verdict and one global norm; what it
@@ -16,17 +16,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.pipeline.engine import PipelinedStep
 from ...distribute.pipeline.pipeline import current_pipeline
-from ...distribute.pipeline.placement import follow_inputs, move_slots
-from ...distribute.pipeline.plan import Plan
-from ...distribute.pipeline.step_parts import Result, apply_writes, micro_steps
 from ...distribute.step_context import StepContext, current_step
 from ...optimizers.optimizer import apply_contributions
 from ..keras_internals import unpack_x_y_sample_weight
 from ..step.train_step import track_loss
 from ..step.variable_placement import optimizers_of
+from .engine import PipelinedStep
 from .loss import head_of, micro_slices, own_loss, track_single_losses
+from .placement import follow_inputs, move_slots
+from .plan import Plan
+from .step_parts import Result, apply_writes, micro_steps
 
 
 def attach(model: Any) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..step_context import StepContext
-from . import keras_internals
+from ...distribute.pipeline import keras_internals
+from ...distribute.step_context import StepContext
 
 
 class NotedWrites(keras.StatelessScope):

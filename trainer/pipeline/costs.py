@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from . import keras_internals
+from ...distribute.pipeline import keras_internals
 from .graph import Block, Chain
 from .state import NotedWrites
 

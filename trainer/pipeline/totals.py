@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..step_context import StepContext
-from . import keras_internals
+from ...distribute.pipeline import keras_internals
+from ...distribute.step_context import StepContext
 from .graph import Stage
 from .state import NotedWrites, merge, normalizations
 from .tensors import add_gradients, flatten, sum_gradients

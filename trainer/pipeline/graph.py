@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from . import keras_internals
+from ...distribute.pipeline import keras_internals
 
 
 @dataclasses.dataclass(frozen=True)

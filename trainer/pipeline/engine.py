@@ -18,11 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..step_context import StepContext, step_scope
-from . import keras_internals
+from ...distribute.pipeline import keras_internals
+from ...distribute.pipeline.schedule import Job
+from ...distribute.pipeline.simulator import recomputed
+from ...distribute.step_context import StepContext, step_scope
 from .graph import Chain, Stage
-from .schedule import Job
-from .simulator import recomputed
 from .state import NotedWrites, read
 from .step_parts import Head, Pass, Result
 from .tensors import cotangents_of, flatten, identity, join_micro_batches, watch, zero_unless

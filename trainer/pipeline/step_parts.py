@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..step_context import StepContext
+from ...distribute.step_context import StepContext
 from .graph import Stage
 from .state import NotedWrites
 

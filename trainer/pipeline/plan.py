@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from ...distribute.pipeline.partition import balance, stage_costs
+from ...distribute.pipeline.pipeline import Settings, register_planner
+from ...distribute.pipeline.schedule import SCHEDULES, forward_only, peak_activations
+from ...distribute.pipeline.simulator import Simulation, simulate
+from ...distribute.pipeline.timeline import Timeline
 from . import costs as block_costs
 from .costs import BlockCost
 from .graph import Chain, Stage
-from .partition import balance, stage_costs
-from .schedule import SCHEDULES, forward_only, peak_activations
-from .simulator import Simulation, simulate
-from .timeline import Timeline
+from .placement import move_weights
 
 # Weights, gradients, and two slots of an optimizer such as Adam's, in bytes for each byte of a trainable variable.
 _BYTES_PER_WEIGHT_BYTE = 4.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What the user asked of the pipeline; see `Pipeline`."""
-
-    devices: list[str]
-    micro_batches: int
-    schedule: str
-    partition: str | Sequence[Any]
-    cost: str
-    rematerialize: bool
-    memory_limit: float | None
-    replicas: int
-
-    @property
-    def stages(self) -> int:
-        """The number of stages, K."""
-        return len(self.devices) // self.replicas
-
-    def devices_of(self, stage: int) -> list[str]:
-        """The device of a stage in each replica."""
-        return [self.devices[replica * self.stages + stage] for replica in range(self.replicas)]
 
 
 class Plan:
@@ -69,9 +47,8 @@ class Plan:
             stage.devices = settings.devices_of(stage.index)
         self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
         self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
-        self.optimizers: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # those whose slots stand with their weights
+        # Those whose slots are on the devices of their weights.
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def costs(self) -> list[BlockCost]:
@@ -211,3 +188,12 @@ def _in_bytes(size: float) -> str:
 def _table(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _plan(model: Any, settings: Settings, rows: int | None) -> Plan:
+    plan = Plan(model, settings, rows)
+    move_weights(plan.stages)
+    return plan
+
+
+register_planner(_plan)
