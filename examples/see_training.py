@@ -16,7 +16,7 @@ import sklearn.datasets
 import tensorflow as tf
 
 import unisono
-from unisono.cli_report import main as report
+from unisono.commands.report import main as report
 
 
 def make_model(learning_rate: float) -> unisono.Sequential:

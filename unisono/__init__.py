@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import mixed_precision as mixed_precision
     from . import models as models
     from . import optimizers as optimizers
+    from . import trainer as trainer
     from .trainer import Model as Model
     from .trainer import Sequential as Sequential
     from .trainer import adopt as adopt
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .trainer import load_model as load_model
     from .trainer import rowwise as rowwise
 
-_FROM_TRAINER = ("Model", "Sequential", "adopt", "clone_model", "load_model", "rowwise")
 _PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "trainer")
 
 __all__ = [
@@ -43,20 +43,18 @@ __all__ = [
     "rowwise",
 ]
 
-
 if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:
     importlib.import_module(".distribute.workers.cluster_start", __name__).install()
 
+if not TYPE_CHECKING:  # a type checker would take every name for one that is found here
 
-def __getattr__(name: str) -> Any:
-    if name in _FROM_TRAINER:
-        value = getattr(importlib.import_module(".trainer", __name__), name)
-    elif name in _PACKAGES:
-        value = importlib.import_module(f".{name}", __name__)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return importlib.import_module(f".{name}", __name__)
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(".trainer", __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:

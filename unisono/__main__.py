@@ -1,8 +1,8 @@
-"""`python -m unisono`: see `cli`."""
+"""`python -m unisono <command>`: see `commands`."""
 
 import sys
 
-from .cli import main
+from .commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -58,13 +58,13 @@ def test_blocks_of_a_page_run_one_after_another(page, processes, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_exist(page):
-    from unisono.cli import COMMANDS
+    from unisono.commands import COMMANDS
 
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for block in blocks_of((ROOT / page).read_text(encoding="utf-8")):
         for command in re.findall(r"python -m unisono (\w+)", block.code):
             assert command in COMMANDS
-            assert importlib.util.find_spec(f"unisono.cli_{command}") is not None
+            assert importlib.util.find_spec(f"unisono.commands.{command}") is not None
         for target in re.findall(r"^\$? ?make (\w+)", block.code, re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 

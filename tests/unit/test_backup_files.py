@@ -13,7 +13,7 @@ from unisono.callbacks import latest_backup, list_backups, safe_file, verify_che
 from unisono.callbacks.backup.container import NewerFormatError
 from unisono.callbacks.backup.store import BackupStore, backup_paths
 from unisono.callbacks.backup.writer_thread import BackgroundWriter
-from unisono.cli_backups import main
+from unisono.commands.backups import main
 
 
 def failing(error):

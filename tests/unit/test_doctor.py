@@ -5,8 +5,9 @@ import socket
 
 import pytest
 
-from unisono import cli_doctor, doctor
-from unisono.doctor import Finding
+from unisono.commands import doctor as command
+from unisono.commands import findings as doctor
+from unisono.commands.findings import Finding
 
 GOOD = [
     {
@@ -133,13 +134,13 @@ def test_ports_can_be_opened_here():
 
 
 def test_text_marks_problems_and_counts_them():
-    text = cli_doctor.as_text([Finding("a", "x", "1"), Finding("b", "y", "2", problem="Mend it.")])
+    text = command.as_text([Finding("a", "x", "1"), Finding("b", "y", "2", problem="Mend it.")])
     assert " ! y  2" in text and "Mend it." in text and text.endswith("1 problem, marked with !")
 
 
 def test_main_returns_1_for_a_problem_and_prints_json(monkeypatch, capsys):
-    monkeypatch.setattr(cli_doctor, "examine", lambda probe_seconds: [Finding("a", "x", "1", problem="No.")])
-    assert cli_doctor.main(["--json"]) == 1
+    monkeypatch.setattr(command, "examine", lambda probe_seconds: [Finding("a", "x", "1", problem="No.")])
+    assert command.main(["--json"]) == 1
     assert json.loads(capsys.readouterr().out)[0]["problem"] == "No."
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from unisono.cli import main
+from unisono.commands import main
 from unisono.distribute.launcher.output import Output
 from unisono.distribute.launcher.processes import how_it_ended
 from unisono.distribute.launcher.tasks import Layout, free_ports, plan
@@ -101,7 +101,9 @@ def test_how_it_ended_says_status_or_signal(code, words):
 
 
 def test_launcher_does_not_load_tensorflow():
-    code = "import sys, unisono.cli_launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    code = (
+        "import sys, unisono.commands.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
     env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
 

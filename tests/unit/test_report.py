@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from unisono import cli_report
 from unisono.callbacks.json_lines import LineFile, jsonable
 from unisono.callbacks.report import find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
+from unisono.commands import report as command
 
 FACTS = {
     "title": "A <b>bold</b> title",
@@ -163,15 +163,15 @@ def test_find_runs_passes_over_other_json_lines(tmp_path):
 def test_command_makes_the_page_again(tmp_path, capsys):
     write(tmp_path / "one" / "report.jsonl", LINES)
     write(tmp_path / "two" / "report.jsonl", LINES)
-    assert cli_report.main([str(tmp_path)]) == 0
+    assert command.main([str(tmp_path)]) == 0
     assert "2 trainings" in capsys.readouterr().out
     assert "side by side" in (tmp_path / "report.html").read_text()
 
 
 def test_command_without_numbers_or_folder_says_so(tmp_path, capsys):
-    assert cli_report.main([str(tmp_path)]) == 1
+    assert command.main([str(tmp_path)]) == 1
     assert "TrainingReport writes them" in capsys.readouterr().err
-    assert cli_report.main([str(tmp_path / "nowhere")]) == 2
+    assert command.main([str(tmp_path / "nowhere")]) == 2
 
 
 def test_line_file_goes_on_where_a_backup_was_made(tmp_path):

@@ -30,7 +30,7 @@ def devices() -> dict[str, Any]:
     """Devices, their names and memory, and whether half precision is fast on them."""
     import tensorflow as tf
 
-    from .mixed_precision.hardware import CPU_INSTRUCTIONS, cpu_flags, gpu_capabilities, why_slow
+    from ..mixed_precision.hardware import CPU_INSTRUCTIONS, cpu_flags, gpu_capabilities, why_slow
 
     gpus = tf.config.list_physical_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]

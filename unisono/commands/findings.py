@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .distribute.workers.cluster import Cluster, ClusterError, read_cluster
-from .version import __version__
+from ..distribute.workers.cluster import Cluster, ClusterError, read_cluster
+from ..version import __version__
 
 PROBE_SECONDS = 180.0
 CONNECT_SECONDS = 2.0
@@ -144,7 +144,7 @@ def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[list[dict[str
     Returns:
         The lines that it printed before it ended, failed or ran out of time, and why it did not end well ("" if it did).
     """
-    command = [sys.executable, "-m", "unisono.doctor_probe"]
+    command = [sys.executable, "-m", "unisono.commands.doctor_probe"]
     try:
         done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=seconds)
         output, status, errors = done.stdout, done.returncode, done.stderr

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.distribute.launcher.launch import Launcher
-from unisono.distribute.launcher.tasks import Layout
+from ..distribute.launcher.launch import Launcher
+from ..distribute.launcher.tasks import Layout
 
 
 def main(argv: Sequence[str]) -> int:

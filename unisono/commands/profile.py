@@ -1,4 +1,4 @@
-"""`python -m unisono profile`: a profile of workers that are running, from outside."""
+"""`python -m unisono profile`: captures a profile of running workers from another process."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str]) -> int:
-    """Captures for some seconds and writes the profile.
-
-    Returns:
-        0; 1 if a worker could not be reached or nothing was captured.
-    """
+    """Captures and writes the profile; returns 0, or 1 if any worker did not answer."""
     parser = argparse.ArgumentParser(
         prog="python -m unisono profile",
-        description="Capture one profile of running workers whose fit has a unisono.callbacks.Profiler with a port.",
+        description="Capture one profile of running workers. Their fit needs a unisono.callbacks.Profiler with a port.",
     )
     parser.add_argument(
         "--service",
         required=True,
         metavar="HOST:PORT,...",
-        help="addresses of the workers' profilers: worker i listens at the callback's port + i",
+        help="addresses of the workers' profilers: worker i listens at the port of the callback + i",
     )
-    parser.add_argument("--log-dir", type=Path, default=Path("logs"), help="where to write it (default logs)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long to capture (default 2)")
+    parser.add_argument(
+        "--log-dir", type=Path, default=Path("logs"), help="where to write it (default: logs)"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long to capture (default: 2)")
     options = parser.parse_args(argv)
     addresses = [address.strip().removeprefix("grpc://") for address in options.service.split(",")]
     for address in addresses:
@@ -44,21 +42,19 @@ def _capture(addresses: list[str], log_dir: Path, seconds: float) -> int:
 
     service = ",".join(f"grpc://{address}" for address in addresses)
     before = set(log_dir.rglob("*.xplane.pb"))
+    problem = ""
     try:
         tf.profiler.experimental.client.trace(service, str(log_dir.absolute()), int(1000 * seconds))
     except tf.errors.OpError as error:
         reason = str(error.message).strip().splitlines() or [type(error).__name__]
-        print(
-            f"unisono profile: nothing was captured from {', '.join(addresses)}: {reason[0]}", file=sys.stderr
-        )
-        return 1
+        problem = f"nothing was captured from {', '.join(addresses)}: {reason[0]}"
     files = sorted(set(log_dir.rglob("*.xplane.pb")) - before)
-    if len(files) < len(addresses):
-        print(
-            f"unisono profile: {len(files)} of {len(addresses)} workers answered: see that each is at work in fit, with "
-            f"a Profiler that has a port, and that the ports are right.",
-            file=sys.stderr,
+    if not problem and len(files) < len(addresses):
+        problem = (
+            f"{len(files)} of {len(addresses)} workers answered: check that each is running fit with a Profiler that "
+            "has a port, and that the ports are right."
         )
-    for file in files:
-        print(file)
-    return 0 if files and len(files) >= len(addresses) else 1
+    print(*files, sep="\n", end="\n" if files else "")
+    if problem:
+        print(f"unisono profile: {problem}", file=sys.stderr)
+    return int(bool(problem))

@@ -7,20 +7,16 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from .doctor import PROBE_SECONDS, Finding, examine
+from .findings import PROBE_SECONDS, Finding, examine
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what was found.
-
-    Args:
-        argv: list of str; the arguments after `doctor`.
-
-    Returns:
-        int; 0 if nothing is wrong, 1 if something is.
-    """
-    parser = argparse.ArgumentParser(prog="python -m unisono doctor", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON, for machines")
+    """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
+    parser = argparse.ArgumentParser(
+        prog="python -m unisono doctor",
+        description="Show what this machine offers for training, and what is wrong with it.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON, for other programs")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -34,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps([dataclasses.asdict(f) for f in findings], indent=1))
     else:
         print(as_text(findings))
-    return 1 if any(f.problem for f in findings) else 0
+    return int(any(f.problem for f in findings))
 
 
 def as_text(findings: Sequence[Finding]) -> str:
@@ -45,11 +41,8 @@ def as_text(findings: Sequence[Finding]) -> str:
         if f.section != section:
             section = f.section
             lines.append(f"\n{section}" if lines else section)
-        mark = "!" if f.problem else " "
-        lines.append(f" {mark} {f.name:{width}}  {f.value}")
+        lines.append(f" {'!' if f.problem else ' '} {f.name:{width}}  {f.value}")
         lines.extend(f"   {'':{width}}  {text}" for text in (f.problem, f.note) if text)
     problems = sum(bool(f.problem) for f in findings)
-    summary = (
-        "nothing is wrong" if not problems else f"{problems} problem{'s' * (problems > 1)}, marked with !"
-    )
+    summary = f"{problems} problem{'s' * (problems > 1)}, marked with !" if problems else "nothing is wrong"
     return "\n".join([*lines, "", summary])

@@ -1,0 +1,46 @@
+"""The command line: `python -m unisono <command>`. Each command is a module here, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ..version import __version__
+
+COMMANDS = {
+    "launch": "start the workers of a cluster on this machine and run a script on them",
+    "backups": "list backups and checkpoints, and check every byte of them",
+    "profile": "capture a profile of running workers from another process",
+    "report": "write the page of a training again, or compare several trainings",
+    "doctor": "show what this machine offers for training, and what is wrong with it",
+}
+_USAGE = "\n".join(
+    [
+        "usage: python -m unisono <command> [options]\n\ncommands:",
+        *(f"  {name:10}{what}" for name, what in COMMANDS.items()),
+        "\n`python -m unisono <command> --help` explains a command; `--version` prints the version.",
+    ]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: the command and its arguments; None: those of this process.
+
+    Returns:
+        The exit status.
+    """
+    command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
+    if command in COMMANDS:
+        return importlib.import_module(f".{command}", __package__).main(rest)
+    if command == "--version":
+        print(__version__)
+        return 0
+    if command not in ("", "-h", "--help", "help"):
+        print(f"unisono: `{command}` is not a command.\n\n{_USAGE}", file=sys.stderr)
+        return 2
+    print(_USAGE)
+    return 0 if command else 2

@@ -1,0 +1,72 @@
+"""`python -m unisono backups DIR`: which backups and checkpoints there are, and whether they are intact."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..callbacks import BackupInfo
+
+ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3
+
+
+def main(argv: list[str]) -> int:
+    """Prints one line for each file after checking every byte of it; returns the status that `--help` explains."""
+    parser = argparse.ArgumentParser(
+        prog="python -m unisono backups",
+        description="List backups and checkpoints, and check every byte of them. Nothing is changed.",
+        epilog="Exit status: 0: every file is good; 1: no file is good; 2: there is no such directory; 3: some files "
+        "are good, others are damaged, missing or of a newer version.",
+    )
+    parser.add_argument(
+        "directory", type=Path, help="the directory given to BackupAndRestore or ModelCheckpoint"
+    )
+    directory = parser.parse_args(argv).directory
+    if not directory.is_dir():
+        print(f"There is no directory {directory}.")
+        return NO_DIRECTORY
+    from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
+    from ..callbacks.safe_file import SUM_SUFFIX, verify_sum
+
+    backups = list_backups(directory)
+    sums = sorted(directory.glob(f"*{SUM_SUFFIX}"))
+    if not backups and not sums:
+        print(f"There are no backups in {directory}.")
+        return NONE_GOOD
+    good = _print_backups(backups) if backups else 0
+    for path in (sum_file.with_name(sum_file.name.removesuffix(SUM_SUFFIX)) for sum_file in sums):
+        intact = path.exists() and bool(verify_sum(path))
+        size = _size(path.stat().st_size) if path.exists() else ""
+        print(f"{path.name}  {size}  {'good' if intact else 'damaged' if path.exists() else 'missing'}")
+        good += intact
+    if good == len(backups) + len(sums):
+        return ALL_GOOD
+    return SOME_GOOD if good else NONE_GOOD
+
+
+def _print_backups(backups: list[BackupInfo]) -> int:
+    header = ("backup", "epoch", "step", "total steps", "time", "size", "state")
+    rows = [header, *map(_row, backups)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    for problem in filter(None, (info.problem for info in backups)):
+        print(problem)
+    return sum(info.status == "good" for info in backups)
+
+
+def _row(info: BackupInfo) -> tuple[str, ...]:
+    when = "" if info.time is None else f"{datetime.datetime.fromtimestamp(info.time):%Y-%m-%d %H:%M:%S}"
+    numbers = ("" if n is None else str(n) for n in (info.epoch, info.step, info.total_steps))
+    return (info.path.name, *numbers, when, _size(info.size), info.status)
+
+
+def _size(size: int) -> str:
+    if size < 1000:
+        return f"{size} B"
+    power = min(int(math.log10(size)) // 3, 3)
+    return f"{size / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"

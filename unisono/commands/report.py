@@ -1,0 +1,44 @@
+"""`python -m unisono report`: the page of a training, written again from its numbers, or of several side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the page and prints its path; returns 0, 1 if there are no numbers, 2 if there is no such file or folder."""
+    parser = argparse.ArgumentParser(
+        prog="python -m unisono report",
+        description="Write the page of a training again from its numbers, or one page that compares several.",
+    )
+    runs_help = "folders with the .jsonl files of TrainingReport, or such files"
+    output_help = "the page to write (default: report.html in the first folder)"
+    parser.add_argument("runs", type=Path, nargs="+", help=runs_help)
+    parser.add_argument("-o", "--output", type=Path, help=output_help)
+    options = parser.parse_args(argv)
+    for place in options.runs:
+        if not place.exists():
+            return _failed(f"{place} does not exist.", 2)
+    from ..callbacks.report import find_runs, render  # imports TensorFlow, which `--help` need not wait for
+
+    try:
+        found = [run for place in options.runs for run in find_runs(place)]
+    except ValueError as error:
+        return _failed(str(error), 1)
+    if not found:
+        places = ", ".join(map(str, options.runs))
+        return _failed(f"there are no numbers of a training in {places}: TrainingReport writes them.", 1)
+    first = options.runs[0]
+    output = options.output or (first if first.is_dir() else first.parent) / "report.html"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(render(found), encoding="utf-8")
+    print(f"{output}: {len(found)} training{'s' * (len(found) > 1)}")
+    return 0
+
+
+def _failed(message: str, status: int) -> int:
+    print(f"unisono report: {message}", file=sys.stderr)
+    return status
