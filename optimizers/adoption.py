@@ -1,28 +1,26 @@
-"""Our classes, made from Keras' classes and from users' own.
+"""Which class of ours replaces a class of Keras optimizers, and the conversion of existing optimizers.
 
-`class_for(cls)` stands between `cls` and Keras' base class in the order in which methods are looked up: what `cls`
-overrides keeps working and what it inherits is ours. So a subclass's own `update_step`, `apply` or `_backend_update_step`
-calls our methods with `super()`.
+`class_for(cls)` is placed between `cls` and Keras' base class in the method resolution order: what `cls` overrides keeps
+working and what it inherits is ours. A subclass's own `update_step`, `apply` or `_backend_update_step` therefore reaches
+our methods with `super()`.
+
+The classes written by hand (the base class, and those of Keras' optimizers that wrap others) register themselves here, so
+this module imports none of them.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import keras
 
 from .keras_internals import save_as, unpickle
-from .optimizer import Optimizer
 
-_classes: dict[type, type] = {keras.optimizers.Optimizer: Optimizer}
-
-_homes = {keras.optimizers.LossScaleOptimizer: "..mixed_precision"}
-"""Classes that a package above this one registers (`register_class`); it is imported when such a class is asked for."""
+_classes: dict[type, type] = {}
 
 
 def class_for(cls: type) -> type:
-    """The class with our pipeline for any class of Keras optimizers; made once.
+    """The class with our stages for any class of Keras optimizers; made once.
 
     Args:
         cls: `keras.optimizers.Optimizer` or a subclass of it.
@@ -31,34 +29,26 @@ def class_for(cls: type) -> type:
         A subclass of `cls` and of `unisono.optimizers.Optimizer`; `cls` itself if it is one already. Its instances are
         saved as those of `cls`, so that plain Keras opens them.
     """
-    if issubclass(cls, Optimizer):
+    if issubclass(cls, _classes[keras.optimizers.Optimizer]):
         return cls
-    if cls in _homes and cls not in _classes:
-        importlib.import_module(_homes[cls], __package__)
     if cls not in _classes:
         parent = next(base for base in cls.__mro__[1:] if issubclass(base, keras.optimizers.Optimizer))
-        own = _make(cls, class_for(parent))
-        save_as(own, cls)
-        _classes[cls] = own
+        names = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        register_class(cls, type(cls.__name__, (cls, class_for(parent)), names))
     return _classes[cls]
 
 
 def register_class(cls: type, own: type) -> None:
-    """Makes `own`, written by hand, the class that `class_for` and `adopt` give for `cls`; it is saved as `cls` is."""
+    """Makes `own` the class that `class_for` and `adopt` give for `cls`; it is saved as `cls` is."""
     save_as(own, cls)
     _classes[cls] = own
 
 
-def _make(cls: type, parent: type) -> type:
-    names = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (cls, parent), names)
-
-
 def publish(cls: type, module: str) -> type:
-    """Our class for a class of Keras', as a public class of `module`.
+    """Our class for one of Keras' classes, as a public class of `module`.
 
-    With a transformer or an aggregator an instance is saved as `unisono>Name`, which plain Keras refuses to open without
-    us, rather than as an optimizer that would train differently.
+    An instance with a transformer or an aggregator is saved as `unisono>Name`, which plain Keras refuses to open without
+    unisono; as Keras' own class it would silently train differently.
     """
     own = class_for(cls)
     own.__module__ = module
@@ -75,30 +65,30 @@ def publish(cls: type, module: str) -> type:
 
 
 def adopt(optimizer: Any) -> Any:
-    """Gives an instance of any Keras optimizer our pipeline, in place; its slots and settings stay.
+    """Converts an instance of any Keras optimizer in place, so that it runs our stages; slots and settings are kept.
 
     Args:
-        optimizer: any `keras.optimizers.Optimizer`, a subclass of the user's own or a built one included; or what
+        optimizer: any `keras.optimizers.Optimizer`, including user-defined subclasses and built instances; or what
             `keras.optimizers.get` takes.
 
     Returns:
         The same instance, now a `unisono.optimizers.Optimizer`.
 
     Raises:
-        ValueError: it is no optimizer.
+        ValueError: it is not an optimizer.
 
     Context: host.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer = keras.optimizers.get(optimizer)
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
+    if optimizer is not None and type(optimizer) is not class_for(type(optimizer)):
         optimizer.__class__ = class_for(type(optimizer))
         optimizer.on_adopted()
     return optimizer
 
 
 def rebuild(buffer: Any) -> Any:
-    """What a copied or unpickled optimizer is made with; `buffer` is what Keras' pickling wrote."""
+    """Makes a copied or unpickled optimizer; `buffer` is what Keras' pickling wrote."""
     return adopt(unpickle(buffer))
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..distribute.parameter_servers.shards import register_shards, slots_beside
 from ..distribute.replicas import local_copy
+from .adoption import register_class
 from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .gradients import compute_gradients
 from .replica_rule import ReplicaRule
@@ -298,3 +299,6 @@ def _check_stage(stage: Any, argument: str) -> None:
         raise ValueError(
             f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {stage!r}"
         )
+
+
+register_class(keras.optimizers.Optimizer, Optimizer)

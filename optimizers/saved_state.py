@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from .adoption import rebuild
+
 
 class SavedState(keras.optimizers.Optimizer):
     """The state and the configuration of an optimizer. Context: its methods run on the host."""
@@ -63,9 +65,7 @@ class SavedState(keras.optimizers.Optimizer):
         return super().from_config(config, custom_objects=custom_objects)
 
     def __reduce__(self) -> Any:
-        """Copies keep the pipeline: what is saved as Keras' is adopted again."""
-        from .adoption import rebuild
-
+        """Copies keep our stages: what is saved as a Keras optimizer is adopted again."""
         return rebuild, super().__reduce__()[1]
 
 
