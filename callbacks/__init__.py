@@ -21,7 +21,7 @@ from .backup.container import DamagedFileError, NewerFormatError
 from .backup.snapshot import BackupMismatchError
 from .backup.store import BackupInfo, latest_backup, list_backups, read_backup
 from .diagnosis.anomaly_report import AnomalyReport, AnomalyWarning
-from .diagnosis.diagnosis import (
+from .diagnosis.slow_training import (
     Diagnosis,
     DiagnosisWarning,
     RetracingWarning,

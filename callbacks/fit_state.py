@@ -1,12 +1,41 @@
-"""Where a running `fit` stands: what the loop tells callbacks, and what they may tell the loop."""
+"""Where a running `fit` is: what the loop tells callbacks, and what they may tell the loop."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
-from .times import Times
+
+class Times:
+    """A stopwatch with named laps. The loop calls `lap` after each part of its work; callbacks read `seconds`.
+
+    Args:
+        clock: () -> float; seconds.
+
+    Attributes:
+        seconds: dict from the name of a part to the seconds spent in it so far. The loop's parts are "input" (waiting for
+            batches), "compute" (the compiled function, until its logs are numbers), "callbacks", "validation" and
+            "other" (building, resetting metrics, the beginning of an epoch).
+
+    >>> now = iter([0.0, 2.0, 5.0, 6.0])
+    >>> times = Times(clock=lambda: next(now))
+    >>> times.lap("input"); times.lap("compute"); times.lap("input")
+    >>> times.seconds
+    {'input': 3.0, 'compute': 3.0}
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last = clock()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """Counts the time since the last lap as `part`."""
+        now = self._clock()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
 
 
 @dataclasses.dataclass
@@ -14,25 +43,25 @@ class FitState:
     """The calendar of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
 
     Attributes:
-        epoch: int; the epoch under way, 0-based.
+        epoch: int; the current epoch, 0-based.
         step: int; steps of this epoch that are done. Callbacks read it at any hook; `BackupAndRestore` sets `epoch` and
             `step` in `on_train_begin` when it resumes.
         epochs: int; the epoch at which `fit` ends.
         steps_per_epoch: int or None while unknown.
-        source: the input (`trainer.sources.base.Source`): `state()` and `restore(state)` are its position.
+        source: the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position.
         callbacks: list of the callbacks of this `fit`, History included.
         plan: dict of JSON values; the choices of the loop (steps per execution, how it is compiled) that a resumed run
             must repeat.
         step_logs: dict; the logs of the last step of this epoch that is done.
-        epoch_logs: dict; the logs of the part of the epoch that is done, for a validation that was interrupted.
-        after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume in mid-epoch
-            sets here what that hook would otherwise have changed.
+        epoch_logs: dict; the logs of the training steps of this epoch, for a validation that was interrupted.
+        after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume within an epoch
+            uses it to restore what that hook would otherwise have changed.
         chief: bool; whether this process writes files.
-        execution: the execution that ran last, or runs: its `chunks` (`trainer.sources.base.Chunk`) hold its batches.
+        execution: the current or the last execution: its `chunks` hold its batches.
         times: where the time of this `fit` goes.
         save_and_exit: the reason for which training should save and stop at the next step, on all workers.
         asked_to_exit: set by a signal handler: the reason for which this process was asked to.
-        settles_exit: bool; whether the loop makes the one from the other, at the same step on all workers.
+        settles_exit: bool; whether the loop turns `asked_to_exit` into `save_and_exit`, at the same step on all workers.
     """
 
     epoch: int = 0

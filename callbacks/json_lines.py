@@ -1,4 +1,4 @@
-"""Logs for machines: one JSON object per line, that a resumed run continues where its backup was made."""
+"""Logs for programs: one JSON object per line; a resumed run continues where its backup was made."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..distribute.arguments import whole_number
+
 
 class LineFile:
-    """A file of JSON lines. Each line is flushed whole; a new run begins it anew, a resumed one goes on.
+    """A file of JSON lines. Each line is flushed whole; a new run overwrites the file, a resumed one continues it.
 
     Args:
         path: of the file; its directory is made when the first line is written.
@@ -27,7 +29,7 @@ class LineFile:
         self._stream: Any = None
 
     def continue_at(self, size: int) -> bool:
-        """Keeps the first `size` bytes that are there; False, and no change, once a line has been written."""
+        """Keeps the first `size` bytes of the existing file; False, and no change, once a line has been written."""
         if self._stream is not None:
             return False
         self._keep = min(size, self.path.stat().st_size) if self.path.exists() else 0
@@ -50,14 +52,14 @@ class LineFile:
         self._stream.flush()
 
     def close(self) -> None:
-        """Ends the file; a next line would begin it anew."""
+        """Closes the file; a further line would overwrite it."""
         if self._stream is not None:
             self._stream.close()
         self._stream, self._keep = None, 0
 
 
 def jsonable(value: Any) -> Any:
-    """`value` in JSON's types; numbers that are not finite as "nan", "inf" and "-inf", which `float` reads.
+    """`value` in JSON's types; numbers that are not finite become "nan", "inf" and "-inf", which `float` reads.
 
     >>> jsonable({"loss": np.float32(0.5), "bad": float("nan"), "shape": (2, None)})
     {'loss': 0.5, 'bad': 'nan', 'shape': [2, None]}
@@ -79,10 +81,10 @@ class JSONLines(keras.callbacks.Callback):
     """Writes the logs as JSON lines: `{"epoch": 0, "step": 100, "time": ..., "loss": ...}`.
 
     With several workers the chief writes. After a resume by `BackupAndRestore` the lines after the backup are dropped, so
-    that no step is there twice.
+    that no step appears twice.
 
     Args:
-        path: of the file; an existing one is begun anew.
+        path: of the file; an existing one is overwritten.
         every: "epoch", or int: also after so many steps of an epoch (with "steps": true in the line).
         clock: () -> float; seconds since 1970.
     """
@@ -94,9 +96,7 @@ class JSONLines(keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ValueError(f'every ({every!r}) must be "epoch" or a number of steps of at least 1.')
-        self._every = None if isinstance(every, str) else every
+        self._every = None if every == "epoch" else whole_number("every", every)
         self._file = LineFile(path)
         self._clock = clock
         self._epoch = 0
@@ -110,7 +110,7 @@ class JSONLines(keras.callbacks.Callback):
         return {"size": self._file.size}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """On resume: goes on there."""
+        """On resume: continues the file there."""
         self._file.continue_at(state["size"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -125,10 +125,6 @@ class JSONLines(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the line of the epoch."""
         self._write({"epoch": epoch, "step": self.model.fit_state.step}, logs)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Closes the file."""
-        self._file.close()
 
     def on_fit_exit(self) -> None:
         """Closes the file, also after an error."""

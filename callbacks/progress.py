@@ -84,10 +84,6 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._first_epoch = True
         self._chief = True
 
-    def steps_to_wake(self, step: int) -> int | None:
-        """Never: the end of whatever execution runs is often enough."""
-        return None
-
     def set_params(self, params: dict[str, Any]) -> None:
         """Takes `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
         super().set_params(params)

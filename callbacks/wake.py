@@ -1,4 +1,4 @@
-"""When a callback wants to be called: so that many steps can run in one execution and nobody misses anything."""
+"""When a callback must be called, so that many steps run in one execution and no callback misses anything."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-# In a validation these look at whatever has been done when an execution ends; so do backups, which run last.
+# These need only the state at the end of whatever execution runs; our own say so with `waits_for_executions`.
 _WAIT_FOR_EXECUTIONS = (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -18,8 +18,9 @@ _BATCH_HOOKS = {
 def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
     """The number of steps after which the per-batch hooks of `callback` must be called.
 
-    A callback of ours answers with its own `steps_to_wake(step)`. One that overrides a per-batch hook without such a
-    method is called on every batch; one that overrides none need not be woken before the end of the epoch.
+    In training a callback can answer with its own `steps_to_wake(step)`; in every phase one with the attribute
+    `waits_for_executions` is called whenever an execution ends. Any other callback that overrides a per-batch hook is
+    called at every batch, and one that overrides none is not needed before the end of the epoch.
 
     Args:
         callback: `keras.callbacks.Callback`.
@@ -30,19 +31,17 @@ def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
         int of at least 1, or None: not in this epoch.
     """
     if phase == "train":
-        own = getattr(callback, "steps_to_wake", None)
-        if own is not None:
-            return own(step)
-        known = _KERAS_CALLBACKS.get(type(callback))
-        if known is not None:
-            return known(callback, step)
-    elif type(callback) in _WAIT_FOR_EXECUTIONS or any(
-        getattr(callback, name, False) for name in ("runs_last", "waits_for_executions")
-    ):
+        if hasattr(callback, "steps_to_wake"):
+            return callback.steps_to_wake(step)
+        if type(callback) is keras.callbacks.ModelCheckpoint:
+            return _model_checkpoint(callback)
+        if type(callback) is keras.callbacks.TensorBoard:
+            return _tensor_board(callback)
+    elif getattr(callback, "runs_last", False):  # a backup in a validation is made where an execution ends
         return None
-    if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]):
-        return 1
-    return None
+    if type(callback) in _WAIT_FOR_EXECUTIONS or getattr(callback, "waits_for_executions", False):
+        return None
+    return 1 if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]) else None
 
 
 def _overrides(callback: Any, hook: str) -> bool:
@@ -54,27 +53,13 @@ def _overrides(callback: Any, hook: str) -> bool:
     )
 
 
-def _model_checkpoint(callback: Any, step: int) -> int | None:
+def _model_checkpoint(callback: Any) -> int | None:
     if callback.save_freq == "epoch":
         return None
     return max(1, callback.save_freq - callback._batches_seen_since_last_saving)
 
 
-def _tensor_board(callback: Any, step: int) -> int | None:
+def _tensor_board(callback: Any) -> int | None:
     if callback.update_freq == "epoch" and not callback._should_trace and not callback.write_steps_per_second:
         return None
     return 1
-
-
-def _lambda_callback(callback: Any, step: int) -> int | None:
-    return 1 if any(hook in vars(callback) for hook in _BATCH_HOOKS["train"]) else None
-
-
-_KERAS_CALLBACKS = {
-    keras.callbacks.History: lambda callback, step: None,
-    keras.callbacks.ProgbarLogger: lambda callback, step: None,
-    keras.callbacks.TerminateOnNaN: lambda callback, step: 1,
-    keras.callbacks.ModelCheckpoint: _model_checkpoint,
-    keras.callbacks.TensorBoard: _tensor_board,
-    keras.callbacks.LambdaCallback: _lambda_callback,
-}

@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: a run that is killed and started again ends with the bits of the run left alone."""
+"""`BackupAndRestore`: a run that is killed and started again ends with the same bits as a run that was not."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 
 import keras
 
-from . import interruption, worker_agreement
+from ...distribute.arguments import whole_number
+from ...distribute.workers.agreement import exchange, gather_json
+from . import interruption
 from . import snapshot as fit_snapshot
 from .save_schedule import SaveSchedule
-from .store import BackupStore
+from .store import BackupStore, read_backup
 from .variable_state import HostBuffers
 from .writer_thread import BackgroundWriter
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves the whole state of training while it runs; the same script, run again, takes it up again.
+    """Saves the whole state of training while it runs; the same script, run again, resumes it.
 
-    It holds the model, the optimizer with slots, loss scale, accumulators and moving averages, the random
-    generators, the position in the data, the metrics of the epoch under way, History and what the callbacks
-    remember. `fit` in the restarted script goes on at the step after the last save.
-    `docs/guides/checkpoints.md` has the file format.
+    A backup holds the model; the optimizer with its slots, loss scale, accumulators and moving averages; the random
+    generators; the position in the data; the metrics of the current epoch; History; and the state of the callbacks.
+    `fit` in the restarted script continues at the step after the last save. `docs/guides/checkpoints.md` describes the
+    file format.
 
     Args:
-        directory: where the backups stand; made if missing; a directory of its own for each training. All
-            workers must see it; the chief alone writes.
-        save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a
-            text such as "30s" or "10min"; or False: before preemption only.
-        keep: int; backups that stay. The newest good one is used, the others are for the case that it is
-            damaged.
-        save_before_preemption: on SIGTERM save at the next step and exit with status 143; on Ctrl-C save and
-            raise `KeyboardInterrupt`. In the main thread only.
-        delete_when_done: remove the backups when `fit` has come to its end.
-        background: write in a thread while training goes on. A save first waits for the one before it. What
-            goes wrong is raised at the next step at which the callback is called, at the latest at the end of
-            `fit`.
+        directory: where backups are stored; created if missing. Use a separate directory for each training. All workers
+            must see it; only the chief writes.
+        save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
+            such as "30s" or "10min"; or False: only before preemption.
+        keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
+        save_before_preemption: on SIGTERM, save at the next step and exit with status 143; on Ctrl-C, save and raise
+            `KeyboardInterrupt`. In the main thread only.
+        delete_when_done: remove the backups when `fit` has finished.
+        background: write in a thread while training goes on. A save first waits for the previous one. Errors are raised
+            at the next step at which the callback is called, at the latest at the end of `fit`.
         backup_dir: Keras' name for `directory`.
         double_checkpoint: Keras' name: True is `keep=2`, False `keep=1`.
         delete_checkpoint: Keras' name for `delete_when_done`.
@@ -48,14 +48,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         saves: int; backups that were begun in this `fit`.
 
     Raises:
-        ValueError: an argument is wrong; or, as `BackupMismatchError` when `fit` begins, the backup is of
-            another model, optimizer or data set.
-        SaveError: (an `OSError`) the directory cannot be written; what was saved before is as it was.
-        NewerFormatError: the newest backup is of a newer version of unisono.
+        ValueError: an argument is wrong; or, as `BackupMismatchError` when `fit` begins, the backup belongs to another
+            model, optimizer or data set.
+        SaveError: (an `OSError`) the directory cannot be written; earlier backups are unchanged.
+        NewerFormatError: a newer version of unisono wrote the newest backup.
     """
 
-    # The loop calls this callback after all others: a backup holds what they have done at the same hook.
-    runs_last = True
+    runs_last = (
+        True  # the loop calls it after all others: a backup holds what they have done at the same hook
+    )
 
     def __init__(
         self,
@@ -74,16 +75,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         directory = directory if directory is not None else backup_dir
         if not directory:
             raise ValueError(
-                f"Empty `backup_dir` argument passed: directory is {directory!r}; give a directory."
+                f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
             )
         if "://" in os.fspath(directory):
             raise ValueError(
-                f"directory ({directory}) must be in a local or mounted file system: renames must be safe."
+                f"`directory` must be in a local or mounted file system, where renaming is safe. Received: {directory}"
             )
         if double_checkpoint is not None or isinstance(keep, bool):
             keep = 2 if (keep if double_checkpoint is None else double_checkpoint) else 1
-        if not isinstance(keep, int) or keep < 1:
-            raise ValueError(f"keep ({keep!r}) must be an int of at least 1.")
         self.directory = Path(directory)
         self.schedule = SaveSchedule.parse(save_freq)
         self.save_before_preemption = save_before_preemption
@@ -92,20 +91,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.stall_seconds = 0.0
         self.saves = 0
         self._clock = time.monotonic
-        self._store = BackupStore(self.directory, keep)
+        self._store = BackupStore(self.directory, whole_number("keep", keep))
         self._writer = BackgroundWriter()
         self._buffers = HostBuffers()
         self._handlers = interruption.InterruptionHandlers()
         self._running = False
         self._before_validation: dict[str, Any] | None = None
-        self._current_epoch = 0  # the names under which Keras' callback tells how far the last fit came
+        self._current_epoch = 0  # the names under which Keras' callback says how far the last fit got
         self._last_batch_seen = 0
         self._steps_before_epoch = 0
         self._saved_at_step = 0
         self._saved_at_time = 0.0
 
     def steps_to_wake(self, step: int) -> int | None:
-        """The loop's question: after how many steps to call `on_train_batch_end`; None: at any time."""
+        """The number of steps after which the loop must call `on_train_batch_end`; None: at any time."""
         return self.schedule.steps_to_wake(self._steps_before_epoch + step)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
@@ -124,8 +123,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not getattr(fit_state.source, "rewinds", True):
             warnings.warn(
                 "The training data comes from a Python generator, which cannot be rewound: a resumed training draws "
-                "from a new one and drops the batches that were used, which is right only if the new one yields the "
-                "same batches. Give a keras.utils.PyDataset or a tf.data.Dataset to resume to the bit in any case."
+                "from a new generator and skips the batches already used, which is right only if the new one yields "
+                "the same batches. Use a keras.utils.PyDataset or a tf.data.Dataset to resume to the bit in any case."
             )
         self._saved_at_time = self._clock()
         self._before_validation = None
@@ -134,44 +133,39 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._handlers.install(fit_state)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Saves if it is time, and stops training if that was asked for."""
+        """Saves if a backup is due, and stops training if that was requested."""
         self._writer.raise_error()
         fit_state = self.model.fit_state
         steps = self._steps_before_epoch + fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
-        if self.schedule.due(steps, self._saved_at_step, self._seconds_since_save()):
+        if self._is_due(steps):
             self._save(fit_state.epoch, fit_state.step, steps)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Saves the beginning of the next epoch, if it is time."""
+        """Saves the beginning of the next epoch, if a backup is due."""
         self._writer.raise_error()
         fit_state = self.model.fit_state
         self._steps_before_epoch += fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(epoch + 1, 0)
         last = epoch + 1 >= fit_state.epochs or bool(getattr(self.model, "stop_training", False))
-        steps, waited = self._steps_before_epoch, self._seconds_since_save()
-        if (
-            self.schedule.unit == "epoch"
-            or self.schedule.due(steps, self._saved_at_step, waited)
-            or (last and not self.delete_when_done)
-        ):
-            self._save(epoch + 1, 0, steps)
+        due = self._is_due(self._steps_before_epoch)  # every worker must ask
+        if due or self.schedule.unit == "epoch" or (last and not self.delete_when_done):
+            self._save(epoch + 1, 0, self._steps_before_epoch)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
-        """Remembers what a repeated validation must begin with."""
+        """Captures what a repeated validation must begin with."""
         if self._running:
             self._before_validation = fit_snapshot.validation_start(self.model)
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Stops a validation if that was asked for."""
+        """Stops a validation if that was requested."""
         if self._running and self.model.fit_state.save_and_exit:
-            fit_state = self.model.fit_state
-            self._save_and_stop(fit_state.epoch, fit_state.step)
+            self._save_and_stop(self.model.fit_state.epoch, self.model.fit_state.step)
 
     def on_test_end(self, logs: dict | None = None) -> None:
-        """Forgets it."""
+        """Discards what `on_test_begin` captured."""
         self._before_validation = None
 
     def on_train_end(self, logs: dict | None = None) -> None:
@@ -181,7 +175,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._store.delete_all()
 
     def on_fit_exit(self, raise_errors: bool = False) -> None:
-        """Gives signals, memory and the thread back. The loop calls it however `fit` ends."""
+        """Releases signals, memory and the thread. The loop calls it however `fit` ends."""
         self._running = False
         fit_state = self.model.fit_state
         trained = bool(fit_state.steps_per_epoch) and fit_state.step >= fit_state.steps_per_epoch
@@ -198,7 +192,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _resume(self, fit_state: Any) -> None:
         path, content, problems = self._newest_good()
         for problem in problems:
-            warnings.warn(f"{problem} It is passed over.")
+            warnings.warn(f"{problem} It is skipped.")
         if content is None:
             if problems:
                 warnings.warn(f"No backup in {self.directory} is good: training starts from the beginning.")
@@ -217,55 +211,45 @@ class BackupAndRestore(keras.callbacks.Callback):
             _announce(path, content, fit_state, left_over)
 
     def _after_epoch_begin(self, content: dict[str, Any]) -> None:
-        """Within an epoch: once more, because `on_epoch_begin` may have changed something."""
+        """Within an epoch: restores again, because `on_epoch_begin` may have changed something."""
         fit_snapshot.restore_values(content, self.model, self.model.fit_state)
         self.model.stop_training = content["calendar"]["stop_training"]
 
     def _newest_good(self) -> tuple[Path | None, Any, list[str]]:
-        """On every worker what the chief found: the workers must not resume from different steps."""
-        strategy = self.model.distribute_strategy
-        if worker_agreement.num_workers(strategy) == 1:
-            return self._store.newest_good()
-        found: tuple[Path | None, Any, list[str]] = (None, None, [])
+        """What the chief finds, on every worker: all must resume from the same step."""
         if self.model.fit_state.chief:
             found = self._store.newest_good()
-        name = next(
-            filter(None, worker_agreement.gather_bytes(strategy, str(found[0] or "").encode())), b""
-        ).decode()
-        if name and not self.model.fit_state.chief:
-            found = Path(name), self._store.read(self.directory / Path(name).name), []
-        return found
+            gather_json(found[0].name if found[0] else None, self.model.distribute_strategy)
+            return found
+        name = gather_json(None, self.model.distribute_strategy)[0]
+        path = self.directory / name if name else None
+        return path, read_backup(path)[1] if path else None, []
 
-    def _seconds_since_save(self) -> float:
-        """By the clock of whichever worker is ahead; all workers ask at the same steps."""
-        if self.schedule.unit != "seconds":
-            return 0.0
-        passed = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
-        return worker_agreement.largest(self.model.distribute_strategy, passed)
+    def _is_due(self, steps: int) -> bool:
+        """Whether to save now, by the clock of whichever worker is ahead; all workers ask at the same steps."""
+        waited = 0.0
+        if self.schedule.unit == "seconds":
+            mine = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
+            waited = max(row[0] for row in exchange([mine], self.model.distribute_strategy))
+        return self.schedule.due(steps, self._saved_at_step, waited)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self.model.fit_state.save_and_exit
         self._save(epoch, step, self._steps_before_epoch + step)
         self._writer.wait()
-        # A worker that went first would look to the others as if it had died.
-        worker_agreement.meet(self.model.distribute_strategy)
+        # Leave together: a worker that exits first would look to the others as if it had died.
+        exchange([0.0], self.model.distribute_strategy)
         self._handlers.remove()
         interruption.stop(reason)
 
     def _save(self, epoch: int, step: int, steps: int) -> None:
         begin = self._clock()
         self._writer.wait()
-        fit_state = self.model.fit_state
         content, summary = fit_snapshot.capture(
-            self.model,
-            fit_state,
-            epoch,
-            step,
-            self._buffers,
-            counters={"steps_before_epoch": self._steps_before_epoch},
-            before_validation=self._before_validation,
+            self.model, self.model.fit_state, epoch, step, self._buffers, self._before_validation
         )
-        if fit_state.chief:
+        content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
+        if self.model.fit_state.chief:
             self._writer.submit(lambda: self._store.write(content, summary))
             if not self.background:
                 self._writer.wait()
@@ -283,11 +267,11 @@ def _announce(path: Any, content: dict[str, Any], fit_state: Any, left_over: lis
     }
     calendar, by = content["calendar"], getattr(fit_state.source, "resume_by", "")
     if by == "iterator" and "iterator" not in content["workers"][0]["source"]:
-        by = "skip"  # between passes, or where the checkpoint would not have had everything
-    how = ways.get(by, "by the source")
+        by = "skip"  # between passes, or where the checkpoint would have been incomplete
     where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
     lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
     print(
-        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {how}{lost}.",
+        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; "
+        f"position in the data: {ways.get(by, 'by the source')}{lost}.",
         flush=True,
     )

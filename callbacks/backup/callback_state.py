@@ -1,11 +1,11 @@
-"""What callbacks remember: collected into a backup, given back on resume.
+"""What callbacks remember: collected into a backup, restored on resume.
 
-A callback of the user's own takes part through two methods:
+A user's own callback takes part through two methods:
 
 - `get_state()` returns None, bools, numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of
   them;
-- `set_state(state)` takes it back. It is called after `on_train_begin` and, when a run resumes within an
-  epoch, once more after that epoch's `on_epoch_begin`, so that what these hooks reset is as it was.
+- `set_state(state)` restores it. It is called after `on_train_begin` and, when a run resumes within an
+  epoch, again after that epoch's `on_epoch_begin`, because these hooks may reset it.
 
 Keras' own callbacks, and classes derived from them, are known here.
 """
@@ -32,25 +32,17 @@ def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
         callbacks: of this `fit`, in order.
 
     Returns:
-        list of `{"name", "state"}`; the name is the class, with `#n` for the n-th further one of a class.
+        list of `{"name", "state"}`; the name is that of the class, with `#2`, `#3`, ... for further ones of a class.
 
     Raises:
-        TypeError: when it is written, if a state holds something else than values and arrays.
+        TypeError: when it is written, if a state contains anything but values and arrays.
     """
-    result = []
-    for name, callback in _named(callbacks):
-        state = _get_state(callback)
-        if state is not None:
-            result.append({"name": name, "state": state})
-    return result
+    states = ((name, _get_state(callback)) for name, callback in _named(callbacks))
+    return [{"name": name, "state": state} for name, state in states if state is not None]
 
 
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
-    """Gives every callback its state back.
-
-    Returns:
-        The names of saved states for which there is no callback now.
-    """
+    """Restores the state of every callback. Returns the names of saved states for which there is no callback."""
     by_name = dict(_named(callbacks))
     for entry in saved:
         if entry["name"] in by_name:
@@ -108,7 +100,7 @@ def _copied(value: Any) -> Any:
 
 
 def _csv_state(callback: Any) -> dict[str, Any] | None:
-    """A `CSVLogger` that starts its file anew is saved with its rows, one that appends with its length."""
+    """A `CSVLogger` that overwrites its file is saved with its rows, one that appends with its length."""
     if callback.csv_file is None or callback.csv_file.closed:
         return None
     callback.csv_file.flush()
@@ -120,7 +112,7 @@ def _csv_state(callback: Any) -> dict[str, Any] | None:
 
 
 def _set_csv_state(callback: Any, state: dict[str, Any]) -> None:
-    """The file gets the rows that it had when the backup was made: none is lost and none is there twice."""
+    """Restores the rows that the file had when the backup was made: none is lost and none appears twice."""
     path = Path(callback.filename)
     if callback.csv_file is None:
         return
@@ -130,7 +122,7 @@ def _set_csv_state(callback: Any, state: dict[str, Any]) -> None:
     elif path.stat().st_size < state["position"]:
         warnings.warn(
             f"{path} has {path.stat().st_size} bytes, and had {state['position']} when the backup was made: "
-            "CSVLogger cannot bring the missing rows back."
+            "CSVLogger cannot restore the missing rows."
         )
     else:
         os.truncate(path, state["position"])

@@ -13,12 +13,11 @@ The layout, all numbers little-endian:
 | last 32 | BLAKE2b (32-byte digest) of everything before |
 
 The manifest is `{"summary": ..., "content": ..., "arrays": [{"dtype", "shape", "offset", "bytes"}, ...],
-"data_bytes": n}`. In `content` a JSON object whose only key begins with `$` stands for what JSON has no word
-for: `$array` and `$scalar` (number of the array), `$bytes` (the same, as bytes), `$tuple`, `$dict` (pairs,
-for keys that are no strings), `$float` (`nan`, `inf`, `-inf`), `$objects` (an array of strings or bytes:
-shape and items).
+"data_bytes": n}`. In `content` a JSON object whose only key begins with `$` represents what JSON cannot express:
+`$array` and `$scalar` (number of the array), `$bytes` (the same, as bytes), `$tuple`, `$dict` (pairs, for keys
+that are not strings), `$float` (`nan`, `inf`, `-inf`), `$objects` (an array of strings or bytes: shape and items).
 
-The place of the checksum is the same in every version, so that damage is told apart from a newer version.
+The checksum is at the same place in every version, so that damage can be distinguished from a newer version.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> int:
         int; the bytes written.
 
     Raises:
-        TypeError: a value of another kind; the message says where it stands.
+        TypeError: a value of another kind; the message says where it is.
     """
     arrays: list[np.ndarray] = []
     tree = _encode(content, arrays, "")
@@ -104,12 +103,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], Any]:
 
 def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
     """`read` for bytes in memory; `path` is the name in messages."""
-    if len(data) < _PREFIX.size + DIGEST_BYTES:
-        raise DamagedFileError(f"{path} is damaged: it has {len(data)} bytes, too few for a header.")
     body = memoryview(data)[:-DIGEST_BYTES]
-    digest = hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
-    if digest != data[-DIGEST_BYTES:]:
-        raise DamagedFileError(f"{path} is damaged: its checksum does not match its {len(data)} bytes.")
+    _check(path, len(data), [body], data[-DIGEST_BYTES:])
     manifest, begin = _parse_manifest(path, body)
     arrays = [_array(body, begin, entry) for entry in manifest["arrays"]]
     return manifest["summary"], _decode(manifest["content"], arrays)
@@ -118,20 +113,27 @@ def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
 def read_summary(path: str | Path) -> dict[str, Any]:
     """Checks every byte of the file, in little memory, and returns its summary. Raises as `read` does."""
     size = Path(path).stat().st_size
-    if size < _PREFIX.size + DIGEST_BYTES:
-        raise DamagedFileError(f"{path} is damaged: it has {size} bytes, too few for a header.")
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     with open(path, "rb") as stream:
-        left = size - DIGEST_BYTES
-        while left and (chunk := stream.read(min(_CHUNK_BYTES, left))):
-            digest.update(chunk)
-            left -= len(chunk)
-        if left or stream.read() != digest.digest():
-            raise DamagedFileError(f"{path} is damaged: its checksum does not match its {size} bytes.")
+        stream.seek(max(0, size - DIGEST_BYTES))
+        expected = stream.read()
+        stream.seek(0)
+        sizes = range(size - DIGEST_BYTES, 0, -_CHUNK_BYTES)
+        _check(path, size, (stream.read(min(_CHUNK_BYTES, left)) for left in sizes), expected)
         stream.seek(0)
         prefix = stream.read(_PREFIX.size)
         manifest, _ = _parse_manifest(path, memoryview(prefix + stream.read(_manifest_bytes(path, prefix))))
     return manifest["summary"]
+
+
+def _check(path: Any, size: int, pieces: Iterable[Any], expected: bytes) -> None:
+    """Refuses a file whose checksum is not that of the `pieces` before it."""
+    if size < _PREFIX.size + DIGEST_BYTES:
+        raise DamagedFileError(f"{path} is damaged: it has {size} bytes, too few for a header.")
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for piece in pieces:
+        digest.update(piece)
+    if digest.digest() != expected:
+        raise DamagedFileError(f"{path} is damaged: its checksum does not match its {size} bytes.")
 
 
 def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
@@ -146,10 +148,10 @@ def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
 
 
 def _manifest_bytes(path: Any, data: Any) -> int:
-    """Length of the manifest; refuses what is no file of ours or a newer one."""
+    """Length of the manifest; refuses other files and newer formats."""
     magic, version, length = _PREFIX.unpack_from(data)
     if magic != MAGIC:
-        raise DamagedFileError(f"{path} is no file of this kind: it begins with {bytes(magic)!r}.")
+        raise DamagedFileError(f"{path} is not a backup of unisono: it begins with {bytes(magic)!r}.")
     if version > VERSION:
         raise NewerFormatError(
             f"{path} has format version {version}; this version of unisono reads versions up to {VERSION}. "
@@ -169,7 +171,7 @@ def _padded(size: int) -> int:
 
 
 def _dtype_name(dtype: np.dtype) -> str:
-    """`<f4`, `|b1`, ...; for types that NumPy knows only through an extension their name: `bfloat16`."""
+    """`<f4`, `|b1`, ...; for types that NumPy knows only through an extension, their name: `bfloat16`."""
     return dtype.name if dtype.kind == "V" or dtype.isbuiltin != 1 else dtype.newbyteorder("<").str
 
 
@@ -199,7 +201,7 @@ def _encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
     if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
         return _encode_array(value, arrays, where)
     raise TypeError(
-        f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state is made of None, "
+        f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state may contain None, "
         "bool, int, float, str, bytes, list, tuple, dict and NumPy arrays."
     )
 

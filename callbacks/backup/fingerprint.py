@@ -1,4 +1,4 @@
-"""Whether a backup belongs to this model, optimizer and data; and what differs if not."""
+"""Whether a backup belongs to this model, optimizer and data, and what differs if it does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from . import variable_state
 
 _MOST_LISTED = 12
-# Names that Keras counts up within a process, and values that training changes: no part of what a run is.
+# Names that Keras numbers within a process, and values that training changes: not part of the identity of a run.
 _IGNORED_SETTINGS = ("name", "module", "registered_name", "build_config", "shared_object_id")
 
 
@@ -26,18 +26,16 @@ def fingerprint(model: Any, fit_state: Any, source_state: Mapping[str, Any]) -> 
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One sentence part for each thing that differs between two fingerprints; empty when the backup fits."""
-    found: list[str] = []
-    for group in ("model", "other"):
-        found += _variable_differences(
-            f"{group} variable", saved["variables"][group], now["variables"][group]
-        )
-    found += _setting_differences("optimizer", saved["optimizer"], now["optimizer"])
-    if not found:
-        for group in ("optimizer", "metrics"):
-            found += _variable_differences(
-                f"{group} variable", saved["variables"][group], now["variables"][group]
-            )
+    """One phrase for each thing that differs between two fingerprints; empty when the backup fits."""
+
+    def of_variables(*groups: str) -> list[str]:
+        pairs = ((group, saved["variables"][group], now["variables"][group]) for group in groups)
+        return [
+            item for group, old, new in pairs for item in _variable_differences(f"{group} variable", old, new)
+        ]
+
+    found = of_variables("model", "other") + _setting_differences(saved["optimizer"], now["optimizer"])
+    found = found or of_variables("optimizer", "metrics")
     for name, value in saved["data"].items():
         other = now["data"].get(name)
         if value != other and value is not None and other is not None:
@@ -101,16 +99,13 @@ def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]
     )
 
 
-def _setting_differences(
-    kind: str, saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None
-) -> list[str]:
+def _setting_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
     saved, now = saved or {"class": None}, now or {"class": None}
     if saved["class"] != now["class"]:
-        return [f"{kind}: {saved['class']} in the backup, {now['class']} now"]
-    names = [*saved, *(name for name in now if name not in saved)]
+        return [f"optimizer: {saved['class']} in the backup, {now['class']} now"]
     return [
-        f"{kind} {name}: {saved.get(name)} in the backup, {now.get(name)} now"
-        for name in names
+        f"optimizer {name}: {saved.get(name)} in the backup, {now.get(name)} now"
+        for name in {**saved, **now}
         if saved.get(name) != now.get(name)
     ]
 

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C become a wish to save and stop at the next step, while training runs."""
+"""While training runs, SIGTERM and Ctrl-C become a request to save and stop at the next step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ EXIT_STATUS = 143
 class InterruptionHandlers:
     """Owns the handlers of SIGTERM and SIGINT from `install` to `remove`.
 
-    Context: main thread; elsewhere it does nothing.
+    The first signal sets `fit_state.asked_to_exit`, and with one worker `save_and_exit`. A second one has its usual
+    effect at once.
 
-    The first signal sets `fit_state.asked_to_exit`, and with one worker `save_and_exit`. A second one does
-    at once what it would have done without us.
+    Context: main thread; elsewhere it does nothing.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class InterruptionHandlers:
         self._fit_state: Any = None
 
     def install(self, fit_state: Any) -> None:
-        """Takes both signals, unless the program ignores them."""
+        """Handles both signals, unless the program ignores them."""
         if threading.current_thread() is not threading.main_thread():
             return
         self.remove()
@@ -35,7 +35,7 @@ class InterruptionHandlers:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:
-        """Gives every signal back to whom it belonged."""
+        """Restores the previous handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._previous.items():

@@ -29,7 +29,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Gives every generator the state that `capture` found. Context: host."""
+    """Restores the state of every generator that `capture` found. Context: host."""
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.
         global_seed_generator_state(make=True).assign(state["keras"])

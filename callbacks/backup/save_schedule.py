@@ -25,7 +25,7 @@ class SaveSchedule:
 
     @classmethod
     def parse(cls, save_freq: Any) -> SaveSchedule:
-        """Reads "epoch", an int (steps), seconds as a float, a text or a timedelta, or False.
+        """Reads "epoch", an int (steps), seconds as a float, a string or a timedelta, or False.
 
         Raises:
             ValueError: for anything else.
@@ -40,8 +40,8 @@ class SaveSchedule:
         if seconds is not None and seconds >= 1:
             return cls("seconds", seconds)
         raise ValueError(
-            f"Invalid value for argument `save_freq`. Received: save_freq={save_freq!r}. Give 'epoch', an int of "
-            "steps, seconds (at least 1) as a float, a timedelta or a text such as '30s', '10min', '1h', or False "
+            f"Invalid value for argument `save_freq`. Received: save_freq={save_freq!r}. Use 'epoch', an int of "
+            "steps, seconds (at least 1) as a float, a timedelta or a string such as '30s', '10min', '1h', or False "
             "for saves before preemption only."
         )
 

@@ -1,8 +1,7 @@
-"""The whole state of a `fit` between two steps, as one tree; and that state again from the tree.
+"""The whole state of a `fit` between two steps as one tree, and the reverse.
 
-What is in it: every variable of the model, the optimizer and the metrics; the random generators; the position
-in the data; the calendar with the choices of the loop; what the callbacks remember; a fingerprint of what it
-belongs to.
+It contains every variable of the model, the optimizer and the metrics; the random generators; the position in the data;
+the calendar with the choices of the loop; the state of the callbacks; and a fingerprint of what it belongs to.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from . import callback_state, container, random_state, variable_state, worker_agreement
+from ...distribute.workers.agreement import gather_bytes, place_among_workers, spans_workers
+from . import callback_state, container, random_state, variable_state
 from .fingerprint import differences, fingerprint
 
 
 class BackupMismatchError(ValueError):
-    """A good backup of another model, optimizer or data set."""
+    """The backup is good, but belongs to another model, optimizer or data set."""
 
 
 def capture(
@@ -27,8 +27,6 @@ def capture(
     epoch: int,
     step: int,
     buffers: variable_state.HostBuffers,
-    *,
-    counters: dict[str, Any] | None = None,
     before_validation: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Copies the state to the host.
@@ -36,12 +34,11 @@ def capture(
     Args:
         model: in `fit`.
         fit_state: its `FitState`.
-        epoch: int; where a resumed run goes on, 0-based.
+        epoch: int; the epoch at which a resumed run continues, 0-based.
         step: int; steps of that epoch that are done.
-        buffers: host memory; it must not be written out any more.
-        counters: the backup callback's own; plain values.
-        before_validation: what `validation_start` gave, when this is during a validation: a resumed run
-            repeats that validation and not the training before it.
+        buffers: host memory; no write from it may be in progress.
+        before_validation: what `validation_start` returned, during a validation: a resumed run repeats that validation
+            and not the training before it.
 
     Returns:
         `(content, summary)` for `BackupStore.write`. Training may go on: nothing in them changes any more.
@@ -49,6 +46,7 @@ def capture(
     Context: host, between steps; on every worker at the same step.
     """
     strategy = model.distribute_strategy
+    workers = place_among_workers(strategy)[1]
     variables = {
         group: [
             variable_state.capture(
@@ -56,7 +54,7 @@ def capture(
                 strategy,
                 lambda copy, array, key=(group, i): buffers.copy((*key, copy), array),
                 equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
-                num_workers=worker_agreement.num_workers(strategy),
+                num_workers=workers,
             )
             for i, variable in enumerate(members)
         ]
@@ -68,7 +66,7 @@ def capture(
         worker["random"] = before_validation["random"]
         for i, seed in before_validation["seeds"].items():
             variables["model"][i] = seed
-    variables, workers = _from_all_workers(strategy, variables, worker)
+    variables, parts = _from_all_workers(strategy, variables, worker)
     content = {
         "fingerprint": fingerprint(model, fit_state, source),
         "calendar": {
@@ -80,9 +78,8 @@ def capture(
             "stop_training": bool(getattr(model, "stop_training", False)),
             "plan": dict(fit_state.plan),
         },
-        "counters": counters or {},
         "variables": variables,
-        "workers": workers,
+        "workers": parts,
         "callbacks": callback_state.capture(fit_state.callbacks),
     }
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
@@ -93,10 +90,9 @@ def capture(
 
 
 def validation_start(model: Any) -> dict[str, Any]:
-    """The little that a validation can change and that a repeated one must begin with."""
-    strategy = model.distribute_strategy
+    """The few things that a validation can change and that a repeated one must begin with."""
     seeds = {
-        i: variable_state.capture(variable, strategy, lambda _, array: np.array(array))
+        i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
         for i, variable in enumerate(model.variables)
         if variable.path.endswith("seed_generator_state")
     }
@@ -109,28 +105,28 @@ def check(content: dict[str, Any], model: Any, fit_state: Any, path: Any) -> Non
     Raises:
         BackupMismatchError: with a list of what differs.
     """
-    # Only of sources that go by index the state may be asked for before it is restored: an iterator has one use.
+    # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
     by_index = getattr(type(fit_state.source), "resume_by", None) == "index"
     now_is = fingerprint(model, fit_state, fit_state.source.state() if by_index else {})
     found = differences(content["fingerprint"], now_is)
-    workers, now = len(content["workers"]), worker_agreement.num_workers(model.distribute_strategy)
+    workers, now = len(content["workers"]), place_among_workers(model.distribute_strategy)[1]
     if getattr(fit_state.source, "per_worker", False) and workers != now:
         found.append(f"workers, each with an input of its own: {workers} in the backup, {now} now")
     if found:
         listed = "".join(f"\n  - {item}" for item in found)
         raise BackupMismatchError(
             f"{path} belongs to another training and cannot be resumed. It differs in:{listed}\n"
-            "Give this training a directory of its own, or remove the backups in this one."
+            "Use a separate directory for this training, or remove the backups in this one."
         )
 
 
 def restore_values(content: dict[str, Any], model: Any, fit_state: Any) -> list[str]:
-    """Writes variables, callbacks, random generators; can be repeated. Returns states without a callback."""
+    """Restores variables, callbacks and random generators; can be repeated. Returns the states without a callback."""
     strategy = model.distribute_strategy
-    copies = worker_agreement.num_workers(strategy), worker_agreement.worker_index(strategy)
+    place = place_among_workers(strategy)
     for group, members in variable_state.variables_of(model).items():
         for variable, saved in zip(members, content["variables"][group], strict=True):
-            variable_state.restore(variable, saved, strategy, *copies)
+            variable_state.restore(variable, saved, strategy, place)
     left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
     random_state.restore(_own_part(content, strategy)["random"])
     return left_over
@@ -149,15 +145,15 @@ def restore_position(content: dict[str, Any], model: Any, fit_state: Any) -> Non
 def _own_part(content: dict[str, Any], strategy: Any) -> dict[str, Any]:
     """What this worker saved; the chief's part where there were more or fewer workers."""
     parts = content["workers"]
-    same = len(parts) == worker_agreement.num_workers(strategy)
-    return parts[worker_agreement.worker_index(strategy) if same else 0]
+    me, workers = place_among_workers(strategy)
+    return parts[me if len(parts) == workers else 0]
 
 
 def _from_all_workers(
     strategy: Any, variables: dict[str, Any], worker: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
-    """Adds the copies that live on other workers, and what each worker knows alone."""
-    if worker_agreement.num_workers(strategy) == 1:
+    """Adds the copies on other workers, and what each worker alone knows."""
+    if not spans_workers(strategy):
         return variables, [worker]
     local = {
         group: {i: saved["copies"] for i, saved in enumerate(members) if isinstance(saved, dict)}
@@ -165,7 +161,7 @@ def _from_all_workers(
     }
     stream = io.BytesIO()
     container.write(stream, {"copies": local, "worker": worker}, {})
-    parts = [container.parse(data)[1] for data in worker_agreement.gather_bytes(strategy, stream.getvalue())]
+    parts = [container.parse(data)[1] for data in gather_bytes(stream.getvalue(), strategy)]
     for group, members in local.items():
         for i in members:
             variables[group][i] = {"copies": [copy for part in parts for copy in part["copies"][group][i]]}

@@ -1,4 +1,4 @@
-"""A directory of backups: which there are, the newest good one, the next name, how many are kept."""
+"""A directory of backups: which there are, the newest good one, the next name, how many to keep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"^backup-(\d+)\.unisono$")
 
 @dataclasses.dataclass(frozen=True)
 class BackupInfo:
-    """What is known of one backup without loading it. It can be used as a path.
+    """What is known about one backup without loading it. It can be used as a path.
 
     Attributes:
         path: the file.
@@ -95,7 +95,7 @@ class BackupStore:
         self._keep = keep
 
     def prepare(self) -> None:
-        """Makes the directory, removes what interrupted writes left, proves that files can be written.
+        """Creates the directory, removes what interrupted writes left behind, and tests that files can be written.
 
         Raises:
             SaveError: they cannot.
@@ -113,8 +113,8 @@ class BackupStore:
         """Reads the newest backup that is whole.
 
         Returns:
-            `(path, content, problems)`: None and None where there is none; a sentence for each newer one
-            passed over.
+            `(path, content, problems)`: None and None where there is none; a sentence for each newer one that was
+            skipped.
 
         Raises:
             NewerFormatError: a newer version wrote the newest one.
@@ -126,10 +126,6 @@ class BackupStore:
             except OSError as error:
                 problems.append(str(error))
         return None, None, problems
-
-    def read(self, path: Path) -> Any:
-        """The content of one backup, for a worker that was told which. Raises as `container.read`."""
-        return container.read(path)[1]
 
     def write(self, content: Any, summary: Mapping[str, Any]) -> tuple[Path, int]:
         """Writes one backup under the next number, then removes the oldest beyond `keep`.

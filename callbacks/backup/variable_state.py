@@ -1,6 +1,6 @@
-"""Variables to host arrays and back, bit for bit, also where each replica has a copy of its own.
+"""Converts variables to host arrays and back, bit for bit, also where each replica has its own copy.
 
-Three kinds of distributed variables differ in what "the value" is:
+Three kinds of distributed variables differ in what their "value" is:
 
 | kind | copies | saved | restored on another number of replicas |
 |---|---|---|---|
@@ -22,7 +22,7 @@ from ..tensorflow_internals import is_read_together, sums_on_read
 
 
 class HostBuffers:
-    """Host memory for snapshots, used again for each: fresh memory costs more than the copy itself."""
+    """Host memory for snapshots, reused for each: allocating it costs more than the copy itself."""
 
     def __init__(self) -> None:
         self._buffers: dict[Any, np.ndarray] = {}
@@ -38,12 +38,12 @@ class HostBuffers:
         return buffer
 
     def clear(self) -> None:
-        """Gives the memory back."""
+        """Releases the memory."""
         self._buffers.clear()
 
 
 def variables_of(model: Any) -> dict[str, list[Any]]:
-    """Every variable that training can change, each once, in the order in which the script makes them.
+    """Every variable that training can change, each once, in the order in which the script creates them.
 
     Returns:
         dict with "model" (weights, other layer state, seed generators), "optimizer" (slots, loss scale,
@@ -82,11 +82,10 @@ def capture(
     Args:
         variable: `keras.Variable` or `tf.Variable`.
         strategy: of the model.
+        keep: `keep(copy number, array)` returns an array that does not change while training goes on.
         equal: whether the copies are known to be equal (weights and slots are, by construction); others are
             compared.
-        num_workers: int; workers that capture together: then parts of a sum are kept as copies also if there
-            is one.
-        keep: `keep(copy number, array)` gives an array that stays as it is while training goes on.
+        num_workers: int; workers that capture together: with several, even a single part of a sum is kept as a copy.
 
     Returns:
         An array, or `{"copies": [array per local replica]}` where they differ.
@@ -103,38 +102,36 @@ def capture(
 
 
 def restore(
-    variable: Any, saved: Any, strategy: tf.distribute.Strategy, num_workers: int = 1, worker: int = 0
+    variable: Any, saved: Any, strategy: tf.distribute.Strategy, place: tuple[int, int] = (0, 1)
 ) -> None:
-    """Writes what `capture` gave, or what the workers' copies together are.
-
-    The number of replicas may be another one; see the table above.
+    """Writes what `capture` returned; the number of replicas may differ, see the table above.
 
     Args:
         variable: `keras.Variable` or `tf.Variable`.
         saved: from `capture`; with several workers the copies of all of them, in order.
         strategy: of the model.
-        num_workers: int; workers that restore the variable.
-        worker: int; which of them this one is.
+        place: (this worker's number, number of workers that restore the variable).
 
     Context: host (cross-replica).
     """
     value = getattr(variable, "_value", variable)
     copies = _copies(value, strategy)
+    worker, num_workers = place
     arrays = spread(saved, num_workers * len(copies), value, variable)
     for i, copy in enumerate(copies):
         copy.assign(arrays[worker * len(copies) + i])
 
 
 def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Sequence[np.ndarray]:
-    """The array for each of `num_copies` copies, from what `capture` gave for any number of them."""
+    """The array for each of `num_copies` copies, from what `capture` returned for any number of them."""
     arrays = saved["copies"] if isinstance(saved, dict) else [saved]
     if len(arrays) == num_copies:
         return arrays
     if sums_on_read(value) or (len(arrays) > 1 and _aggregation(variable, value) == "sum"):
-        total = _sum(arrays)
+        total = sum(arrays[1:], start=arrays[0])
         return [total] + [np.zeros_like(total)] * (num_copies - 1)
     if len(arrays) > 1 and _aggregation(variable, value) == "mean" and arrays[0].dtype.kind == "f":
-        return [(_sum(arrays) / len(arrays)).astype(arrays[0].dtype)] * num_copies
+        return [(sum(arrays[1:], start=arrays[0]) / len(arrays)).astype(arrays[0].dtype)] * num_copies
     return [arrays[0]] * num_copies
 
 
@@ -142,7 +139,11 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
     """`[path, shape, dtype]` of each variable, group by group: what must be equal for a backup to fit."""
     return {
         group: [
-            [_path(v), [int(n) for n in v.shape], tf.as_dtype(getattr(v, "_value", v).dtype).name]
+            [
+                getattr(v, "path", None) or v.name,
+                [int(n) for n in v.shape],
+                tf.as_dtype(getattr(v, "_value", v).dtype).name,
+            ]
             for v in members
         ]
         for group, members in variables.items()
@@ -178,19 +179,6 @@ def _differ(copies: Sequence[Any]) -> bool:
 
 def _aggregation(variable: Any, value: Any) -> str:
     name = getattr(variable, "aggregation", None)
-    return (
-        name
-        if isinstance(name, str)
-        else getattr(value, "aggregation", tf.VariableAggregation.NONE).name.lower()
-    )
-
-
-def _sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    total = arrays[0]
-    for array in arrays[1:]:
-        total = total + array
-    return total
-
-
-def _path(variable: Any) -> str:
-    return getattr(variable, "path", None) or variable.name
+    if isinstance(name, str):
+        return name
+    return getattr(value, "aggregation", tf.VariableAggregation.NONE).name.lower()

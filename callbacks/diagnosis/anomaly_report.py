@@ -1,4 +1,4 @@
-"""`AnomalyReport`: which step, which layer and which batch, when the loss or a gradient is not finite."""
+"""`AnomalyReport`: which step, layer and batch produced a loss or gradient that is not finite."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...optimizers.stages.gradient_watch import watch_gradients
+from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..json_lines import jsonable
 from ..step_hooks import add_step_hook, remove_step_hook
-from .kept_batch import BatchWatch
 
 
 class AnomalyWarning(UserWarning):
@@ -24,10 +25,10 @@ class AnomalyWarning(UserWarning):
 
 
 class AnomalyReport(keras.callbacks.Callback):
-    """Ends training at the first step whose loss or gradient is not finite, and says where the number came from.
+    """Ends training at the first step whose loss or gradient is not finite, and says where that came from.
 
-    The step is skipped before it changes anything, so the model that is left is the one of the step before; the step is
-    then computed again, eagerly, on the same batch, which tells the first layer whose output or gradient is not finite.
+    The step is skipped before it changes anything, so the model keeps the state of the step before. The step is then
+    computed again, eagerly, on the same batch, which shows the first layer whose output or gradient is not finite.
     Every batch is copied once, and gradients are read once more: use it to find an anomaly, not in every training. Under
     a dynamic loss scale gradients that overflow are normal and not reported. With parameter servers the report names the
     gradients, and the step in the order of updates, but neither the layer nor the batch.
@@ -36,10 +37,12 @@ class AnomalyReport(keras.callbacks.Callback):
         path: of a JSON file for the report; None: only the warning and `report`.
 
     Attributes:
-        report: None, or a dict with "epoch", "step" (1-based, in the epoch), "first" (a sentence: what is not finite
-            first), "gradients" (paths of the variables whose gradient is not finite) and "batch" (statistics of each
-            part).
+        report: None, or a dict with "epoch", "step" (1-based, in the epoch), "exact" (False: that step or one of those
+            before it in the same execution), "first" (a sentence: what was not finite first), "gradients" (paths of the
+            variables whose gradient is not finite) and "batch" (statistics of each part).
     """
+
+    waits_for_executions = True  # the compiled step itself stops; the host finds out when the execution ends
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
@@ -48,10 +51,6 @@ class AnomalyReport(keras.callbacks.Callback):
         self._watches: list[Any] = []
         self._batch: Any = None
         self._epoch = self._steps_before = self._last_step = 0
-
-    def steps_to_wake(self, step: int) -> int | None:
-        """Never: the compiled step itself stops, at the end of the execution the host finds out."""
-        return None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the guards into the step, before it is compiled."""
@@ -71,13 +70,13 @@ class AnomalyReport(keras.callbacks.Callback):
         self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch begins; the steps run in the plain graph, for XLA cannot keep batches of any size."""
+        """Notes where the epoch begins; steps run in the plain graph, because XLA cannot keep batches of any size."""
         self.model.fit_state.plan["way"] = self.model.train_function.way = "graph"
         self._epoch, self._last_step = epoch, self.model.fit_state.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks whether a guard tripped, or the loss is not finite, during the execution."""
-        if self.report is not None:  # what parameter servers still had under way
+        """Checks whether a guard tripped, or the loss was not finite, during the execution."""
+        if self.report is not None:  # a step that parameter servers had already begun
             return
         step = self.model.fit_state.step
         with self.model.strategy_scope():
@@ -93,7 +92,7 @@ class AnomalyReport(keras.callbacks.Callback):
         self._last_step = step
 
     def on_fit_exit(self) -> None:
-        """Takes the guards out again."""
+        """Removes the guards."""
         if self._batch is not None:
             remove_step_hook(self.model, "train", self._batch.look)
         for optimizer in vars(self.model).values():
@@ -133,11 +132,13 @@ class AnomalyReport(keras.callbacks.Callback):
         where = f"step {report['step']}" if report["exact"] else f"the steps up to {report['step']}"
         parts = [f"In {where} of epoch {report['epoch'] + 1} {what} not finite; training ends"]
         if report["gradients"]:
-            parts[0] += " with the model of the step before"
+            parts[0] += " with the model as it was before that step"
         if report["first"]:
             parts.append(report["first"].rstrip("."))
         elif report["gradients"]:
-            parts.append("Not finite are the gradients of " + ", ".join(report["gradients"][:5]))
+            parts.append(
+                "The gradients of these variables are not finite: " + ", ".join(report["gradients"][:5])
+            )
         for part in report["batch"]:
             values = ", ".join(f"{key} {part[key]:.4g}" for key in ("min", "max", "mean") if key in part)
             bad = ", ".join(f"{part[key]} {key}" for key in ("nan", "infinite") if part.get(key))
@@ -145,3 +146,51 @@ class AnomalyReport(keras.callbacks.Callback):
                 f"Batch: {part['name']} {tuple(part['shape'])} {values}{'; ' + bad if bad else ''}".rstrip()
             )
         return ". ".join(parts) + "."
+
+
+class BatchWatch:
+    """A copy of each batch on the device, overwritten by the next one until a guard has tripped.
+
+    Args:
+        spec: nest of `tf.TypeSpec`: a batch, as `Source.spec` says.
+        guards: the watches of the optimizers; once one of them has tripped, the batch stays.
+
+    Context: host, inside the strategy's scope.
+    """
+
+    def __init__(self, spec: Any, guards: Sequence[GradientWatch]) -> None:
+        self._spec = spec
+        self._guards = list(guards)
+        self._kept: list[Any] = [_room_for(s) for s in tf.nest.flatten(spec)]
+
+    def look(self, batch: Any) -> None:
+        """Keeps `batch`, a global batch. Context: cross-replica, while the step is traced."""
+        values = tf.nest.flatten(batch)
+        if len(values) != len(self._kept):
+            return
+
+        def keep() -> tf.Tensor:
+            for room, value in zip(self._kept, values):
+                if room is not None and isinstance(value, tf.Tensor) and room.dtype == value.dtype:
+                    room.assign(value)
+            return tf.constant(True)
+
+        tripped = tf.reduce_any(tf.stack([guard.has_tripped() for guard in self._guards]))
+        tf.cond(tripped, lambda: tf.constant(False), keep)
+
+    @property
+    def batch(self) -> Any:
+        """The last batch kept; None if a part of it is ragged, sparse or of another kind that is not kept."""
+        if any(room is None for room in self._kept):
+            return None
+        return tf.nest.pack_sequence_as(self._spec, [room.read_value() for room in self._kept])
+
+
+def _room_for(spec: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or spec.dtype in (tf.resource, tf.variant):
+        return None
+    shape = [size or 0 for size in (spec.shape.as_list() if spec.shape.rank is not None else [0])]
+    initial: Any = tf.zeros(shape, spec.dtype) if spec.dtype != tf.string else tf.fill(shape, "")
+    with tf.init_scope(), tf.device("CPU:0"):
+        any_shape: Any = None
+        return tf.Variable(initial, trainable=False, shape=tf.TensorShape(any_shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -13,8 +12,8 @@ import keras
 import numpy as np
 
 from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...distribute.workers.agreement import gather_json
 from ...optimizers.stages.gradient_watch import watch_gradients
-from ..backup.worker_agreement import gather_bytes, num_workers
 from ..json_lines import LineFile
 from ..safe_file import write_safely
 from . import read_run, render
@@ -39,6 +38,8 @@ class TrainingReport(keras.callbacks.Callback):
         clock: () -> float; seconds since 1970.
     """
 
+    waits_for_executions = True
+
     def __init__(
         self,
         path: str | os.PathLike[str] = "report.html",
@@ -62,10 +63,6 @@ class TrainingReport(keras.callbacks.Callback):
         self._began: float | None = None
         self._watch: Any = None
         self._epoch = 0
-
-    def steps_to_wake(self, step: int) -> int | None:
-        """Never: the end of whatever execution runs is often enough."""
-        return None
 
     def get_state(self) -> dict[str, int]:
         """For backups: where the numbers end now."""
@@ -127,7 +124,7 @@ class TrainingReport(keras.callbacks.Callback):
         if self._watch is not None:
             with self.model.strategy_scope():
                 mine["waited"] = self._watch.all_reduce_seconds
-        workers = self._everyone(mine)
+        workers = gather_json(mine, self.model.distribute_strategy)
         if not state.chief:
             return
         rows = getattr(state.source, "batch_rows", None)
@@ -176,12 +173,6 @@ class TrainingReport(keras.callbacks.Callback):
             with self.model.strategy_scope():
                 result["gradient_norm"] = self._watch.norm
         return result
-
-    def _everyone(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        strategy = self.model.distribute_strategy
-        if num_workers(strategy) == 1:
-            return [mine]
-        return [json.loads(each) for each in gather_bytes(strategy, json.dumps(mine).encode())]
 
     def _write(self, event: str, **values: Any) -> None:
         if self.model.fit_state.chief:

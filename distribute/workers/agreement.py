@@ -21,11 +21,7 @@ _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDicti
 
 def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Whether the replicas of `strategy` (None: the current one) live in several processes that train in step."""
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
-    return (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        and place_among_workers(strategy)[1] > 1
-    )
+    return place_among_workers(tf.distribute.get_strategy() if strategy is None else strategy)[1] > 1
 
 
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
@@ -55,6 +51,33 @@ def agree(flag: bool, strategy: tf.distribute.Strategy | None = None) -> bool:
 def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[float]:
     """The numbers that the chief (worker 0) passes, on every worker: for choices that come from measured times."""
     return exchange(values, strategy)[0]
+
+
+def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy) -> list[bytes]:
+    """What each worker passes, in the order of the workers; every worker gets all of it. All workers must call it."""
+    if not spans_workers(strategy):
+        return [payload]
+    sizes = [int(row[0]) for row in exchange([float(len(payload))], strategy)]
+    rows = exchange(_bytes_as_numbers(payload, max(sizes)), strategy)
+    return [_numbers_as_bytes(row)[:size] for row, size in zip(rows, sizes)]
+
+
+def gather_json(value: Any, strategy: tf.distribute.Strategy) -> list[Any]:
+    """`gather_bytes` for JSON values; with one worker the value itself."""
+    if not spans_workers(strategy):
+        return [value]
+    return [json.loads(each) for each in gather_bytes(json.dumps(value).encode(), strategy)]
+
+
+def _bytes_as_numbers(payload: bytes, size: int) -> list[float]:
+    """`payload`, padded with zeros to `size`, as whole numbers of six bytes: up to 2**53 they are exact in float64."""
+    words = np.zeros([-(-size // 6), 8], np.uint8)
+    words[:, :6] = np.frombuffer(payload.ljust(len(words) * 6, b"\0"), np.uint8).reshape(-1, 6)
+    return words.view("<u8")[:, 0].astype(np.float64).tolist()
+
+
+def _numbers_as_bytes(numbers: list[float]) -> bytes:
+    return np.asarray(numbers, np.float64).astype("<u8")[:, None].view(np.uint8)[:, :6].tobytes()
 
 
 def check_same_everywhere(
@@ -107,9 +130,11 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 
 
 def place_among_workers(strategy: Any) -> tuple[int, int]:
-    """This worker's number, and how many there are."""
+    """This worker's number, and how many train in step; (0, 1) for a strategy within one process."""
     from .cluster import Cluster
 
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 0, 1
     resolver = strategy.cluster_resolver
     jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
     if not jobs or resolver.task_type not in jobs:

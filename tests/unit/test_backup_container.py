@@ -119,7 +119,7 @@ def test_newer_version_is_told_apart_from_damage(tmp_path):
 def test_other_file_with_a_right_checksum_is_refused():
     body = b"PK" + bytes(50)
     data = body + hashlib.blake2b(body, digest_size=container.DIGEST_BYTES).digest()
-    with pytest.raises(container.DamagedFileError, match="no file of this kind"):
+    with pytest.raises(container.DamagedFileError, match="not a backup of unisono"):
         container.parse(data)
 
 

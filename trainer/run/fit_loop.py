@@ -14,9 +14,9 @@ from typing import Any
 
 import keras
 
-from ...callbacks.chief_only import only_chief_writes
+from ...callbacks.chief_files import only_chief_writes
+from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
-from ...callbacks.one_batch import one_batch_of_everything
 from ...callbacks.wake import steps_to_wake
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief

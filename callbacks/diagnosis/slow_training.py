@@ -1,8 +1,7 @@
-"""`Diagnosis`: warnings while training runs, with what was measured: slow input, a straggler, repeated compiling."""
+"""`Diagnosis`: warnings while training runs, with measurements: slow input, a straggler, repeated compilation."""
 
 from __future__ import annotations
 
-import json
 import socket
 import warnings
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...distribute.arguments import whole_number
+from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
 from ...optimizers.stages.gradient_watch import watch_gradients
-from ..backup.worker_agreement import gather_bytes, num_workers, worker_index
 
 
 class DiagnosisWarning(UserWarning):
@@ -42,6 +42,8 @@ class Diagnosis(keras.callbacks.Callback):
         least_seconds: float; epochs whose steps took less are not judged.
     """
 
+    waits_for_executions = True
+
     def __init__(
         self,
         slow_input: float = 0.2,
@@ -52,22 +54,18 @@ class Diagnosis(keras.callbacks.Callback):
         super().__init__()
         for name, value in (("slow_input", slow_input), ("straggler", straggler)):
             if not 0 <= value <= 1:
-                raise ValueError(f"{name} ({value!r}) must be a share from 0 to 1.")
+                raise ValueError(f"`{name}` must be a share from 0 to 1. Received: {value!r}")
         self.slow_input, self.straggler = slow_input, straggler
-        self.compilations, self.least_seconds = compilations, least_seconds
+        self.compilations, self.least_seconds = whole_number("compilations", compilations, 0), least_seconds
         self._watch: Any = None
 
-    def steps_to_wake(self, step: int) -> int | None:
-        """Never: the end of whatever execution runs is often enough."""
-        return None
-
     def on_train_begin(self, logs: Any = None) -> None:
-        """Puts the measurement of waiting into the step where there are several workers."""
+        """Adds the measurement of waiting to the step where there are several workers."""
         self._warned: set[type[Warning]] = set()
         self._layouts: list[list[tuple[str, str]]] = []
         self._compiled = 0
         self._watch = None
-        if num_workers(self.model.distribute_strategy) > 1 and getattr(self.model.optimizer, "built", False):
+        if spans_workers(self.model.distribute_strategy) and getattr(self.model.optimizer, "built", False):
             with self.model.strategy_scope():
                 self._watch, new = watch_gradients(self.model.optimizer)
             if new:
@@ -78,7 +76,7 @@ class Diagnosis(keras.callbacks.Callback):
         self._before = self._measured()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks whether the step was compiled again, and why."""
+        """Checks whether the step was compiled again, and why."""
         compiled = self.model.train_function.compilations()
         if compiled == self._compiled:
             return
@@ -92,19 +90,13 @@ class Diagnosis(keras.callbacks.Callback):
         now = self._measured()
         mine = {name: now[name] - self._before.get(name, 0.0) for name in now}
         mine["host"] = socket.gethostname()
-        strategy = self.model.distribute_strategy
-        everyone = [mine]
-        if num_workers(strategy) > 1:
-            everyone = [json.loads(each) for each in gather_bytes(strategy, json.dumps(mine).encode())]
-        mine = everyone[worker_index(strategy)]
+        everyone = gather_json(mine, self.model.distribute_strategy)
+        mine = everyone[place_among_workers(self.model.distribute_strategy)[0]]
         if mine["input"] + mine["compute"] < self.least_seconds:
             return
-        text = slow_input_text(everyone, self.slow_input)
-        if text:
-            self._warn(SlowInputWarning, text)
-        text = straggler_text(everyone, self.straggler) if len(everyone) > 1 else ""
-        if text:
-            self._warn(StragglerWarning, text)
+        self._warn(SlowInputWarning, slow_input_text(everyone, self.slow_input))
+        if len(everyone) > 1:
+            self._warn(StragglerWarning, straggler_text(everyone, self.straggler))
 
     def _measured(self) -> dict[str, Any]:
         seconds = self.model.fit_state.times.seconds
@@ -117,9 +109,11 @@ class Diagnosis(keras.callbacks.Callback):
         return found
 
     def _warn(self, kind: type[Warning], text: str) -> None:
-        if kind not in self._warned and self.model.fit_state.chief:
-            warnings.warn(text, kind, stacklevel=2)
+        if not text or kind in self._warned:
+            return
         self._warned.add(kind)
+        if self.model.fit_state.chief:
+            warnings.warn(text, kind, stacklevel=2)
 
 
 def slow_input_text(workers: Sequence[dict[str, Any]], limit: float) -> str:
@@ -130,32 +124,32 @@ def slow_input_text(workers: Sequence[dict[str, Any]], limit: float) -> str:
         return ""
     who = f"Worker {worst} spent" if len(workers) > 1 else "The last epoch spent"
     return (
-        f"{who} {shares[worst]:.0%} of its steps' time ({workers[worst]['input']:.1f} s) waiting for input: end the dataset "
-        "with `.prefetch(tf.data.AUTOTUNE)`, give `num_parallel_calls=tf.data.AUTOTUNE` to its `map`, or `.cache()` it."
+        f"{who} {shares[worst]:.0%} of the time of its steps ({workers[worst]['input']:.1f} s) waiting for input: end the "
+        "dataset with `.prefetch(tf.data.AUTOTUNE)`, pass `num_parallel_calls=tf.data.AUTOTUNE` to its `map`, or "
+        "`.cache()` it."
     )
 
 
 def straggler_text(workers: Sequence[dict[str, Any]], limit: float) -> str:
     """The warning that names the worker for which the others wait; empty if none stands out.
 
-    A sum over workers is there when the last one brings its part: who comes last waits least.
+    A sum over workers is complete when the last one contributes its part: the worker that comes last waits least.
     """
-    if all("waited" in w for w in workers):
-        slow = min(range(len(workers)), key=lambda i: workers[i]["waited"])
-        others = [w["waited"] for i, w in enumerate(workers) if i != slow]
-        lost = sum(others) / len(others) - workers[slow]["waited"]
-    else:
-        outside = [w["input"] + w["callbacks"] for w in workers]
-        slow = max(range(len(workers)), key=lambda i: outside[i])
-        others = [seconds for i, seconds in enumerate(outside) if i != slow]
-        lost = outside[slow] - sum(others) / len(others)
+    waits = all("waited" in w for w in workers)
+    late = [-w["waited"] if waits else w["input"] + w["callbacks"] for w in workers]
+    slow = max(range(len(workers)), key=late.__getitem__)
+
+    def beyond_others(values: Sequence[float]) -> float:
+        return values[slow] - sum(v for i, v in enumerate(values) if i != slow) / (len(values) - 1)
+
+    lost = beyond_others(late)
     total = workers[slow]["input"] + workers[slow]["compute"] + workers[slow]["callbacks"]
     if lost <= limit * total:
         return ""
-    why = workers[slow]["input"] - sum(w["input"] for i, w in enumerate(workers) if i != slow) / (
-        len(workers) - 1
+    by_input = beyond_others([w["input"] for w in workers]) > lost / 2
+    reason = (
+        "its input is slow" if by_input else "it computes slowly: look for other programs on that machine"
     )
-    reason = "its input is slow" if why > lost / 2 else "it computes slowly: look what else runs there"
     return (
         f"Worker {slow} on {workers[slow]['host']} makes the others wait for {lost / max(total, 1e-9):.0%} of the time "
         f"({lost:.1f} s in the last epoch): {reason}."
@@ -171,8 +165,8 @@ def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> s
             changes.append(f"`{name}` was {', '.join(seen[:4])}")
     cause = "; ".join(changes) or "the kind of input changed"
     return (
-        f"The training step was compiled {compiled} times, which costs far more than running it: {cause}. Give batches of "
-        "one size (drop or pad what is left over), or a tf.data.Dataset, whose batches may differ."
+        f"The training step was compiled {compiled} times, which costs far more than running it: {cause}. Use batches of "
+        "one size (drop or pad the remainder), or a tf.data.Dataset, whose batches may differ."
     )
 
 
@@ -181,8 +175,7 @@ def layout(fit_state: Any) -> list[tuple[str, str]]:
     names = part_names(fit_state.source.spec)
     if fit_state.execution is None:  # the steps run on the workers of a coordinator
         return [(name, "") for name in names]
-    chunk = fit_state.execution.chunks[-1]
-    leaves = tf.nest.flatten(chunk.inputs)
+    leaves = tf.nest.flatten(fit_state.execution.chunks[-1].inputs)
     if len(leaves) < len(names) or not all(hasattr(leaf, "shape") for leaf in leaves):
         return [(name, "") for name in names]
     return [(name, f"{leaf.dtype.name} {tuple(leaf.shape)}") for name, leaf in zip(names, leaves)]

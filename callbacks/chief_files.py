@@ -1,4 +1,4 @@
-"""With several workers everyone calls the callbacks, and the chief alone writes files."""
+"""With several workers every worker calls the callbacks, and only the chief writes files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PLACES = {
 
 @contextlib.contextmanager
 def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
-    """Sends what Keras' own callbacks write to a folder that is removed, on every worker but the chief.
+    """On every worker but the chief, Keras' own callbacks write into a temporary folder.
 
-    They are called there as on the chief, so that what they decide and what they read of the model is the same. Enter
-    this before the callbacks are told of the model. Our own callbacks know whether they are on the chief.
+    They are called there as on the chief, so that they read the same of the model and decide the same. Enter this
+    before `set_model` of the callbacks. Our own callbacks know whether they are on the chief.
 
     Args:
         callbacks: of a loop.
-        chief: whether this process writes.
+        chief: whether this process writes files.
     """
     if chief:
         yield

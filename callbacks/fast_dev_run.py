@@ -12,10 +12,6 @@ _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 class OneBatch(keras.callbacks.Callback):
     """Ends the training after one step, and each validation after one."""
 
-    def steps_to_wake(self, step: int) -> int:
-        """After every step."""
-        return 1
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes one step per execution, whatever `compile` was given."""
         self._steps_per_execution = self.model.steps_per_execution
@@ -30,7 +26,7 @@ class OneBatch(keras.callbacks.Callback):
         self.model.stop_evaluating = True
 
     def on_fit_exit(self) -> None:
-        """Gives the model its steps per execution back, also after an error."""
+        """Restores the model's steps per execution, also after an error."""
         if hasattr(self, "_steps_per_execution"):
             self.model.steps_per_execution = self._steps_per_execution
 
@@ -47,8 +43,5 @@ def one_batch_of_everything(callbacks: Any) -> list[Any]:
     given = keras.tree.flatten(callbacks) if callbacks else []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         given = list(callbacks.callbacks)
-    return [c for c in given if not _writes_models(c)] + [OneBatch()]
-
-
-def _writes_models(callback: Any) -> bool:
-    return any(cls.__name__ in _WRITES_MODELS for cls in type(callback).__mro__)
+    writers = [c for c in given if any(cls.__name__ in _WRITES_MODELS for cls in type(c).__mro__)]
+    return [c for c in given if c not in writers] + [OneBatch()]
