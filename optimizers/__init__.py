@@ -1,6 +1,6 @@
 """Every optimizer that Keras has, with our pipeline around its update rule, and the ready pieces for its stages."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 import keras as _keras
@@ -28,8 +28,8 @@ from .stages.transformers import ClipByValue as ClipByValue
 from .stages.transformers import GradientNoise as GradientNoise
 from .stages.transformers import centralize as centralize
 
-if _TYPE_CHECKING:
-    from keras.optimizers import *  # noqa: F403
+if TYPE_CHECKING:
+    from .signatures import *  # noqa: F403
 
 
 OptimizerMap = _keras.optimizers.OptimizerMap
@@ -51,10 +51,12 @@ def _published() -> dict[str, type]:
 globals().update(_published())
 
 
-def __getattr__(name: str) -> _Any:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _class_for(_LATE[name])
+if not TYPE_CHECKING:  # a type checker would take every name for one that is found here
+
+    def __getattr__(name: str) -> _Any:
+        if name not in _LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _class_for(_LATE[name])
 
 
 def get(identifier: _Any) -> _Any:

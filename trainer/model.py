@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Self
 
 import keras
 
@@ -23,7 +23,7 @@ class Model(Trainer, keras.Model):
     True
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """A Functional model for `Model(inputs, outputs)`."""
         if cls is Model and _is_functional(args, kwargs):
             return Functional.__new__(Functional, *args, **kwargs)
@@ -72,18 +72,18 @@ def _put_functional_below(cls: type) -> type:
     return cls
 
 
-def adopt(model: keras.Model) -> Any:
-    """Turns any Keras model into one that trains with Unisono, in place.
+def adopt(model: keras.Model) -> Model:
+    """Converts a Keras model in place into one that trains with Unisono.
 
     Args:
-        model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a class of your own. Its
-            layers, weights and compiled state stay.
+        model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a class of your own. It keeps
+            its layers, weights and compiled state.
 
     Returns:
         `model` itself.
 
     Raises:
-        TypeError: if it is no Keras model.
+        TypeError: `model` is not a Keras model.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`adopt` takes a keras.Model. Received: {model!r} of type {type(model).__name__}")
@@ -125,7 +125,7 @@ def _adopted_class(cls: type) -> type:
 
 def load_model(
     filepath: Any, custom_objects: Any = None, compile: bool = True, safe_mode: bool = True
-) -> Any:
+) -> Model:
     """`keras.saving.load_model`, for a model that then trains with Unisono.
 
     Args:
@@ -140,6 +140,6 @@ def load_model(
     return adopt(keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode))
 
 
-def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
     """`keras.models.clone_model`, for a model that then trains with Unisono."""
     return adopt(keras.models.clone_model(model, *args, **kwargs))
