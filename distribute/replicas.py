@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..compat.clusters import bytes_per_pack
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import note_varying_shape
-from .tensorflow_internals import bytes_per_pack
 
 _BYTES_PER_PACK = 2**20
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from .keras_internals import all_layers, own_weights, watch_calls
+from ..compat.layers import layers_of, own_weights, watch_calls
 
 Event: TypeAlias = tuple[str, keras.layers.Layer, Any]
 """("start", layer, inputs) or ("end", layer, outputs) of one call."""
@@ -109,7 +109,7 @@ def diagnose(
     events: list[Event] = []
     with keras.StatelessScope(), contextlib.ExitStack() as stack:
         tape = stack.enter_context(tf.GradientTape(persistent=True))
-        for layer in all_layers(model):
+        for layer in layers_of(model)[1:]:
             stack.enter_context(watch_calls(layer, lambda *event: events.append(event)))
         y_pred = model(x, training=True)
         value = (loss or _compiled_loss(model))(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)

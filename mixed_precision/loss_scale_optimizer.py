@@ -9,10 +9,12 @@ import keras
 import tensorflow as tf
 
 from .. import optimizers
+from ..compat.optimizers import build_base_optimizer
+from ..compat.serialization import save_under_keras_name
 from ..distribute.replicas import in_replica_context, local_copy, update_copies
 from ..optimizers import ensure_built, run_stages
 from ..optimizers.call_options import gradients_are_taken
-from . import keras_internals, scale_variables
+from . import scale_variables
 from .loss_scale import ScaleRule, ScaleState, make_rule, next_state
 
 LIMITS = "dynamic"
@@ -93,7 +95,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
         """Builds the inner optimizer for `variables`."""
         scale_variables.create(self)
         ensure_built(self.inner_optimizer, list(variables))
-        keras_internals.build_base_optimizer(self, list(variables))
+        build_base_optimizer(self, list(variables))
 
     @property
     def variables(self) -> list[Any]:
@@ -274,4 +276,4 @@ def _widen_gradient(gradient: Any) -> Any:
 
 optimizers.register_class(keras.optimizers.LossScaleOptimizer, LossScaleOptimizer)
 optimizers.LossScaleOptimizer = LossScaleOptimizer
-keras_internals.save_under_keras_name(LossScaleOptimizer)
+save_under_keras_name(LossScaleOptimizer)

@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeAlias
 
 import keras
 
+from ..compat.layers import layers_of
 from .hardware import warn_if_slow
-from .keras_internals import all_layers
 
 Policy: TypeAlias = keras.DTypePolicy
 LossScale: TypeAlias = float | Literal["dynamic"] | None
@@ -125,7 +125,7 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
         return
     if not any(ref() is own for ref in _replaced):
         return
-    if any(layer.dtype_policy.name == current.name for layer in all_layers(model)):
+    if any(layer.dtype_policy.name == current.name for layer in layers_of(model)[1:]):
         return
     optimizer = getattr(model, "optimizer", None)
     if unless_trained and optimizer is not None and int(optimizer.iterations.numpy()) > 0:

@@ -9,10 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ..compat.optimizers import scope_of, set_strategy
+from ..compat.variables import make_again
 from ..distribute.replicas import local_copy
 from ..distribute.step_context import current_step
 from ..optimizers.building import run_in_thread
-from . import keras_internals
 from .loss_scale import ScaleState
 
 _lock = threading.RLock()
@@ -32,7 +33,7 @@ def create(optimizer: Any) -> None:
     Context: where variables can be created.
     """
     counts = ("step_counter", "dynamic_scale", "skipped_steps", "skipped_in_a_row", "overflowed")
-    with keras_internals.scope_of(optimizer):
+    with scope_of(optimizer):
         for name in counts:
             if name in vars(optimizer):
                 continue
@@ -59,8 +60,8 @@ def move_to_current_strategy(optimizer: Any) -> None:
         with _lock, strategy.scope():
             for variable in optimizer._variables:
                 if not strategy.extended.variable_created_in_scope(variable.value):
-                    keras_internals.make_again(variable)
-            keras_internals.set_strategy(optimizer, strategy)
+                    make_again(variable)
+            set_strategy(optimizer, strategy)
 
     run_in_thread(move)
 

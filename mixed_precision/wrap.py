@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from .. import optimizers
-from .keras_internals import all_layers, scope_of
+from ..compat.layers import layers_of
+from ..compat.optimizers import scope_of
 from .loss_scale_optimizer import LossScaleOptimizer
 from .policy import LossScale, Policy, loss_scale_of
 
@@ -45,7 +46,7 @@ def _loss_scale(policy: Policy | keras.Model) -> LossScale:
     """The first loss scale that the model's policy or one of its layers' asks for."""
     if not isinstance(policy, keras.Model):
         return loss_scale_of(policy)
-    policies = [policy.dtype_policy, *(layer.dtype_policy for layer in all_layers(policy))]
+    policies = [policy.dtype_policy, *(layer.dtype_policy for layer in layers_of(policy)[1:])]
     computing = (each for each in policies if each.compute_dtype == "float16")
     first = next(computing, None)
     return None if first is None else loss_scale_of(first)

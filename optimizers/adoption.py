@@ -14,7 +14,8 @@ from typing import Any
 
 import keras
 
-from .keras_internals import save_as, unpickle
+from ..compat.optimizers import unpickle
+from ..compat.serialization import save_as
 
 _classes: dict[type, type] = {}
 

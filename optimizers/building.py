@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .keras_internals import move_variable, stateless_scope
+from ..compat.variables import make_again, stateless_scope
 
 _lock = threading.RLock()
 
@@ -69,7 +69,7 @@ def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         if isinstance(variable, keras.Variable) and not strategy.extended.variable_created_in_scope(
             variable.value
         ):
-            move_variable(variable)
+            make_again(variable)
 
 
 def run_in_thread(fn: Callable[[], Any]) -> Any:

@@ -1,6 +1,6 @@
 """Model.fit: what a step computes, how it is compiled, how epochs run."""
 
-from . import replaced_keras_internals as replaced_keras_internals
+from . import replacements as replacements
 from .model import Model as Model
 from .model import Sequential as Sequential
 from .model import adopt as adopt

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import keras
 
-from .keras_internals import KerasFunctional, TensorFlowTrainer, register_as
+from ..compat.serialization import save_as
+from ..compat.training import KerasFunctional, TensorFlowTrainer
 from .pipeline import step as pipeline_step
 from .trainer import Trainer
 
@@ -48,10 +49,10 @@ class Sequential(keras.Sequential, Model):
     """`keras.Sequential`, trained by Unisono."""
 
 
-register_as(Model, keras.Model)
-register_as(Functional, KerasFunctional)
+save_as(Model, keras.Model)
+save_as(Functional, KerasFunctional)
 Functional.__module__ = KerasFunctional.__module__  # Keras exports no name for it; files name its module
-register_as(Sequential, keras.Sequential)
+save_as(Sequential, keras.Sequential)
 
 
 def _is_functional(args: Any, kwargs: Any) -> bool:
@@ -119,7 +120,7 @@ def _adopted_class(cls: type) -> type:
         return known[cls]
     adopted = type(cls.__name__, (cls, Model), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     adopted.__qualname__ = cls.__qualname__
-    register_as(adopted, cls)
+    save_as(adopted, cls)
     return adopted
 
 

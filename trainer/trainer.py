@@ -13,10 +13,11 @@ import keras
 import tensorflow as tf
 
 from .. import mixed_precision, optimizers
+from ..compat.serialization import deserialize_keras_object
+from ..compat.training import KerasTrainer, TensorFlowTrainer, filter_traceback
 from ..distribute.step_context import current_step
-from . import checks, keras_internals
+from . import checks
 from .inputs import make_source
-from .keras_internals import KerasTrainer, TensorFlowTrainer, filter_traceback
 from .pipeline import step as pipeline_step
 from .run import fit_loop
 from .run.build import build_for, build_for_prediction
@@ -103,7 +104,7 @@ class Trainer:
         if type(self).compile is not Trainer.compile:
             KerasTrainer.compile_from_config(self, config)
             return
-        self.compile(**keras_internals.serialization_lib.deserialize_keras_object(config))
+        self.compile(**deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             with self.strategy_scope():
                 self.optimizer.build(self.trainable_variables)

@@ -21,7 +21,7 @@ from typing import Any
 
 import keras
 
-from ..keras_internals import CALLBACK_ATTRIBUTES
+from ...compat.callbacks import CALLBACK_ATTRIBUTES
 from ..safe_file import write_safely
 
 

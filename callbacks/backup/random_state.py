@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..keras_internals import global_seed_generator_state
-from ..tensorflow_internals import eager_seed_source, global_generator
+from ...compat.random_state import eager_seed_source, global_generator, global_seed_generator_state
 
 
 def capture() -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..keras_internals import layers_of
-from ..tensorflow_internals import is_read_together, sums_on_read
+from ...compat.layers import layers_of
+from ...compat.variables import is_read_together, sums_on_read
 
 
 class HostBuffers:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from . import parameter_server_internals as internals
+from ...compat.parameter_servers import ShardedVariable
 from .updates import beside, on_parameter_servers, shards_of
 
 _ELEMENTWISE = frozenset(
@@ -174,7 +174,7 @@ def slots_beside(variable: Any) -> Iterator[None]:
         for index, (shard, part) in enumerate(zip(shards, tf.split(initial, sizes))):
             own = {"initial_value": part, "shape": part.shape, "colocate_with": shard}
             parts.append(next_creator(**{**kwargs, **own, "name": f"{kwargs.get('name')}/part_{index}"}))
-        return internals.ShardedVariable(parts)
+        return ShardedVariable(parts)
 
     with tf.variable_creator_scope(create):
         yield

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.parameter_servers import resolver_of
 from ..workers.cluster import ClusterError, read_tf_config
-from . import parameter_server_internals as internals
 from .updates import on_parameter_servers
 from .worker_pool import ParameterServerError, WorkerPool
 
@@ -152,7 +152,7 @@ def pool_of(strategy: Any) -> WorkerPool:
             "with one: start a worker for each GPU, with its own CUDA_VISIBLE_DEVICES."
         )
     if strategy not in _pools:
-        resolver = internals.resolver_of(strategy)
+        resolver = resolver_of(strategy)
         check_cluster(resolver.cluster_spec().as_dict(), resolver.task_type)
         _pools[strategy] = WorkerPool(strategy, mode_of(strategy).timeout)
     return _pools[strategy]

@@ -14,7 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from . import parameter_server_internals as internals
+from ...compat.graphs import is_stateful
+from ...compat.parameter_servers import ShardedVariable
 
 _locks: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
 HOME = "/job:ps/replica:0/task:0/device:CPU:0"
@@ -49,7 +50,7 @@ def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     before = len(graph.get_operations())
     with tf.device(HOME), tf.control_dependencies([lock]):
         result = fn(*args)
-    done = [op for op in graph.get_operations()[before:] if internals.is_stateful(op)]
+    done = [op for op in graph.get_operations()[before:] if is_stateful(op)]
     with tf.device(HOME), tf.control_dependencies(done):
         tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     return result
@@ -113,4 +114,4 @@ def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
 def shards_of(variable: Any) -> Sequence[tf.Variable] | None:
     """The parts of a variable that is split over servers by rows; None for any other."""
     value = variable._value if isinstance(variable, keras.Variable) else variable
-    return value.variables if isinstance(value, internals.ShardedVariable) else None
+    return value.variables if isinstance(value, ShardedVariable) else None

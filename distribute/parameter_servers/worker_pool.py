@@ -16,7 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from . import parameter_server_internals as internals
+from ...compat.parameter_servers import (
+    current_worker,
+    join_for,
+    recover_in_part,
+    resolver_of,
+    schedule_python,
+    scheduled_error,
+)
 from .server_watch import ServerWatch
 
 _TICK = 0.2  # seconds between two looks at errors
@@ -40,11 +47,9 @@ class WorkerPool:
     def __init__(self, strategy: Any, timeout: float) -> None:
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self.timeout = timeout
-        self.addresses = {
-            k: list(v) for k, v in internals.resolver_of(strategy).cluster_spec().as_dict().items()
-        }
+        self.addresses = {k: list(v) for k, v in resolver_of(strategy).cluster_spec().as_dict().items()}
         self.num_workers = len(self.addresses["worker"])
-        internals.recover_in_part(self.coordinator, self.answers)
+        recover_in_part(self.coordinator, self.answers)
         self._watch = ServerWatch(
             self.addresses["ps"],
             lambda index, seconds: self.responds("ps", index, seconds),
@@ -76,13 +81,13 @@ class WorkerPool:
         """
         phase = Phase(self, run, forget, max_staleness)
         for _ in range(self.num_workers):
-            internals.schedule_python(self.coordinator, phase.loop)
+            schedule_python(self.coordinator, phase.loop)
         try:
             yield phase
         except BaseException:
             phase.close()
             with contextlib.suppress(Exception):
-                internals.join_for(self.coordinator, self.timeout)
+                join_for(self.coordinator, self.timeout)
             raise
         phase.close()
         phase.end()
@@ -175,7 +180,7 @@ class Phase:
                     self._quiet_since = time.monotonic()
                     self._next_probe = self._quiet_since + _QUIET
                     return self._results.popleft()
-            if internals.scheduled_error(self._pool.coordinator) is not None:
+            if scheduled_error(self._pool.coordinator) is not None:
                 self.close()
                 self.end()
             if time.monotonic() > self._next_probe:
@@ -213,7 +218,7 @@ class Phase:
         """Waits until the loops have ended; raises what ended one of them."""
         try:
             deadline = time.monotonic() + self._pool.timeout
-            while not internals.join_for(self._pool.coordinator, _TICK):
+            while not join_for(self._pool.coordinator, _TICK):
                 if time.monotonic() > deadline:
                     self._pool.check_servers()
                     raise ParameterServerError(
@@ -245,7 +250,7 @@ class Phase:
 
     def loop(self) -> None:
         """Takes pieces until the list is closed. Context: host, in the thread of a worker."""
-        worker = internals.current_worker()
+        worker = current_worker()
         while not self._closed and not self._pool.answers("worker", worker):
             time.sleep(_TICK)
         with self._changed:

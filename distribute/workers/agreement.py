@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..tensorflow_internals import get_value, set_value
+from ...compat.clusters import get_value, set_value
 from .cluster_start import peer_timeout
 from .peer_watch import meeting
 

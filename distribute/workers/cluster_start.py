@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..tensorflow_internals import (
+from ...compat.clusters import (
     check_before_start,
     configure_coordination,
     wrap_local_devices,

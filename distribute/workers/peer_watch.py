@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..tensorflow_internals import abort_collectives, delete_value, get_value, report_error, set_value
+from ...compat.clusters import abort_collectives, delete_value, get_value, report_error, set_value
 from .cluster import Cluster
 
 _SLOWER = 10.0

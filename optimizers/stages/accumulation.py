@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.optimizers import overwritten_by_gradient, track_apart
 from ...distribute.replicas import local_copy
-from ..keras_internals import overwritten_by_gradient, track_apart
 from .slices import assign_add, dense, times
 
 Pairs = list[tuple[Any, Any]]

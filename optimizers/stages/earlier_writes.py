@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
+from ...compat.variables import stateless_scope
 from ...distribute.replicas import local_copy
 from ...distribute.step_context import current_step
-from ..keras_internals import stateless_scope
 
 
 class EarlierWrites:

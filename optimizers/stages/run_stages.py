@@ -20,13 +20,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.optimizers import overwritten_by_gradient
+from ...compat.variables import direct_writes
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id, update_copies
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
 from ..call_options import CallOptions, call_options, current_options, frozen_iterations
-from ..keras_internals import direct_writes, overwritten_by_gradient
 from .accumulation import accumulate
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
 from .earlier_writes import EarlierWrites

@@ -177,6 +177,6 @@ def test_trial_draws_nothing_from_the_users_pipeline():
     ],
 )
 def test_size_of_a_batch_is_read_from_the_pipeline(pipeline, found):
-    from unisono.trainer.inputs.tensorflow_internals import batch_size
+    from unisono.compat.datasets import batch_size
 
     assert batch_size(pipeline(tf.data.Dataset.range(20))) == found

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from unisono.compat.clusters import MultiWorkerExtended
 from unisono.distribute import (
     auto_strategy,
     is_chief,
@@ -16,7 +17,6 @@ from unisono.distribute import (
     worker_index,
 )
 from unisono.distribute.launcher.tasks import free_ports
-from unisono.distribute.tensorflow_internals import MultiWorkerExtended
 from unisono.distribute.workers import cluster_start
 from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError

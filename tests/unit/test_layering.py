@@ -1,8 +1,9 @@
-"""Imports only go down, and what is private of Keras and TensorFlow is touched in one module of each package."""
+"""Imports only go down and form no circle, and what is private of Keras and TensorFlow is touched in `compat` alone."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 from collections.abc import Iterator
 
@@ -10,16 +11,34 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 # A package may import those with a smaller number; two with the same number do not know each other.
-LEVELS = {"distribute": 0, "optimizers": 1, "callbacks": 2, "mixed_precision": 2, "trainer": 3, "unisono": 4}
+LEVELS = {
+    **{"compat": 0, "distribute": 1, "optimizers": 2, "callbacks": 3, "mixed_precision": 3, "trainer": 4},
+    "unisono": 5,
+}
+# The same for the sub-packages of a package. The modules beside them are free, as long as there is no circle.
+WITHIN = {
+    "distribute": {"launcher": 0, "workers": 0, "parameter_servers": 1, "pipeline": 1},
+    "callbacks": {"backup": 0, "report": 1, "diagnosis": 1},
+    "trainer": {"inputs": 0, "step": 1, "run": 2, "parameter_servers": 3, "pipeline": 3},
+}
+# What still goes up, and the circles that are still there: marks of work that is not done.
+KNOWN_TO_GO_UP = {("trainer", "run", "parameter_servers"), ("trainer", "run", "pipeline")}
+KNOWN_CIRCLES = [
+    {"unisono.distribute.auto_strategy", "unisono.distribute.workers.cluster_start"},
+    {"unisono.optimizers.adoption", "unisono.optimizers.optimizer", "unisono.optimizers.saved_state"},
+]
 PRIVATE = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 
 
-def modules(package: str) -> Iterator[tuple[tuple[str, ...], pathlib.Path, ast.Module]]:
-    """(the names of the module's package, its file, its syntax tree) of every module in `package`."""
-    above = ("unisono",) if package == "unisono" else ("unisono", package)
+@functools.cache
+def modules(package: str) -> dict[str, tuple[pathlib.Path, ast.Module]]:
+    """The file and the syntax tree of every module in `package`, by its full dotted name."""
+    found = {}
     for path in sorted((ROOT / package).rglob("*.py")):
-        inside = path.relative_to(ROOT / package).parts[:-1]
-        yield above + inside, path, ast.parse(path.read_text())
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts if package == "unisono" else ("unisono", *parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path, ast.parse(path.read_text())
+    return found
 
 
 def imported(home: tuple[str, ...], tree: ast.Module) -> Iterator[str]:
@@ -33,11 +52,47 @@ def imported(home: tuple[str, ...], tree: ast.Module) -> Iterator[str]:
             yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
+def imports_of(package: str) -> Iterator[tuple[str, pathlib.Path, str]]:
+    """(module, its file, full name of what it imports) for every import in `package`."""
+    for module, (path, tree) in modules(package).items():
+        home = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+        for name in imported(tuple(home), tree):
+            yield module, path, name
+
+
 def package_of(name: str) -> str | None:
     parts = name.split(".")
     if parts[0] != "unisono":
         return None
     return parts[1] if len(parts) > 1 and parts[1] in LEVELS else "unisono"
+
+
+def graph_of(package: str) -> dict[str, set[str]]:
+    """Which modules of `package` each of its modules imports, wherever in the module it does."""
+    graph: dict[str, set[str]] = {module: set() for module in modules(package)}
+    for module, _, name in imports_of(package):
+        if package_of(name) != package:
+            continue
+        while name not in graph and "." in name:
+            name = name.rpartition(".")[0]
+        if name in graph and name != module:
+            graph[module].add(name)
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules of which each imports, by way of others, each."""
+    reached = {}
+    for start in graph:
+        seen, todo = set(), list(graph[start])
+        while todo:
+            module = todo.pop()
+            if module not in seen:
+                seen.add(module)
+                todo.extend(graph[module])
+        reached[start] = seen
+    found = [{other for other in reached[m] if m in reached[other]} for m in graph if m in reached[m]]
+    return [circle for number, circle in enumerate(found) if circle not in found[:number]]
 
 
 def test_relative_imports_are_understood():
@@ -49,39 +104,46 @@ def test_relative_imports_are_understood():
     assert [package_of(name) for name in names] == ["distribute", "trainer", "callbacks", None]
 
 
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
+
+
 @pytest.mark.parametrize("package", LEVELS)
 def test_imports_go_down(package):
-    found = 0
-    for home, path, tree in modules(package):
-        found += 1
-        for name in imported(home, tree):
-            other = package_of(name)
-            if other is None or other == package:
-                continue
-            assert LEVELS[other] < LEVELS[package], f"{path.relative_to(ROOT)} imports {name}"
-    assert found > 3
+    for _, path, name in imports_of(package):
+        other = package_of(name)
+        if other is None or other == package:
+            continue
+        assert LEVELS[other] < LEVELS[package], f"{path.relative_to(ROOT)} imports {name}"
+    assert len(modules(package)) > 3
+
+
+@pytest.mark.parametrize("package", WITHIN)
+def test_imports_go_down_within_a_package(package):
+    levels = WITHIN[package]
+
+    def part(module: str) -> str | None:
+        return next((name for name in module.split(".")[2:3] if name in levels), None)
+
+    up = set()
+    for module, others in graph_of(package).items():
+        for here, there in ((part(module), part(other)) for other in others):
+            if here and there and here != there and levels[there] >= levels[here]:
+                up.add((package, here, there))
+    assert up == {known for known in KNOWN_TO_GO_UP if known[0] == package}
 
 
 @pytest.mark.parametrize("package", LEVELS)
-def test_private_names_are_touched_in_internals_only(package):
-    for home, path, tree in modules(package):
-        if path.stem.endswith("internals"):
-            continue
-        private = [name for name in imported(home, tree) if name.startswith(PRIVATE)]
-        reached = [
-            ast.unparse(node)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("keras.src", "tf.__internal__")
-        ]
-        assert not private + reached, f"{path.relative_to(ROOT)} touches {private + reached}"
+def test_modules_of_a_package_form_no_circle(package):
+    known = [circle for circle in KNOWN_CIRCLES if any(package_of(name) == package for name in circle)]
+    assert [sorted(circle) for circle in circles(graph_of(package))] == [sorted(circle) for circle in known]
 
 
-def test_tests_that_internals_modules_name_exist():
-    named = set()
-    for package in LEVELS:
-        for _, path, tree in modules(package):
-            if path.stem.endswith("internals"):
-                words = (word.strip("`.,;:()") for word in (ast.get_docstring(tree) or "").split())
-                named.update(word for word in words if word.startswith("tests/"))
-    assert len(named) > 4
-    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+@pytest.mark.parametrize("package", [name for name in LEVELS if name != "compat"])
+def test_private_names_are_touched_in_compat_only(package):
+    for _, path, name in imports_of(package):
+        assert not name.startswith(PRIVATE), f"{path.relative_to(ROOT)} imports {name}"
+    for path, tree in modules(package).values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("keras.src", "tf.__internal__"):
+                raise AssertionError(f"{path.relative_to(ROOT)} touches {ast.unparse(node)}")

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from unisono.distribute.parameter_servers import parameter_server_internals
+from unisono.distribute.parameter_servers import worker_pool
 from unisono.distribute.parameter_servers.server_watch import ServerWatch
 from unisono.distribute.parameter_servers.worker_pool import Phase
 
@@ -23,7 +23,7 @@ class Workers:
 
     def __init__(self, monkeypatch, count, max_staleness):
         here = threading.local()
-        monkeypatch.setattr(parameter_server_internals, "current_worker", lambda: here.worker)
+        monkeypatch.setattr(worker_pool, "current_worker", lambda: here.worker)
         self.gates = [threading.Event() for _ in range(count)]
         self.done = [0] * count
         self.begun = [0] * count

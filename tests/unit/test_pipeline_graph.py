@@ -8,7 +8,10 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.distribute.pipeline import Pipeline, current_pipeline, keras_internals
+from unisono.compat.functional import flat_inputs, graph_of, nodes_in_order, random_states
+from unisono.compat.layers import layers_of
+from unisono.compat.variables import move_to_device, raw_value
+from unisono.distribute.pipeline import Pipeline, current_pipeline
 from unisono.distribute.pipeline.pipeline import resolve_devices
 from unisono.distribute.pipeline.remote import connect
 from unisono.trainer.pipeline.costs import estimate, measure
@@ -317,23 +320,23 @@ def test_operations_follow_the_largest_input():
     assert "CPU:2" in devices["big"] and "CPU:1" in devices["read"] and "CPU:1" in devices["cond"]
 
 
-def test_keras_internals_are_as_expected():
+def test_private_parts_of_keras_are_as_expected():
     model = with_skip()
-    graph = keras_internals.graph_of(model)
+    graph = graph_of(model)
     assert graph is model
-    names = [node.operation.name for node in keras_internals.nodes_in_order(graph)]
+    names = [node.operation.name for node in nodes_in_order(graph)]
     assert names[:2] == ["a", "b"] and names[-1] == "d"
-    flat = keras_internals.flat_inputs(graph, tf.ones((2, 4)))
+    flat = flat_inputs(graph, tf.ones((2, 4)))
     assert len(flat) == 1 and tf.is_tensor(flat[0])
     sequential = chain_of(2)
-    assert keras_internals.graph_of(sequential) is sequential._functional
-    assert keras_internals.graph_of(Subclassed()) is None
+    assert graph_of(sequential) is sequential._functional
+    assert graph_of(Subclassed()) is None
     dropout = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
-    (state,) = keras_internals.random_states(dropout)
+    (state,) = random_states(dropout)
     assert state.path.endswith("seed_generator_state")
-    assert keras_internals.flat_layers(model)[0] is model
+    assert layers_of(model)[0] is model
     variable = model.get_layer("a").kernel
-    assert keras_internals.own_value(variable) is variable.value
+    assert raw_value(variable) is variable.value
     value = variable.numpy()
-    keras_internals.move_variable(variable, "/job:localhost/replica:0/task:0/device:CPU:3")
+    move_to_device(variable, "/job:localhost/replica:0/task:0/device:CPU:3")
     assert variable.value.device.endswith("CPU:3") and np.array_equal(variable.numpy(), value)

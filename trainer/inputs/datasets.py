@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.datasets import LIVE_SHUFFLE, batch_size, count_shuffles, end_iterator
 from .arrays import RAN_OUT
 from .placeholder_batches import made_up_dataset
 from .readers import (
@@ -27,7 +28,6 @@ from .readers import (
 )
 from .rows import batch_spec
 from .source import Chunk
-from .tensorflow_internals import LIVE_SHUFFLE, batch_size, count_shuffles, end_iterator
 
 _log = logging.getLogger("unisono")
 

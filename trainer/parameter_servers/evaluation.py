@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import pool_of
-from ..keras_internals import pythonify_logs
 from .execution_length import AsyncPace
 from .input_pieces import Pieces
 from .worker_steps import WorkerSteps

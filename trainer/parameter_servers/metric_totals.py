@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.graphs import graph_function
 from ..step.global_metrics import leaf_metrics
-from ..tensorflow_internals import graph_function
 
 
 class RowLayout:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.parameter_servers import parameter_server_internals as internals
+from ...compat.graphs import graph_function
+from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import HOME, beside
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
@@ -24,7 +25,6 @@ from ...optimizers.call_options import CallOptions, call_options
 from ..inputs.rows import slice_rows
 from ..step.collected_writes import CollectedWrites
 from ..step.replica_slices import replica_bounds
-from ..tensorflow_internals import graph_function
 from .input_pieces import HOST, Piece
 from .worker_step import snapshot, step_row, write_state
 from .worker_steps import WorkerSteps
@@ -104,7 +104,7 @@ class SynchronousSteps(WorkerSteps):
         count = len(results)
         if count not in self._updates:
             self._updates[count] = graph_function(self._update)
-        with self._strategy.scope(), internals.scheduling(self._strategy), tf.device(HOST):
+        with self._strategy.scope(), scheduling(self._strategy), tf.device(HOST):
             return bool(self._updates[count]([there for _, there, _ in results]))
 
     def with_exact_loss(self, row: np.ndarray, parts: list[Any], weight: np.ndarray) -> np.ndarray:
@@ -127,7 +127,7 @@ class SynchronousSteps(WorkerSteps):
 
         number = tf.TensorSpec([], tf.int32)
         function = graph_function(run, input_signature=[piece.signature, number, number, number])
-        with self._strategy.scope(), internals.scheduling(self._strategy):
+        with self._strategy.scope(), scheduling(self._strategy):
             return function.get_concrete_function()
 
     def _part(self, batch: Any, rows: tf.Tensor, worker: tf.Tensor) -> Any:

@@ -13,12 +13,12 @@ from typing import Any
 
 from ... import mixed_precision
 from ...callbacks.fit_state import FitState
+from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import (
     mode_of,
     on_parameter_servers,
     pool_of,
 )
-from ..keras_internals import pythonify_logs
 from ..step.variable_placement import optimizers_of
 from .execution_length import AsyncPace, next_stop, wants_each_step
 from .input_pieces import Pieces

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.parameter_servers import parameter_server_internals as internals
+from ...compat.graphs import graph_function
+from ...compat.parameter_servers import num_workers_of, scheduling
 from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.step_context import StepContext
 from ..inputs import Chunk
 from ..inputs.rows import row_count
 from ..step.train_step import predict_on_replica
-from ..tensorflow_internals import graph_function
 from .input_pieces import HOST, Piece, WorkerMemory, pieces_of
 
 
@@ -26,7 +26,7 @@ class WorkerPrediction:
         self._strategy = model.distribute_strategy
         self._compiled: dict[Any, Any] = {}
         self._number = 0
-        self.lines = 2 * internals.num_workers_of(self._strategy)
+        self.lines = 2 * num_workers_of(self._strategy)
         self.memory = WorkerMemory()
 
     def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
@@ -61,7 +61,7 @@ class WorkerPrediction:
 
         if not self._model.run_eagerly:
             run = graph_function(run, input_signature=[piece.signature, tf.TensorSpec([], tf.int32)])
-            with self._strategy.scope(), internals.scheduling(self._strategy):
+            with self._strategy.scope(), scheduling(self._strategy):
                 run = run.get_concrete_function()
         self._compiled[key] = run
 

@@ -15,16 +15,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.parameter_servers import parameter_server_internals as internals
+from ...compat.graphs import graph_function, is_stateful, scratch_graph
+from ...compat.parameter_servers import num_workers_of, scheduling
 from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.updates import HOME
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext
 from ..inputs import Chunk
 from ..inputs.rows import row_count
-from ..keras_internals import scratch_graph
 from ..step.variable_placement import accumulates
-from ..tensorflow_internals import graph_function
 from .execution_length import MOST_STEPS
 from .input_pieces import HOST, Piece, WorkerMemory, pieces_of
 from .metric_totals import RowLayout, StepLogs, Totals, noted_results, result_function
@@ -49,7 +48,7 @@ class WorkerSteps:
             )
         self._model, self._training = model, training
         self._strategy = model.distribute_strategy
-        self._num_workers = internals.num_workers_of(self._strategy)
+        self._num_workers = num_workers_of(self._strategy)
         self._compiled: dict[Any, Any] = {}
         self._layout: RowLayout | None = None
         self._ledger: tf.Variable | None = None
@@ -113,7 +112,7 @@ class WorkerSteps:
         function = self._function(piece)
         inputs = self.memory.inputs(worker, piece)
         if self._model.run_eagerly:
-            with self._strategy.scope(), internals.scheduling(self._strategy):
+            with self._strategy.scope(), scheduling(self._strategy):
                 return function(inputs, piece.steps, worker)
         with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
             steps, at = tf.constant(piece.steps, tf.int32), tf.constant([piece.number, piece.line], tf.int64)
@@ -139,7 +138,7 @@ class WorkerSteps:
     def _graph(self, piece: Piece) -> Any:
         place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
         function = graph_function(self._loop(piece), input_signature=[piece.signature, count, place, count])
-        with self._strategy.scope(), internals.scheduling(self._strategy):
+        with self._strategy.scope(), scheduling(self._strategy):
             return (
                 function.get_concrete_function()
             )  # called itself: a `tf.function` is traced again on each worker
@@ -170,7 +169,7 @@ class WorkerSteps:
                 before = len(graph.get_operations())
                 row = self._step(reader(inputs, i), rows, worker)
                 if ledger is not None:
-                    done = [op for op in graph.get_operations()[before:] if internals.is_stateful(op)]
+                    done = [op for op in graph.get_operations()[before:] if is_stateful(op)]
                     with tf.control_dependencies(done):
                         ledger.write(i, row)
                     return i + 1, returned
@@ -212,7 +211,7 @@ class WorkerSteps:
                         results[name] = metric
             return logs
 
-        with self._strategy.scope(), internals.scheduling(self._strategy):
+        with self._strategy.scope(), scheduling(self._strategy):
             traced = graph_function(probe).get_concrete_function(piece.signature)
             with scratch_graph():
                 carried = set(model.get_metrics_result())

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...distribute.pipeline import keras_internals
+from ...compat.functional import run_node
 from .graph import Block, Chain
 from .state import NotedWrites
 
@@ -142,7 +142,7 @@ def _run(block: Block, inputs: list[Any], values: list[Any]) -> tuple[dict[int, 
         sources += [value for variable, value in mapping.values() if variable.trainable]
         tape.watch(sources)
         for node in block.nodes:
-            outputs = keras_internals.run_node(node, made, True)
+            outputs = run_node(node, made, True)
             made.update({id(symbolic): output for symbolic, output in zip(node.outputs, outputs)})
     flat = tf.nest.flatten([made[id(out)] for out in block.nodes[-1].outputs], expand_composites=True)
     targets = [value for value in flat if value.dtype.is_floating]

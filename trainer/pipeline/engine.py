@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.pipeline import keras_internals
+from ...compat.functional import flat_inputs, pack_outputs, run_node
 from ...distribute.pipeline.schedule import Job
 from ...distribute.pipeline.simulator import recomputed
 from ...distribute.step_context import StepContext, step_scope
@@ -66,7 +66,7 @@ class PipelinedStep:
         self.last: dict[tuple[int, int], list[Any]] = {}
 
     def _flat(self, value: Any) -> list[Any]:
-        return keras_internals.flat_inputs(self.chain.graph, value)
+        return flat_inputs(self.chain.graph, value)
 
     # The three ways to run it.
 
@@ -139,7 +139,7 @@ class PipelinedStep:
                     made = self._run_layers(stage, inputs)
                 values.update({key: made[key] for key in stage.outputs})
                 state.update({id(v): (v, t) for v, t in scope.writes() if id(v) in state})
-        return keras_internals.pack_outputs(self.chain.graph, [values[key] for key in self.chain.output_ids])
+        return pack_outputs(self.chain.graph, [values[key] for key in self.chain.output_ids])
 
     # Jobs.
 
@@ -193,7 +193,7 @@ class PipelinedStep:
     def _run_layers(self, stage: Stage, inputs: dict[int, Any]) -> dict[int, Any]:
         values = dict(inputs)
         for node in stage.nodes:
-            outputs = keras_internals.run_node(node, values, self.training)
+            outputs = run_node(node, values, self.training)
             values.update({id(symbolic): output for symbolic, output in zip(node.outputs, outputs)})
         return values
 
@@ -283,7 +283,7 @@ class PipelinedStep:
 
     def _pack(self, pieces: list[list[Any]], steps: Sequence[StepContext], trim: bool) -> Any:
         joined = [join_micro_batches(list(parts), steps, trim) for parts in zip(*pieces)]
-        return keras_internals.pack_outputs(self.chain.graph, joined)
+        return pack_outputs(self.chain.graph, joined)
 
     def _number(self, replica: int, job: Job) -> int:
         return replica * self.micro_batches + job.micro_batch

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from ...distribute.pipeline import keras_internals
+from ...compat.functional import graph_of, nodes_in_order, random_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Stage:
     @functools.cached_property
     def random_states(self) -> list[Any]:
         """The states of the seed generators of its layers, each once."""
-        states = {id(v): v for node in self.nodes for v in keras_internals.random_states(node.operation)}
+        states = {id(v): v for node in self.nodes for v in random_states(node.operation)}
         return list(states.values())
 
 
@@ -85,13 +85,13 @@ class Chain:
             ValueError: if the model has no graph that can be cut.
         """
         self.model = model
-        graph = keras_internals.graph_of(model)
+        graph = graph_of(model)
         if graph is None:
             raise ValueError(_no_graph(model))
         self.graph = graph
         self.input_ids = [id(tensor) for tensor in graph.inputs]
         self.output_ids = [id(tensor) for tensor in graph.outputs]
-        self.blocks = _blocks(keras_internals.nodes_in_order(graph))
+        self.blocks = _blocks(nodes_in_order(graph))
         if not self.blocks:
             raise ValueError(f"model {model.name!r} has no layers to cut into stages; add layers")
         self.shared = _shared(self.blocks)

@@ -10,9 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.layers import without_layer_losses
+from ...compat.training import KerasTrainer, compiled_loss, flat_losses
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs.rows import slice_rows
-from ..keras_internals import KerasTrainer, compiled_loss, flat_losses, without_layer_losses
 from ..step import global_loss as exact_loss
 from .engine import PipelinedStep
 from .plan import Plan

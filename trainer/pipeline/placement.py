@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.pipeline import keras_internals
+from ...compat.variables import move_to_device
 from .graph import Stage
 
 _CALLS = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
@@ -20,7 +20,7 @@ def move_weights(stages: Sequence[Stage]) -> None:
     """Moves every variable of a stage to the stage's first device. Optimizer slots made later follow them."""
     for stage in stages:
         for variable in stage.weights:
-            keras_internals.move_variable(variable, stage.devices[0])
+            move_to_device(variable, stage.devices[0])
 
 
 def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
@@ -35,7 +35,7 @@ def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
             start = f"{optimizer.name}/{weight.path.replace('/', '_')}_"
             for slot in optimizer.variables:
                 if slot.path.startswith(start) and slot.shape == weight.shape:
-                    keras_internals.move_variable(slot, stage.devices[0])
+                    move_to_device(slot, stage.devices[0])
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...distribute.pipeline import keras_internals
+from ...compat.layers import layers_of
+from ...compat.variables import raw_value
 from ...distribute.step_context import StepContext
 
 
@@ -40,7 +41,7 @@ class NotedWrites(keras.StatelessScope):
         outer = getattr(self, "original_scope", None)
         if value is None and outer is not None:
             value = outer.get_current_value(variable)
-        return keras_internals.own_value(variable) if value is None else value
+        return raw_value(variable) if value is None else value
 
     def writes(self) -> list[tuple[Any, tf.Tensor]]:
         """(variable, last value) pairs in the order of the first assignment."""
@@ -101,7 +102,7 @@ def normalizations(layers: Iterable[Any]) -> dict[int, tuple[Any, float]]:
     """For each BatchNormalization's moving variance, by id: its moving mean and its momentum."""
     found: dict[int, tuple[Any, float]] = {}
     for layer in layers:
-        for part in keras_internals.flat_layers(layer):
+        for part in layers_of(layer):
             if isinstance(part, keras.layers.BatchNormalization) and part.built and not part.renorm:
                 found[id(part.moving_variance)] = (part.moving_mean, part.momentum)
     return found

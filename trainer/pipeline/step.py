@@ -16,10 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.step_context import StepContext, current_step
 from ...optimizers.optimizer import apply_contributions
-from ..keras_internals import unpack_x_y_sample_weight
 from ..step.train_step import track_loss
 from ..step.variable_placement import optimizers_of
 from .engine import PipelinedStep

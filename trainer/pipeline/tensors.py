@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.pipeline import keras_internals
+from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
 
 
@@ -22,9 +22,9 @@ def identity(value: Any) -> Any:
     if value is None:
         return None
     copy = tf.nest.map_structure(tf.identity, value, expand_composites=True)
-    mask = keras_internals.get_keras_mask(value)
+    mask = get_keras_mask(value)
     if mask is not None:
-        keras_internals.set_keras_mask(copy, tf.identity(mask))
+        set_keras_mask(copy, tf.identity(mask))
     return copy
 
 
@@ -98,11 +98,11 @@ def join_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], trim:
     """
     if len(parts) == 1:
         return parts[0]
-    masks = [keras_internals.get_keras_mask(part) for part in parts]
+    masks = [get_keras_mask(part) for part in parts]
     joined = _concat([_own_rows(part, step) if trim else part for part, step in zip(parts, steps)])
     if all(mask is not None for mask in masks):
         mask = _concat([_own_rows(mask, step) if trim else mask for mask, step in zip(masks, steps)])
-        keras_internals.set_keras_mask(joined, mask)
+        set_keras_mask(joined, mask)
     return joined
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.pipeline import keras_internals
+from ...compat.random_state import global_seed_generator_state
 from ...distribute.step_context import StepContext
 from .graph import Stage
 from .state import NotedWrites, merge, normalizations
@@ -36,7 +36,7 @@ class Totals:
 
     def _random_states(self) -> State:
         states = [v for stage in self._stages for v in stage.random_states]
-        unseeded = keras_internals.global_random_state()
+        unseeded = global_seed_generator_state()
         states += [] if unseeded is None else [unseeded]
         return {id(v): (v, tf.convert_to_tensor(v.value)) for v in states}
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.graphs import graph_function
+from ...compat.variables import plain_variable
 from ..inputs.rows import row_count
 from ..inputs.source import Chunk
-from ..tensorflow_internals import graph_function, plain_variable
 
 MOST_STEPS = 1024
 MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch

@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.graphs import scratch_graph
+from ...compat.training import compute_output_spec, pretending_built, unpack_x_y_sample_weight
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
-from .. import checks, keras_internals
+from .. import checks
 
 
 def build_for(model: Any, spec: Any, training: bool = True) -> None:
@@ -54,7 +56,7 @@ def _trace_own_step(model: Any, spec: Any, own_step: Any, training: bool) -> Non
     while (
         missing and missing != before
     ):  # variables come to be when the scope ends; the next trace gets further
-        with contextlib.suppress(Exception), keras_internals.scratch_graph(), keras.StatelessScope():
+        with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
             with step_scope(step):
                 own_step(keras.tree.map_structure(_placeholder, _as_nest(spec)))
         missing, before = _unbuilt(model), missing
@@ -74,7 +76,7 @@ def build_for_prediction(model: Any, spec: Any) -> None:
     x = keras.tree.map_structure(_symbolic, spec[0])
     own_step = model.overrides_step("predict_step")
     try:
-        keras_internals.compute_output_spec(model, x, training=False)
+        compute_output_spec(model, x, training=False)
     except Exception:
         if not own_step:
             raise
@@ -91,9 +93,7 @@ def _build_with_placeholders(model: Any, spec: Any) -> None:
     """Creates the variables of layers, metrics and losses by calling them in a scratch graph on tensors of `spec`."""
 
     def call_everything() -> Any:
-        x, y, sample_weight = keras_internals.unpack_x_y_sample_weight(
-            keras.tree.map_structure(_placeholder, _as_nest(spec))
-        )
+        x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(_placeholder, _as_nest(spec)))
         y_pred = model(x, training=False)
         if len(spec) == 1:
             return y_pred
@@ -105,7 +105,7 @@ def _build_with_placeholders(model: Any, spec: Any) -> None:
                 method(x, y, y_pred, sample_weight)
         return y_pred
 
-    keras_internals.compute_output_spec(call_everything)
+    compute_output_spec(call_everything)
 
 
 def _placeholder(spec: Any) -> Any:
@@ -125,7 +125,7 @@ def _build_symbolically(model: Any, batch: Any, build_optimizer: bool) -> None:
     optimizer = model.optimizer
     built = optimizer is None or optimizer.built
     if not build_optimizer and not built:
-        with keras_internals.pretending_built(optimizer):
+        with pretending_built(optimizer):
             model._symbolic_build(data_batch=batch)
         return
     model._symbolic_build(data_batch=batch)

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
+from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ..inputs import Source
-from ..keras_internals import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ..parameter_servers import evaluation as async_evaluate
 from ..parameter_servers import training as async_fit
 from ..pipeline.step import names_lost_stages

@@ -18,12 +18,12 @@ from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
 from ...callbacks.wake import steps_to_wake
+from ...compat.training import pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.make_source import kind_of
-from ..keras_internals import pythonify_logs, unpack_x_y_sample_weight
 from ..parameter_servers import training as async_fit
 from ..pipeline.step import names_lost_stages
 from . import xla_choice as tuner

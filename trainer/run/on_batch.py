@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.training import convert_to_np_if_not_ragged, pythonify_logs
 from ..inputs import Chunk, make_source
 from ..inputs.rows import batch_spec
-from ..keras_internals import convert_to_np_if_not_ragged, pythonify_logs
 from ..parameter_servers import training as async_fit
 from ..pipeline.step import names_lost_stages
 from .overflow import check_progress

@@ -8,17 +8,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.graphs import graph_function
+from ...compat.random_state import thread_state
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.peer_watch import meeting
-from .. import keras_internals
 from ..inputs.rows import concat_rows, row_count
 from ..inputs.source import Chunk
 from ..step.gathered_rows import rows_of_all_workers
 from ..step.replica_slices import run_on_replicas
 from ..step.train_step import predict_on_replica
-from ..tensorflow_internals import graph_function
 from . import worker_union as union
 from .optional_leaves import has_absent
 from .predict_loop import PredictLoop
@@ -119,7 +119,7 @@ class PredictFunction:
 
     def _outputs(self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None) -> Any:
         model, strategy = self._model, self._model.distribute_strategy
-        state = keras_internals.thread_state() if runs_in_threads(strategy) else None
+        state = thread_state() if runs_in_threads(strategy) else None
 
         def on_replica(data: Any, step: StepContext) -> Any:
             if state is not None:

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.graphs import graph_function
 from ..inputs.source import Chunk
-from ..tensorflow_internals import graph_function
 
 FEWEST_STEPS = 8  # what callbacks or slow steps keep shorter than this gains nothing
 

@@ -11,10 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.graphs import effects, first_graph, graph_function
+from ...compat.random_state import thread_state
+from ...compat.variables import plain_variable
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.peer_watch import meeting
-from .. import keras_internals
 from ..inputs.readers import for_xla
 from ..inputs.rows import row_count
 from ..inputs.source import Chunk
@@ -24,7 +26,6 @@ from ..step.replica_slices import run_on_replicas
 from ..step.train_step import replica_step
 from ..step.variable_placement import accumulates
 from ..step.xla_random import as_the_graph_draws
-from ..tensorflow_internals import effects, first_graph, graph_function, plain_variable
 from . import worker_union as union
 from .batch_stacks import UNKNOWN, Stacks
 from .optional_leaves import has_absent, on_present, present
@@ -181,7 +182,7 @@ class StepFunction:
 
     def _make(self, chunk: Chunk) -> Any:
         if runs_in_threads(self._model.distribute_strategy):
-            keras_internals.thread_state()  # its variable, made in a trace, would cost another trace
+            thread_state()  # its variable, made in a trace, would cost another trace
         reader, rows, open_ended = chunk.reader, chunk.rows, chunk.open_ended
         if self._model.run_eagerly:
             return self._eager_union(reader) if chunk.per_worker else self._eager(reader, rows, open_ended)
@@ -228,7 +229,7 @@ class StepFunction:
         for hook in model.__dict__.get("_step_hooks", {}).get("train" if self._training else "test", ()):
             hook(batch)
         step_fn = model.train_step if self._training else model.test_step
-        state = keras_internals.thread_state() if runs_in_threads(strategy) else None
+        state = thread_state() if runs_in_threads(strategy) else None
         drawn = [] if after is None else after
 
         def on_replica(data: Any, step: StepContext) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.random_state import global_seed_generator_state
 from ...distribute.workers.agreement import spans_workers
-from ..keras_internals import global_seed_generator
 from ..step.variable_placement import optimizers_of
 
 GRAPH, XLA = "graph", "xla"
@@ -234,7 +234,7 @@ class kept_state:
         found = {id(v): v for v in model.variables}
         for part in (*optimizers_of(model), *model.metrics):
             found.update((id(v), v) for v in part.variables)
-        found.update((id(v), v) for v in [global_seed_generator().state])
+        found.update((id(v), v) for v in [global_seed_generator_state(make=True)])
         strategy = model.distribute_strategy
         self._copies = [c for v in found.values() for c in strategy.experimental_local_results(v.value)]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
+from ...compat.graphs import graph_function
+from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import current_step, step_scope
-from ..keras_internals import get_keras_mask, set_keras_mask
-from ..tensorflow_internals import graph_function
 from .collected_writes import CollectedWrites
 from .xla_random import as_the_graph_draws
 

@@ -28,9 +28,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.training import squeeze_or_expand_to_same_rank
 from ...distribute.replicas import all_reduce_sum, num_replicas
 from ...distribute.step_context import StepContext, current_step, step_scope
-from ..keras_internals import squeeze_or_expand_to_same_rank
 from .collectives import refuse_collective
 from .gathered_rows import own_rows_of_all, value_with_full_gradient
 

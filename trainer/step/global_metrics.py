@@ -17,9 +17,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.training import CompileMetrics, Mean, MeanMetricWrapper, MetricsList, Sum
 from ...distribute.replicas import all_reduce_sum_packed, local_copy, shares_variables
 from ...distribute.step_context import current_step
-from ..keras_internals import CompileMetrics, Mean, MeanMetricWrapper, MetricsList, Sum
 from .gathered_rows import own_rows_of_all
 from .global_loss import _ROWWISE_FUNCTIONS
 

@@ -12,11 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.layers import forget_losses
+from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import StepContext, current_step, step_scope
 from ...optimizers.call_options import CallOptions, call_options
-from ..keras_internals import forget_losses, unpack_x_y_sample_weight
 from .collected_writes import CollectedWrites, make_writes
 from .compiled_compute import compile_compute
 from .global_metrics import variable_ids

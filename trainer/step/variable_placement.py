@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from ... import optimizers
+from ...compat.training import no_automatic_dependency_tracking
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ..keras_internals import no_automatic_dependency_tracking
 from .global_metrics import leaf_metrics
 
 

@@ -4,7 +4,10 @@ import keras
 import numpy as np
 
 from unisono import mixed_precision
-from unisono.mixed_precision import keras_internals, policy
+from unisono.compat.layers import layers_of, own_weights, watch_calls
+from unisono.compat.optimizers import optimizer_strategy
+from unisono.compat.variables import make_again
+from unisono.mixed_precision import policy
 
 
 def nested():
@@ -12,24 +15,24 @@ def nested():
     return keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(1, name="outside")])
 
 
-def test_all_layers_finds_every_depth_but_not_the_model():
+def test_layers_are_found_at_every_depth_behind_the_model():
     model = nested()
-    names = [layer.name for layer in keras_internals.all_layers(model)]
+    names = [layer.name for layer in layers_of(model)[1:]]
     assert {"inside", "outside"} <= set(names)
     assert model.name not in names
 
 
 def test_own_weights_are_those_of_the_layer_alone():
     model = nested()
-    assert keras_internals.own_weights(model) == []
-    assert len(keras_internals.own_weights(model.layers[1])) == 2
+    assert own_weights(model) == []
+    assert len(own_weights(model.layers[1])) == 2
     model.layers[1].trainable = False
-    assert keras_internals.own_weights(model.layers[1]) == []
+    assert own_weights(model.layers[1]) == []
 
 
 def test_watch_calls_sees_outputs_and_leaves_no_trace():
     layer, seen = keras.layers.Dense(2), []
-    with keras_internals.watch_calls(layer, lambda *event: seen.append(event)):
+    with watch_calls(layer, lambda *event: seen.append(event)):
         result = layer(np.ones((1, 3)))
     layer(np.ones((1, 3)))
     assert [(event[0], event[1] is layer) for event in seen] == [("start", True), ("end", True)]
@@ -49,7 +52,7 @@ def test_layers_and_models_hold_the_global_policy_object_itself():
 def test_optimizer_strategy_is_the_one_it_was_made_under():
     import tensorflow as tf
 
-    assert keras_internals.optimizer_strategy(keras.optimizers.SGD()) is tf.distribute.get_strategy()
+    assert optimizer_strategy(keras.optimizers.SGD()) is tf.distribute.get_strategy()
 
 
 def test_keras_counts_and_lays_out_the_variables_of_a_loss_scale_optimizer_as_we_save_them():
@@ -82,6 +85,6 @@ def test_make_again_keeps_the_variable_and_its_value():
     variable = keras.Variable(3.0)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        keras_internals.make_again(variable)
+        make_again(variable)
     assert len(strategy.experimental_local_results(variable.value)) == 2
     assert variable.numpy() == 3.0

@@ -6,9 +6,9 @@ import time
 import pytest
 import tensorflow as tf
 
-from unisono.trainer.inputs import tensorflow_internals
+from unisono.compat import datasets
+from unisono.compat.datasets import LIVE_SHUFFLE, _wait_for_ends, count_shuffles, end_iterator
 from unisono.trainer.inputs.datasets import DatasetSource, _save_iterator
-from unisono.trainer.inputs.tensorflow_internals import LIVE_SHUFFLE, count_shuffles, end_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():
@@ -72,9 +72,9 @@ def test_program_waits_for_ends_with_a_bound(monkeypatch, caplog):
     may_end = threading.Event()
     thread = threading.Thread(target=may_end.wait, args=(20,))
     thread.start()
-    monkeypatch.setattr(tensorflow_internals, "_ending", {thread})
-    monkeypatch.setattr(tensorflow_internals, "_PATIENCE", 0.01)
-    tensorflow_internals._wait_for_ends()
+    monkeypatch.setattr(datasets, "_ending", {thread})
+    monkeypatch.setattr(datasets, "_PATIENCE", 0.01)
+    _wait_for_ends()
     assert "1 input pipelines had not ended" in caplog.text
     may_end.set()
     thread.join()

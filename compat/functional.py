@@ -1,7 +1,4 @@
-"""Everything private of Keras that the pipeline touches.
-
-`tests/unit/test_pipeline_graph.py` fails when one of these changes.
-"""
+"""The graph of a functional model: its nodes in order, and how one is called."""
 
 from __future__ import annotations
 
@@ -9,14 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
-from keras.src import backend
-from keras.src.backend.common import global_state
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-
-get_keras_mask = backend.get_keras_mask
-set_keras_mask = backend.set_keras_mask
 
 
 def graph_of(model: Any) -> Any | None:
@@ -60,39 +50,3 @@ def random_states(operation: Any) -> list[Any]:
     """The variables of an operation's seed generators, those of nested layers included."""
     weights = {id(variable) for variable in getattr(operation, "weights", [])}
     return [v for v in getattr(operation, "variables", []) if id(v) not in weights]
-
-
-def global_random_state() -> Any | None:
-    """The state of the generator of random operations without a seed, if there is one already."""
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    return None if generator is None else generator.state
-
-
-def flat_layers(layer: Any) -> list[Any]:
-    """A layer and all layers inside of it; nothing for a plain operation."""
-    return list(layer._flatten_layers()) if isinstance(layer, keras.layers.Layer) else []
-
-
-def own_value(variable: Any) -> tf.Variable:
-    """The TensorFlow variable inside a Keras variable, whatever scope notes another value."""
-    return variable._value
-
-
-def move_variable(variable: Any, device: str) -> None:
-    """Makes the TensorFlow variable inside a Keras variable again on `device`, with its value and its id.
-
-    Optimizers that were built before know their variables by that id.
-    """
-    old = variable._value
-    if isinstance(old, tf.Variable) and old.device == device:
-        return
-    with tf.init_scope(), tf.device(device):
-        variable._value = tf.Variable(
-            old,
-            dtype=old.dtype,
-            trainable=old.trainable,
-            name=variable.name,
-            aggregation=old.aggregation,
-            synchronization=old.synchronization,
-        )
-    variable._value._unique_id = old._unique_id

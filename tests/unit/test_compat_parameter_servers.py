@@ -1,4 +1,4 @@
-"""Each name of TensorFlow that `parameter_server_internals.py` touches is there and means what we take it for."""
+"""Each name of TensorFlow that `compat/parameter_servers.py` touches is there and means what we take it for."""
 
 import inspect
 
@@ -7,7 +7,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import parameter_server_strategy_v2
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 
-from unisono.distribute.parameter_servers import parameter_server_internals as internals
+from unisono.compat.graphs import is_stateful
+from unisono.compat.parameter_servers import ShardedVariable, _PartialRecovery
 
 
 def source(function):
@@ -19,7 +20,7 @@ def test_cluster_is_read_at_each_attempt_to_reconnect():
     assert "update_server_def(self._server_def)" in source(handler._preemption_handler)
     assert "self._server_def = server_def" in source(handler.__init__)
     assert "self.failure_handler = WorkerPreemptionHandler(" in source(cluster_coordinator.Cluster.__init__)
-    assert isinstance(internals._PartialRecovery._server_def, property)
+    assert isinstance(_PartialRecovery._server_def, property)
 
 
 def test_lost_worker_may_be_missing_from_the_cluster_for_a_while():
@@ -57,10 +58,10 @@ def test_strategy_has_what_scheduling_needs():
 
 def test_stateful_operations_are_told_from_others():
     with tf.Graph().as_default():
-        assert internals.is_stateful(tf.raw_ops.Timestamp().op)
-        assert not internals.is_stateful(tf.constant(1).op)
+        assert is_stateful(tf.raw_ops.Timestamp().op)
+        assert not is_stateful(tf.constant(1).op)
 
 
 def test_split_variable_is_read_as_a_whole():
-    whole = internals.ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
+    whole = ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
     assert np.asarray(whole).tolist() == [1, 2, 3]

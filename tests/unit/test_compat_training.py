@@ -17,7 +17,18 @@ from keras.src.losses import loss as loss_module
 from keras.src.random import seed_generator
 
 import unisono
-from unisono.trainer import keras_internals as internals
+from unisono.compat.graphs import scratch_graph
+from unisono.compat.layers import get_keras_mask, set_keras_mask, without_layer_losses
+from unisono.compat.random_state import global_seed_generator_state, thread_state
+from unisono.compat.training import (
+    CompileLoss,
+    CompileMetrics,
+    KerasTrainer,
+    Mean,
+    compiled_loss,
+    flat_losses,
+    pretending_built,
+)
 from unisono.trainer.step import global_loss as exact_loss
 from unisono.trainer.step import global_metrics as exact_metrics
 
@@ -25,7 +36,7 @@ REPLACED = {
     "take": (backend_numpy, ["x", "indices", "axis"]),
     "add_loss": (keras.layers.Layer, ["self", "loss"]),
     "_clear_losses": (keras.layers.Layer, ["self"]),
-    "compile_from_config": (internals.KerasTrainer, ["self", "config"]),
+    "compile_from_config": (KerasTrainer, ["self", "config"]),
     "reduce_weighted_values": (loss_module, ["values", "sample_weight", "mask", "reduction", "dtype"]),
     "scale_loss_for_distribution": (loss_module, ["value"]),
     "unscale_loss_for_distribution": (loss_module, ["value"]),
@@ -120,9 +131,9 @@ def test_attributes_of_a_compiled_model_exist():
         "_symbolic_build",
     ):
         assert hasattr(model, name), name
-    assert isinstance(model._compile_loss, internals.CompileLoss)
-    assert isinstance(model._compile_metrics, internals.CompileMetrics)
-    assert isinstance(model._loss_tracker, internals.Mean)
+    assert isinstance(model._compile_loss, CompileLoss)
+    assert isinstance(model._compile_metrics, CompileMetrics)
+    assert isinstance(model._loss_tracker, Mean)
     assert all(layer.built for layer in model._flatten_layers(include_self=False))
 
 
@@ -131,12 +142,12 @@ def test_compiled_losses_are_found_and_those_of_layers_can_be_left_out():
     assert model._losses_override == []
     model.compile("sgd", "mse")
     model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
-    compiled = internals.compiled_loss(model)
+    compiled = compiled_loss(model)
     assert float(compiled(tf.zeros((2, 1)), tf.ones((2, 1)), None)) == 1.0
-    (loss,) = internals.flat_losses(model)
+    (loss,) = flat_losses(model)
     assert isinstance(loss, keras.losses.MeanSquaredError) or loss.fn is keras.losses.mean_squared_error
     assert float(model.losses[0]) > 0
-    with internals.without_layer_losses(model):
+    with without_layer_losses(model):
         assert [float(value) for value in model.losses] == [0.0]
     assert float(model.losses[0]) > 0
 
@@ -145,7 +156,7 @@ def test_symbolic_build_asks_the_optimizer_whether_it_is_built():
     model = unisono.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     batch = (keras.KerasTensor((None, 2)), keras.KerasTensor((None, 1)))
-    with internals.pretending_built(model.optimizer):
+    with pretending_built(model.optimizer):
         model._symbolic_build(data_batch=batch)
     assert model.built and model._compile_loss.built and not model.optimizer.built
 
@@ -158,18 +169,18 @@ def test_own_class_is_written_as_keras_own():
 def test_thread_state_carries_the_seed_generator_and_the_policy():
     keras.utils.set_random_seed(5)
     before = random.getstate()
-    state = internals.thread_state()
+    state = thread_state()
     assert random.getstate() == before, "looking at the state drew a random number"
     seen = []
 
     def other():
         state.enter()
-        seen.append(internals.global_seed_generator())
+        seen.append(global_seed_generator_state(make=True))
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join(60)
-    assert seen == [internals.global_seed_generator()]
+    assert seen == [global_seed_generator_state(make=True)]
     assert {"stateless_scope", "name_scope_stack"} & set(vars(global_state.GLOBAL_STATE_TRACKER))
 
 
@@ -197,12 +208,12 @@ def test_stateless_scope_keeps_values_by_id_of_the_variable():
 
 def test_masks_travel_on_tensors():
     x = tf.ones((1, 2))
-    internals.set_keras_mask(x, tf.constant([[True, False]]))
-    assert internals.get_keras_mask(x) is not None
+    set_keras_mask(x, tf.constant([[True, False]]))
+    assert get_keras_mask(x) is not None
 
 
 def test_scratch_graph_runs_nothing_and_makes_variables():
-    with internals.scratch_graph():
+    with scratch_graph():
         v = keras.Variable("ones", shape=())
         v.assign(3.0)
     assert float(v.value) == 1.0

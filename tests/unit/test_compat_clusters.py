@@ -8,7 +8,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.eager import context
 
-from unisono.distribute import tensorflow_internals as internals
+from unisono.compat.clusters import MultiWorkerExtended
 
 SERVICE = {
     "configure_coordination_service": {
@@ -50,13 +50,13 @@ def test_jobs_are_named_and_counted():
     ],
 )
 def test_start_of_a_worker_has_these_steps(name, arguments):
-    method = getattr(internals.MultiWorkerExtended, name)
+    method = getattr(MultiWorkerExtended, name)
     original = getattr(method, "wrapped", method)
     assert list(inspect.signature(original).parameters) == arguments
-    assert collective_all_reduce_strategy.CollectiveAllReduceExtended is internals.MultiWorkerExtended
+    assert collective_all_reduce_strategy.CollectiveAllReduceExtended is MultiWorkerExtended
 
 
 def test_size_of_packs_is_read_from_the_options():
-    source = inspect.getsource(internals.MultiWorkerExtended.__init__)
+    source = inspect.getsource(MultiWorkerExtended.__init__)
     assert "_communication_options" in source
     assert tf.distribute.experimental.CommunicationOptions(bytes_per_pack=8).bytes_per_pack == 8

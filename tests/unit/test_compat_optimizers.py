@@ -7,17 +7,18 @@ from keras.src import api_export
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from unisono.optimizers import keras_internals
+from unisono.compat.optimizers import overwritten_by_gradient
+from unisono.compat.variables import direct_writes, stateless_scope
 
 
 def test_stateless_scope_is_found_and_can_be_left():
     v = keras.Variable([1.0])
-    assert keras_internals.stateless_scope() is None
+    assert stateless_scope() is None
     with keras.StatelessScope() as scope:
-        assert keras_internals.stateless_scope() is scope
-        with keras_internals.direct_writes():
+        assert stateless_scope() is scope
+        with direct_writes():
             v.assign([2.0])
-        assert keras_internals.stateless_scope() is scope
+        assert stateless_scope() is scope
         assert id(v) not in scope.state_mapping
     assert v.numpy() == [2.0]
 
@@ -28,9 +29,9 @@ def test_public_classes_are_registered_with_their_names():
 
 def test_overwriting_variables_are_known():
     v = keras.Variable([1.0])
-    assert not keras_internals.overwritten_by_gradient(v)
+    assert not overwritten_by_gradient(v)
     v.overwrite_with_gradient = True
-    assert keras_internals.overwritten_by_gradient(v)
+    assert overwritten_by_gradient(v)
 
 
 def test_the_hooks_that_are_overridden_still_exist():

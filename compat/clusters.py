@@ -1,4 +1,4 @@
-"""What we touch of TensorFlow that is not public. `tests/unit/test_cluster_internals.py` fails when it changes."""
+"""The service by which the workers of a cluster know each other, and how a MultiWorkerMirroredStrategy starts."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ import warnings
 
 import tensorflow as tf
 
-from unisono.trainer.tensorflow_internals import effects, first_graph, graph_function, plain_variable
+from unisono.compat.graphs import effects, first_graph, graph_function
+from unisono.compat.variables import plain_variable
 
 
 def test_many_functions_of_one_line_are_not_warned_about(caplog):

@@ -1,20 +1,4 @@
-"""The functions of Keras that are replaced; `tests/unit/test_keras_internals.py` fails when one of them changes.
-
-Each is replaced once, when this module is imported, and asks `current_step()` first: it does what Keras does when there is
-none, so that plain Keras in the same process is not affected.
-
-- the reduction of a loss, which must divide by the weights of the global batch (`exact_loss`);
-- the scaling of a loss by the number of replicas, which our reduction makes superfluous;
-- adding a loss, of which several replicas must know whether it is a mean or a sum over rows;
-- the clearing of added losses, which must leave those of a replica whose thread is waiting in a collective;
-- `int(variable)` and `float(variable)`, which TensorFlow's mirrored variables do not know;
-- the handle by which a tape knows a variable: for one that was assigned in this step, what was assigned;
-- the seed that a random layer draws, into which the replica's number is mixed;
-- the random numbers that a layer draws, which must be the same under XLA (`xla_random`);
-- the compiling of a model from a file, which must tell what the file said and what is Keras' default;
-- taking rows of a variable, which must not send all of it from a parameter server;
-- the moments of synchronized batch normalization, which must not count a borrowed row.
-"""
+"""What stands in for the functions of Keras that are replaced: see `compat/replaced.py`, which has the reasons."""
 
 from __future__ import annotations
 
@@ -23,38 +7,18 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.variables import Variable as KerasVariable
-from keras.src.backend.tensorflow import core as backend_core
-from keras.src.backend.tensorflow import nn as backend_nn
-from keras.src.backend.tensorflow import numpy as backend_numpy
-from keras.src.backend.tensorflow import random as backend_random
-from keras.src.losses import loss as loss_module
 
+from ..compat.layers import layers_of
+from ..compat.random_state import drawn_seed, noise_shape_of
+from ..compat.replaced import provide
 from ..distribute.parameter_servers.shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import current_step
-from .keras_internals import KerasTrainer
 from .step import added_losses, xla_random
 from .step import global_loss as exact_loss
 from .step.collectives import refuse_collective
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
-
-
-def _replace(module: Any, name: str, make: Any) -> None:
-    original = getattr(module, name)
-    if not hasattr(original, "__unisono_original__"):
-        replacement = functools.wraps(original)(make(original))
-        replacement.__unisono_original__ = original
-        setattr(module, name, replacement)
-
-
-def _replace_property(cls: type, name: str, make: Any) -> None:
-    original = vars(cls)[name].fget
-    if not hasattr(original, "__unisono_original__"):
-        replacement = functools.wraps(original)(make(original))
-        replacement.__unisono_original__ = original
-        setattr(cls, name, property(replacement))
 
 
 def _reduction(original: Any) -> Any:
@@ -164,7 +128,7 @@ def _clear_losses(original: Any) -> Any:
             original(self)
             return
         losses = step.writes.losses
-        for layer in self._flatten_layers():  # the ids of another replica, whose thread is waiting, must stay
+        for layer in layers_of(self):  # the ids of another replica, whose thread is waiting, must stay
             mine = {id(loss) for loss in losses} & layer._loss_ids
             losses[:] = [loss for loss in losses if id(loss) not in mine]
             layer._loss_ids -= mine
@@ -191,17 +155,13 @@ def _take(original: Any) -> Any:
     return take
 
 
-def _seed_of(seed: Any) -> Any:
-    return backend_random._cast_seed(keras.src.random.seed_generator.draw_seed(seed))
-
-
 def _uniform(original: Any) -> Any:
     def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
         dtype = dtype or keras.config.floatx()
         if not xla_random.spelled_out(dtype):
             return original(shape, minval, maxval, dtype, seed)
         minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-        return xla_random.uniform(shape, _seed_of(seed), dtype) * (maxval - minval) + minval
+        return xla_random.uniform(shape, drawn_seed(seed), dtype) * (maxval - minval) + minval
 
     return uniform
 
@@ -211,7 +171,9 @@ def _normal(original: Any) -> Any:
         dtype = dtype or keras.config.floatx()
         if not xla_random.spelled_out(dtype):
             return original(shape, mean, stddev, dtype, seed)
-        return xla_random.normal(shape, _seed_of(seed), dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+        return xla_random.normal(shape, drawn_seed(seed), dtype) * tf.cast(stddev, dtype) + tf.cast(
+            mean, dtype
+        )
 
     return normal
 
@@ -220,26 +182,29 @@ def _dropout(original: Any) -> Any:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
         if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
             return original(inputs, rate, noise_shape, seed)
-        seed = _seed_of(seed)
-        noise_shape = backend_random._get_concrete_noise_shape(inputs, noise_shape)
+        seed = drawn_seed(seed)
+        noise_shape = noise_shape_of(inputs, noise_shape)
         return xla_random.dropout(inputs, rate, noise_shape, seed)
 
     return dropout
 
 
-_replace(KerasVariable, "__int__", _number(int))
-_replace(KerasVariable, "__float__", _number(float))
-_replace_property(backend_core.Variable, "handle", _handle)
-_replace(backend_random, "uniform", _uniform)
-_replace(backend_random, "normal", _normal)
-_replace(backend_random, "dropout", _dropout)
-_replace(backend_numpy, "take", _take)
-_replace(keras.layers.Layer, "_clear_losses", _clear_losses)
-_replace(keras.layers.Layer, "add_loss", _add_loss)
-_replace(KerasTrainer, "compile_from_config", _noting_arguments)
-_replace(loss_module, "reduce_weighted_values", _reduction)
-_replace(loss_module, "scale_loss_for_distribution", _scaling)
-_replace(loss_module, "unscale_loss_for_distribution", _scaling)
-_replace(loss_module.Loss, "__call__", _loss_call)
-_replace(keras.src.random.seed_generator.SeedGenerator, "next", _seed)
-_replace(backend_nn, "_compute_moments_sync", _synchronized_moments)
+for _key, _make in {
+    "loss.reduce_weighted_values": _reduction,
+    "loss.scale_loss_for_distribution": _scaling,
+    "loss.unscale_loss_for_distribution": _scaling,
+    "Loss.__call__": _loss_call,
+    "Layer.add_loss": _add_loss,
+    "Layer._clear_losses": _clear_losses,
+    "Variable.__int__": _number(int),
+    "Variable.__float__": _number(float),
+    "Variable.handle": _handle,
+    "SeedGenerator.next": _seed,
+    "random.uniform": _uniform,
+    "random.normal": _normal,
+    "random.dropout": _dropout,
+    "Trainer.compile_from_config": _noting_arguments,
+    "numpy.take": _take,
+    "nn._compute_moments_sync": _synchronized_moments,
+}.items():
+    provide(_key, _make)

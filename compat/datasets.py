@@ -1,4 +1,4 @@
-"""The one place where the sources touch what is private in TensorFlow; tests/unit/test_sources_internals.py watches it."""
+"""The transformations of a `tf.data.Dataset`, and the end of its iterators."""
 
 from __future__ import annotations
 

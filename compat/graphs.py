@@ -1,4 +1,4 @@
-"""Everything private of TensorFlow that the trainer touches; `tests/unit/test_tensorflow_internals.py` watches it."""
+"""Graphs, the functions that hold them, and their operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
@@ -19,6 +18,20 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
+
+
+def first_graph(function: Any) -> Any:
+    """The graph of the first trace of a `tf.function`; None before it, and for anything else."""
+    if getattr(function, "_variable_creation_config", None) is None:
+        return None
+    return function._concrete_variable_creation_fn.graph
+
+
+@contextlib.contextmanager
+def scratch_graph() -> Iterator[None]:
+    """A graph that is thrown away: for reading structure from code that creates operations."""
+    with tf.__internal__.FuncGraph("scratch").as_default():
+        yield
 
 
 @contextlib.contextmanager
@@ -38,13 +51,6 @@ def effects() -> Iterator[list[tf.Operation]]:
     made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful)
 
 
-def plain_variable(value: Any) -> Any:
-    """A variable of this process alone, whatever strategy's scope it is made in: one that holds no part of a model."""
-    return ResourceVariable(value, trainable=False)
-
-
-def first_graph(function: Any) -> Any:
-    """The graph of the first trace of a `tf.function`; None before it, and for anything else."""
-    if getattr(function, "_variable_creation_config", None) is None:
-        return None
-    return function._concrete_variable_creation_fn.graph
+def is_stateful(operation: tf.Operation) -> bool:
+    """Whether the operation reads or changes anything but its inputs."""
+    return bool(operation.op_def.is_stateful) or operation.type in ("While", "If", "PartitionedCall")

@@ -1,4 +1,4 @@
-"""Everything private of TensorFlow that parameter servers need, each guarded in `test_parameter_server_internals.py`."""
+"""The coordinator of parameter servers: its workers, its queue, and variables in parts."""
 
 from __future__ import annotations
 
@@ -80,11 +80,6 @@ def scheduling(strategy: tf.distribute.Strategy) -> Iterator[None]:
         yield
     finally:
         extended._being_scheduled = before
-
-
-def is_stateful(operation: tf.Operation) -> bool:
-    """Whether the operation reads or changes anything but its inputs."""
-    return bool(operation.op_def.is_stateful) or operation.type in ("While", "If", "PartitionedCall")
 
 
 def num_workers_of(strategy: tf.distribute.Strategy) -> int:

@@ -1,0 +1,69 @@
+"""The layers of a model, their masks and the losses that they add."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import get_keras_mask, set_keras_mask
+
+__all__ = ["get_keras_mask", "set_keras_mask"]
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The model and every layer in it, at any depth, in a fixed order; nothing for what is no layer."""
+    return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
+
+
+def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The trainable variables that `layer` holds itself, not those of layers within it."""
+    return [v for v in layer._trainable_variables if layer.trainable]
+
+
+def forget_losses(model: Any, losses: list[Any]) -> None:
+    """Layers drop the added losses of a step that has been traced (their ids may be given to other tensors)."""
+    ids = {id(loss) for loss in losses}
+    for layer in model._flatten_layers():
+        layer._loss_ids.difference_update(ids)
+
+
+@contextlib.contextmanager
+def without_layer_losses(model: Any) -> Iterator[None]:
+    """Within it `model.losses` is a single zero (Keras reads an empty override as none)."""
+    before = model._losses_override
+    model._losses_override = [tf.zeros((), keras.config.floatx())]
+    try:
+        yield
+    finally:
+        model._losses_override = before
+
+
+@contextlib.contextmanager
+def watch_calls(
+    layer: keras.layers.Layer, watcher: Callable[[str, keras.layers.Layer, Any], None]
+) -> Iterator[None]:
+    """Calls `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
+
+    Keras runs `layer.call` by attribute, so an attribute of the instance comes first. It is set past Keras'
+    tracking and taken away again.
+    """
+    original = layer.call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        watcher("start", layer, (args, kwargs))
+        outputs = original(*args, **kwargs)
+        watcher("end", layer, outputs)
+        return outputs
+
+    had_own = "call" in vars(layer)
+    object.__setattr__(layer, "call", call)
+    try:
+        yield
+    finally:
+        if had_own:
+            object.__setattr__(layer, "call", original)
+        else:
+            object.__delattr__(layer, "call")

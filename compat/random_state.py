@@ -1,0 +1,64 @@
+"""Where Keras and TensorFlow keep their random numbers, and the state of a thread."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import random as backend_random
+from keras.src.random import seed_generator
+from tensorflow.python.eager import context
+from tensorflow.python.ops import stateful_random_ops
+
+
+def global_seed_generator_state(make: bool = False) -> Any:
+    """The `keras.Variable` of the generator behind `seed=None`; None if it was never used, unless `make`."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is None and make:
+        generator = seed_generator.global_seed_generator()
+    return None if generator is None else generator.state
+
+
+def eager_seed_source() -> random.Random | None:
+    """The generator of the seeds of eager random operations; None before a first use."""
+    return getattr(context.context(), "_rng", None)
+
+
+def global_generator() -> tf.random.Generator | None:
+    """`tf.random.get_global_generator()` if there is one already; None otherwise (asking would make one)."""
+    return stateful_random_ops.global_generator
+
+
+class thread_state:
+    """Keras' global state of this thread, for the threads in which MirroredStrategy runs its replicas.
+
+    `state = thread_state()` in the calling thread; `state.enter()` in the other one. Without it a replica's thread
+    would draw unseeded random numbers from a generator of its own and follow another dtype policy.
+    """
+
+    def __init__(self) -> None:
+        drawn = (
+            random.getstate()
+        )  # one device makes the generator, from a random seed, only where one is used
+        seed_generator.global_seed_generator()
+        random.setstate(drawn)
+        self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))
+
+    def enter(self) -> None:
+        """Gives this thread the state that was captured; what the thread has itself stays."""
+        own = vars(global_state.GLOBAL_STATE_TRACKER)
+        for name, value in self._attributes.items():
+            if name not in ("stateless_scope", "symbolic_scope", "name_scope_stack"):
+                own.setdefault(name, value)
+
+
+def drawn_seed(seed: Any) -> Any:
+    """The int32 pair of numbers that a random function of Keras draws with for its argument `seed`."""
+    return backend_random._cast_seed(seed_generator.draw_seed(seed))
+
+
+def noise_shape_of(inputs: Any, noise_shape: Any) -> Any:
+    """The shape of a dropout mask, what the argument `noise_shape` leaves open taken from `inputs`."""
+    return backend_random._get_concrete_noise_shape(inputs, noise_shape)
