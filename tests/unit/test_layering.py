@@ -25,6 +25,7 @@ WITHIN = {
 KNOWN_TO_GO_UP = {("trainer", "run", "parameter_servers"), ("trainer", "run", "pipeline")}
 KNOWN_CIRCLES = [
     {"unisono.distribute.auto_strategy", "unisono.distribute.workers.cluster_start"},
+    {"unisono.trainer.parameter_servers.runner", "unisono.trainer.parameter_servers.training"},
     {"unisono.optimizers.adoption", "unisono.optimizers.optimizer", "unisono.optimizers.saved_state"},
 ]
 PRIVATE = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
