@@ -12,6 +12,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell sta
 import keras
 import pytest
 import tensorflow as tf
+from forked import Forked
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -26,3 +27,10 @@ def clean_keras_state():
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Programs in processes of their own; see `Forked`. One process that forks serves all tests of a test process."""
+    with Forked() as forked:
+        yield forked

@@ -1,6 +1,7 @@
 """Programs that each run in a process of their own, forked from one that has imported TensorFlow, Keras and Unisono already.
 
-Importing them takes four seconds; a program that is run in this way sees the same as one that is started anew.
+Importing them takes five seconds of a processor. A program that is run in this way sees the same as one that is started anew,
+but for one thing: the order of sets of strings is the same in all of them (PYTHONHASHSEED).
 """
 
 from __future__ import annotations
@@ -9,75 +10,236 @@ import json
 import os
 import pathlib
 import runpy
+import select
+import signal
 import subprocess
 import sys
+import time
+import traceback
+from collections.abc import Mapping
 from typing import Any
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
 
 
+class Child:
+    """A running program, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, forked: Forked, number: int, pid: int) -> None:
+        self._forked, self._number, self.pid = forked, number, pid
+
+    def poll(self) -> int | None:
+        """How it ended, negative for a signal; None while it runs."""
+        self._forked.listen(0)
+        return self._forked.statuses.get(self._number)
+
+    def wait(self, timeout: float) -> int:
+        """Waits for the end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended in time.
+        """
+        until = time.monotonic() + timeout
+        while self._number not in self._forked.statuses:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            self._forked.listen(left)
+        return self._forked.statuses[self._number]
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 class Forked:
-    """Owns the process that forks. Use as a context manager."""
+    """Owns the process that forks. Use as a context manager.
+
+    Args:
+        here: fork that process from this one, which has imported everything and not yet used TensorFlow.
+    """
+
+    def __init__(self, here: bool = False) -> None:
+        self._here = here
+        self._count, self._rest = 0, b""
+        self._pids: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
 
     def __enter__(self) -> Forked:
-        environment = {**os.environ, **QUIET}
-        environment.pop("TF_CONFIG", None)
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        orders, answers = os.pipe(), os.pipe()
+        if not self._here:
+            environment = {**os.environ, **QUIET}
+            environment.pop("TF_CONFIG", None)
+            environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+            fds = (orders[0], answers[1])
+            command = [sys.executable, __file__, *map(str, fds)]
+            self._process = subprocess.Popen(command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL)
+        elif os.fork() == 0:
+            os.close(orders[1])
+            os.close(answers[0])
+            _serve_and_exit(orders[0], answers[1])
+        os.close(orders[0])
+        os.close(answers[1])
+        self._orders, self._answers = orders[1], answers[0]
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+        os.close(self._orders)  # the process kills what still runs, and ends
+        os.close(self._answers)
+        if not self._here:
+            self._process.wait(60)
 
-    def run(self, program: pathlib.Path, *arguments: str, folder: pathlib.Path, seconds: int = 240) -> str:
-        """Runs a program in `folder`; returns what it printed.
+    def start(
+        self,
+        program: pathlib.Path,
+        *arguments: Any,
+        folder: pathlib.Path,
+        out: pathlib.Path,
+        err: pathlib.Path | None = None,
+        env: Mapping[str, str] | None = None,
+        seconds: int = 240,
+    ) -> Child:
+        """Starts a program in `folder`.
+
+        Args:
+            out: the file to which what it prints is appended.
+            err: the same for its errors; None: `out`.
+            env: variables on top of those of the process that forks.
+            seconds: after these it is ended by SIGALRM.
+        """
+        self._count += 1
+        words = [str(program), *map(str, arguments)]
+        files = [str(out), str(err or out)]
+        order = {"number": self._count, "words": words, "folder": str(folder), "files": files}
+        order.update(env=dict(env or {}), seconds=seconds)
+        os.write(self._orders, json.dumps(order).encode() + b"\n")
+        while self._count not in self._pids:
+            self.listen(60)
+        return Child(self, self._count, self._pids[self._count])
+
+    def run(self, program: pathlib.Path, *arguments: Any, folder: pathlib.Path, seconds: int = 240) -> str:
+        """Runs a program in `folder` to its end; returns what it printed.
 
         Raises:
             AssertionError: it failed, or did not end in time.
         """
         output = folder / "printed.txt"
-        order = [str(program), [str(argument) for argument in arguments], str(folder), str(output), seconds]
-        print(json.dumps(order), file=self._process.stdin, flush=True)
-        status = self._process.stdout.readline().strip()
-        printed = output.read_text(encoding="utf-8") if output.exists() else ""
-        assert status == "0", f"{program} ended with {status}:\n{printed[-6000:]}"
+        child = self.start(program, *arguments, folder=folder, out=output, seconds=seconds)
+        status = child.wait(seconds + 10)
+        printed = output.read_text(encoding="utf-8")
+        assert status == 0, f"{program} ended with {status}:\n{printed[-6000:]}"
         return printed
 
-
-def _serve() -> None:
-    import unisono  # noqa: F401
-
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        program, arguments, folder, output, seconds = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _become(program, arguments, folder, output, seconds)
+    def listen(self, seconds: float) -> None:
+        """Notes what the process says within some seconds; returns as soon as it has said something."""
+        if not select.select([self._answers], [], [], seconds)[0]:
             return
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+        said = os.read(self._answers, 1 << 16)
+        assert said, "the process that forks has ended"
+        *lines, self._rest = (self._rest + said).split(b"\n")
+        for line in lines:
+            what, number, value = line.split()
+            (self._pids if what == b"started" else self.statuses)[int(number)] = int(value)
 
 
-def _become(program: str, arguments: list[str], folder: str, output: str, seconds: int) -> None:
-    import signal
+# From here on: the process that forks, and its children.
 
+
+def _serve(orders: int, answers: int) -> None:
+    """Obeys until the orders end. Returns in every child too, so that a child ends as any program does."""
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running, rest = {}, b""
+    while True:
+        ready, _, _ = select.select([orders, ended], [], [])
+        if ended in ready:
+            os.read(ended, 1 << 10)
+            for pid, status in _ends(running):
+                os.write(answers, b"ended %d %d\n" % (running.pop(pid), status))
+        if orders in ready:
+            said = os.read(orders, 1 << 16)
+            if not said:
+                break
+            *lines, rest = (rest + said).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for file in (orders, answers, ended, wake):
+                        os.close(file)
+                    _become(**order)
+                    return
+                running[pid] = order["number"]
+                os.write(answers, b"started %d %d\n" % (order["number"], pid))
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _serve_and_exit(orders: int, answers: int) -> None:
+    """The same in the middle of a program, whose own handlers of errors are not for the children."""
+    status = 1
+    try:
+        _serve(orders, answers)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _ends(running: dict[int, int]) -> list[tuple[int, int]]:
+    """The children that have ended, and how."""
+    ends = []
+    while len(ends) < len(running):
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            break
+        ends.append((pid, os.waitstatus_to_exitcode(status)))
+    return ends
+
+
+def _become(
+    number: int, words: list[str], folder: str, files: list[str], env: dict[str, str], seconds: int
+) -> None:
+    """Runs the program in this process."""
+    import random
+
+    import numpy as np
+
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     signal.alarm(seconds)  # ends the process
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    for stream, file in zip((1, 2), files):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    sys.stdout.reconfigure(line_buffering=True)
     os.chdir(folder)
-    sys.argv = [program, *arguments]
-    sys.path[0] = os.path.dirname(program)
-    runpy.run_path(program, run_name="__main__")
+    os.environ.update(env)
+    random.seed()  # two programs that are started anew do not have the same state either
+    np.random.seed()
+    sys.argv = words
+    sys.path[0] = os.path.dirname(words[0])
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _import_everything() -> None:
+    import tensorflow  # noqa: F401, I001  before unisono, which looks whether it is there
+
+    import unisono.callbacks
+    import unisono.distribute
+    import unisono.trainer  # noqa: F401
 
 
 if __name__ == "__main__":
-    _serve()
+    _import_everything()
+    _serve(*map(int, sys.argv[1:]))

@@ -13,7 +13,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
 from blocks import blocks_of  # noqa: E402
-from forked import Forked  # noqa: E402
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -35,12 +34,6 @@ def run(command, folder, seconds):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def processes():
-    with Forked() as forked:
-        yield forked
-
-
 # What a page says that its code prints.
 SAID = {
     "docs/guides/custom-loops.md": "4 calls, 1 update",
@@ -50,8 +43,8 @@ SAID = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_blocks_of_a_page_run_one_after_another(page, processes, tmp_path):
-    printed = processes.run(HERE / "run_page.py", page, folder=tmp_path)
+def test_blocks_of_a_page_run_one_after_another(page, forked, tmp_path):
+    printed = forked.run(HERE / "run_page.py", page, folder=tmp_path)
     assert ": ok" in printed or ": not run: " in printed
     assert SAID.get(page, "") in printed
 

@@ -4,23 +4,16 @@ import pathlib
 import re
 
 import pytest
-from forked import Forked
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
-@pytest.fixture(scope="module")
-def processes():
-    with Forked() as forked:
-        yield forked
-
-
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs(name, processes, tmp_path):
-    printed = processes.run(ROOT / "examples" / name, folder=tmp_path)
+def test_example_runs(name, forked, tmp_path):
+    printed = forked.run(ROOT / "examples" / name, folder=tmp_path)
     if name == "digits_mirrored.py":
         accuracy = float(re.search(r"test accuracy\s+([0-9.]+)", printed)[1])
         assert accuracy >= 0.98

@@ -183,6 +183,8 @@ def test_line_file_goes_on_where_a_backup_was_made(tmp_path):
     assert again.continue_at(kept)
     again.write({"n": 3})
     assert not again.continue_at(0)
+    first.close()
+    again.close()
     assert first.path.read_text() == '{"n": 1}\n{"n": 3}\n'
 
 

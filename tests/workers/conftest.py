@@ -14,49 +14,45 @@ from unisono.distribute.launcher.tasks import Layout, plan
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
+QUIET = {
+    **os.environ,
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+}
 
 
 @dataclasses.dataclass
 class Ended:
-    """How one worker ended: exit status (negative: a signal), what it printed, seconds it lived."""
+    """How one worker ended: exit status (negative: a signal), and what it printed."""
 
     code: int
     out: str
     err: str
-    seconds: float
 
 
 class Workers:
     """The processes of one cluster. Each runs `programs/<name>.py` with the directory for its results first.
 
-    `program` is that name, or a list with one for each worker.
+    `program` is that name, or a list with one for each worker. Without `forked` each is a new interpreter.
     """
 
-    def __init__(self, program, out, count, replicas, arguments, start, timeout, env):
+    def __init__(self, forked, program, out, count, replicas, arguments, start, timeout, env):
         layout = Layout(workers=count, replicas_per_worker=replicas, timeout=timeout)
         names = [program] * count if isinstance(program, str) else program
-        tasks = plan(layout, [str(out), *arguments])
-        base = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-        base["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.out, self._began = out, time.monotonic()
-        self.processes, self._files = [], []
-        for index in range(count if start is None else start):
-            files = [open(out / f"{index}.{kind}", "w+") for kind in ("out", "err")]  # noqa: SIM115
-            self._files.append(files)
-            self.processes.append(
-                subprocess.Popen(
-                    [
-                        *tasks[index].command[:2],
-                        str(PROGRAMS / f"{names[index]}.py"),
-                        *tasks[index].command[2:],
-                    ],
-                    env={**base, **tasks[index].env, **(env or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=files[0],
-                    stderr=files[1],
-                    start_new_session=True,
-                )
-            )
+        self.out, self.processes = out, []
+        for index, task in enumerate(plan(layout, [])[: count if start is None else start]):
+            words = [PROGRAMS / f"{names[index]}.py", out, *arguments]
+            files = {kind: out / f"{index}.{kind}" for kind in ("out", "err")}
+            own = {**task.env, **(env or {})}
+            if forked is not None:
+                self.processes.append(forked.start(*words, folder=ROOT, env=own, **files))
+                continue
+            with open(files["out"], "w") as standard, open(files["err"], "w") as errors:
+                command = [sys.executable, "-u", *map(str, words)]
+                streams = {"stdin": subprocess.DEVNULL, "stdout": standard, "stderr": errors}
+                process = subprocess.Popen(command, env={**QUIET, **own}, start_new_session=True, **streams)
+            self.processes.append(process)
 
     def wait_for_text(self, index, text, seconds=90):
         """Waits until a worker has printed `text`."""
@@ -78,21 +74,13 @@ class Workers:
         """Waits for all; a worker that is still there after `seconds` is killed and fails the test."""
         ended, late = [], []
         until = time.monotonic() + seconds
-        times = [None] * len(self.processes)
-        while time.monotonic() < until and None in times:
-            for index, process in enumerate(self.processes):
-                if times[index] is None and process.poll() is not None:
-                    times[index] = time.monotonic() - self._began
-            time.sleep(0.05)
         for index, process in enumerate(self.processes):
-            if process.poll() is None:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
                 late.append(index)
                 self.end()
-            ended.append(
-                Ended(
-                    process.wait(10), self.printed(index), self.printed(index, "err"), times[index] or seconds
-                )
-            )
+            ended.append(Ended(process.wait(10), self.printed(index), self.printed(index, "err")))
         assert not late, f"workers {late} did not end within {seconds} s:\n" + "\n".join(e.err for e in ended)
         return ended
 
@@ -110,20 +98,21 @@ class Workers:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(10)
-        for files in self._files:
-            for file in files:
-                file.close()
 
 
 @pytest.fixture
-def start_workers(tmp_path):
-    """`start_workers(program, count=2, replicas=1, arguments=(), start=None, timeout=60)`: see `Workers`."""
+def start_workers(tmp_path, forked):
+    """`start_workers(program, count=2, replicas=1, arguments=(), start=None, timeout=60)`: see `Workers`.
+
+    With `anew` each worker is a new interpreter: its sets of strings have an order of their own.
+    """
     started = []
 
-    def start(program, count=2, replicas=1, arguments=(), start=None, timeout=60, env=None):
+    def start(program, count=2, replicas=1, arguments=(), start=None, timeout=60, env=None, anew=False):
         out = tmp_path / f"run-{len(started)}"
         out.mkdir()
-        started.append(Workers(program, out, count, replicas, arguments, start, timeout, env))
+        forks = None if anew else forked
+        started.append(Workers(forks, program, out, count, replicas, arguments, start, timeout, env))
         return started[-1]
 
     yield start
@@ -137,11 +126,9 @@ def launch():
     started = []
 
     def run(*arguments, **env):
-        base = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **env}
-        base["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             [sys.executable, "-m", "unisono", "launch", *map(str, arguments)],
-            env=base,
+            env={**QUIET, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
