@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .auto_strategy import auto_strategy as auto_strategy
-    from .auto_strategy import cluster_resolver as cluster_resolver
-    from .auto_strategy import simulate_devices as simulate_devices
+    from .automatic import auto_strategy as auto_strategy
+    from .automatic import cluster_resolver as cluster_resolver
+    from .automatic import simulate_devices as simulate_devices
     from .means import global_batch_size as global_batch_size
     from .means import global_mean as global_mean
     from .parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
@@ -28,14 +28,14 @@ _HOMES = {
     "ParameterServerStrategy": "parameter_servers.strategy",
     "Pipeline": "pipeline",
     "StageError": "pipeline",
-    "auto_strategy": "auto_strategy",
-    "cluster_resolver": "auto_strategy",
+    "auto_strategy": "automatic",
+    "cluster_resolver": "automatic",
     "global_batch_size": "means",
     "global_mean": "means",
     "is_chief": "workers.cluster",
     "meeting": "workers.peer_watch",
     "num_workers": "workers.cluster",
-    "simulate_devices": "auto_strategy",
+    "simulate_devices": "automatic",
     "worker_index": "workers.cluster",
 }
 

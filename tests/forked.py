@@ -1,7 +1,7 @@
 """Programs that each run in a process of their own, forked from one that has imported TensorFlow, Keras and Unisono already.
 
-Importing them takes five seconds of a processor. A program that is run in this way sees the same as one that is started anew,
-but for one thing: the order of sets of strings is the same in all of them (PYTHONHASHSEED).
+Importing them takes five seconds of a processor. A program that is run in this way sees the same as one that is started
+anew, but for one thing: the order of sets of strings is the same in all of them (PYTHONHASHSEED).
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _become(
 
 
 def _import_everything() -> None:
-    import tensorflow  # noqa: F401, I001  before unisono, which looks whether it is there
+    import tensorflow  # noqa: F401  before unisono, which looks whether it is there
 
     import unisono.callbacks
     import unisono.distribute

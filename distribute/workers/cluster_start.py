@@ -91,7 +91,7 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
         return
     cluster = Cluster(jobs, kind, int(resolver.task_id or 0))
     if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
-        from ..auto_strategy import simulate_devices
+        from ..automatic import simulate_devices
 
         simulate_devices(replicas_per_worker())
     if cluster.num_workers > 1:

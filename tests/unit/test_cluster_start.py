@@ -35,7 +35,8 @@ def join_and_serve(cluster, arrived, done):
         server.settimeout(0.05)
         while not done.is_set():
             try:
-                server.accept()[0].sendall(b"\0\0\0\4\0\0\0\0\0")
+                with server.accept()[0] as connection:
+                    connection.sendall(b"\0\0\0\4\0\0\0\0\0")
             except TimeoutError:
                 continue
 

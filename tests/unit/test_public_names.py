@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -60,6 +61,13 @@ def test_face_is_what_the_documentation_says():
 def test_packages_export_what_the_documentation_says(package, names):
     for name in names:
         assert inspect.getdoc(getattr(package, name)), f"{package.__name__}.{name} says nothing of itself"
+
+
+@pytest.mark.parametrize("package", [unisono, callbacks, distribute, mixed_precision, optimizers])
+def test_function_or_class_has_no_module_of_its_name_that_would_hide_it_once_imported(package):
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    names = [name for name in dir(package) if not inspect.ismodule(getattr(package, name))]
+    assert not modules.intersection(names)
 
 
 def test_methods_take_all_of_keras_arguments():
