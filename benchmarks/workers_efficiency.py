@@ -68,7 +68,8 @@ def in_words(seconds: list[float]) -> str:
 
 def measure(trainer: str, workers: int, steps: int, cores: list[int]) -> float:
     """Seconds a step of the slowest worker."""
-    from unisono.distribute.launcher.tasks import Layout, free_ports, plan
+    from unisono.distribute.launcher.tasks import Layout, plan
+    from unisono.distribute.workers.addresses import free_ports
 
     script = [os.path.abspath(__file__), "--child", trainer, "--steps", str(steps)]
     port = str(free_ports(1)[0])

@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.environment import peer_timeout
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
-from ..distribute.workers.cluster_start import peer_timeout
 
 
 def _longest_stop() -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .automatic import auto_strategy as auto_strategy
     from .automatic import cluster_resolver as cluster_resolver
-    from .automatic import simulate_devices as simulate_devices
+    from .devices import simulate_devices as simulate_devices
     from .means import global_batch_size as global_batch_size
     from .means import global_mean as global_mean
     from .parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .workers.cluster import worker_index as worker_index
     from .workers.peer_watch import meeting as meeting
 
-_HOMES = {
+_MODULE_OF = {
     "ParameterServerError": "parameter_servers.worker_pool",
     "ParameterServerStrategy": "parameter_servers.strategy",
     "Pipeline": "pipeline",
@@ -35,18 +35,34 @@ _HOMES = {
     "is_chief": "workers.cluster",
     "meeting": "workers.peer_watch",
     "num_workers": "workers.cluster",
-    "simulate_devices": "automatic",
+    "simulate_devices": "devices",
     "worker_index": "workers.cluster",
 }
 
+__all__ = [
+    "ParameterServerError",
+    "ParameterServerStrategy",
+    "Pipeline",
+    "StageError",
+    "auto_strategy",
+    "cluster_resolver",
+    "global_batch_size",
+    "global_mean",
+    "is_chief",
+    "meeting",
+    "num_workers",
+    "simulate_devices",
+    "worker_index",
+]
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return __all__

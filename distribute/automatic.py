@@ -7,13 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from .devices import simulate_replicas
+from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
+from .workers.addresses import split_address
 from .workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
-from .workers.cluster_start import replicas_per_worker
 
 cluster_resolver = (
     tf.distribute.cluster_resolver
-)  # TensorFlow's own, for clusters that none of the above describes
+)  # TensorFlow's own, for clusters that are described elsewhere
 
 
 def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
@@ -40,8 +42,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     cluster = read_cluster()
     if cluster is not None and cluster.has_parameter_servers:
         return _parameter_servers(cluster)
-    if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
-        simulate_devices(replicas_per_worker())
+    simulate_replicas()
     if cluster is not None and cluster.num_workers > 1:
         return _multi_worker(cluster, communication_options)
     if _has_tpu():
@@ -52,38 +53,6 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     if len(gpus) > 1 or (not gpus and len(cpus) > 1):
         return tf.distribute.MirroredStrategy([device.name for device in gpus or cpus])
     return tf.distribute.OneDeviceStrategy((gpus or cpus)[0].name)
-
-
-def simulate_devices(count: int) -> list[str]:
-    """Splits the CPU into `count` logical devices, to try several replicas on a machine without accelerators.
-
-    Call it before anything else uses TensorFlow's devices: they cannot be changed later. A second call with the same
-    count does nothing.
-
-    Args:
-        count: int >= 1.
-
-    Returns:
-        The names of the devices, for `tf.distribute.MirroredStrategy(names)`.
-
-    Raises:
-        ValueError: `count` is not a positive whole number.
-        RuntimeError: the devices are in use already.
-    """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"`count` must be a whole number of at least 1. Received: {count!r}")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
-    try:
-        tf.config.set_logical_device_configuration(cpu, wanted)
-    except RuntimeError:
-        found = len(tf.config.list_logical_devices("CPU"))
-        if found != count:
-            raise RuntimeError(
-                f"`count` ({count}) cannot be set any more: TensorFlow already uses {found} CPU device(s). Call "
-                f"simulate_devices before anything else that uses TensorFlow."
-            ) from None
-    return [f"/device:CPU:{index}" for index in range(count)]
 
 
 def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute.Strategy:
@@ -109,8 +78,8 @@ def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute
 def _take_gpus_of_slurm_task(cluster: Cluster) -> int:
     """Shows this task its share of the machine's GPUs, where Slurm has not bound them to tasks; their number."""
     gpus = tf.config.list_physical_devices("GPU")
-    host = cluster.address.rpartition(":")[0]
-    neighbours = [address for address in cluster.workers if address.rpartition(":")[0] == host]
+    host, _ = split_address(cluster.address)
+    neighbours = [address for address in cluster.workers if split_address(address)[0] == host]
     bound = any(name in os.environ for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     if gpus and not bound and len(neighbours) > 1:
         each = len(gpus) // len(neighbours)
@@ -131,8 +100,6 @@ def _parameter_servers(cluster: Cluster) -> tf.distribute.Strategy:
             f"TF_CONFIG names parameter servers, so the program runs on the 'chief' alone; this process is "
             f"{cluster.task_type} {cluster.task_index}: run `python -m unisono.distribute.server` here instead."
         )
-    from .parameter_servers.strategy import ParameterServerStrategy
-
     return ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from .arguments import whole_number
 from .replicas import all_reduce_sum, num_replicas
 from .step_context import current_step
 
@@ -25,10 +26,8 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
     >>> global_batch_size(64)
     64
     """
-    if isinstance(per_replica, bool) or int(per_replica) != per_replica or per_replica < 1:
-        raise ValueError(f"`per_replica` must be a whole number of at least 1. Received: {per_replica!r}")
     replicas = num_replicas() if strategy is None else strategy.num_replicas_in_sync
-    return int(per_replica) * replicas
+    return whole_number("per_replica", per_replica) * replicas
 
 
 def global_mean(

@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from ..environment import RESTART
 from .guard import Guard, die_with_parent, orphans
 from .output import Output
 from .tasks import Task
@@ -81,7 +82,7 @@ class Processes:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **task.env, "UNISONO_RESTART": str(self._attempt)},
+            env={**os.environ, **task.env, RESTART: str(self._attempt)},
             start_new_session=True,
             preexec_fn=die_with_parent,
         )

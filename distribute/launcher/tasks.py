@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pathlib
-import random
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-LOOPBACK = "127.0.0.1"
+from .. import environment
+from ..workers.addresses import LOOPBACK, free_ports, join_address
+
 _SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")
 
 
@@ -33,7 +32,7 @@ class Layout:
     replicas_per_worker: int | None = None
     parameter_servers: int = 0
     stages: int = 1
-    timeout: float = 60.0
+    timeout: float = environment.DEFAULT_TIMEOUT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,44 +53,6 @@ class Task:
     role: str = "script"
 
 
-def free_ports(count: int) -> list[int]:
-    """`count` different loopback ports that nobody listens on at this moment.
-
-    They lie below the range from which the kernel takes ports for outgoing connections: a server that is started again on
-    its port must not find it taken by somebody's connection.
-    """
-    sockets: list[socket.socket] = []
-    try:
-        for _ in range(100 * count):
-            if len(sockets) == count:
-                break
-            candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                candidate.bind((LOOPBACK, _port_to_try()))
-            except OSError:
-                candidate.close()
-                continue
-            sockets.append(candidate)
-        if len(sockets) < count:
-            raise OSError(f"No {count} free ports were found on {LOOPBACK}: end programs that listen there.")
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
-
-
-_LOWEST_PORT = 10_000
-
-
-def _port_to_try() -> int:
-    """A random port below the kernel's own range; 0 (any) where that leaves few."""
-    try:
-        first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return random.SystemRandom().randrange(_LOWEST_PORT, first) if first > 2 * _LOWEST_PORT else 0
-
-
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     """The processes of one attempt, with fresh ports.
 
@@ -103,9 +64,9 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
         ValueError: the machine has GPUs, but fewer than the layout needs.
     """
     command = (sys.executable, "-u", *script)
-    common = {"PYTHONUNBUFFERED": "1", "UNISONO_TIMEOUT": f"{layout.timeout:g}"}
+    common = {"PYTHONUNBUFFERED": "1", environment.TIMEOUT: f"{layout.timeout:g}"}
     if layout.replicas_per_worker is not None:
-        common["UNISONO_REPLICAS_PER_WORKER"] = str(layout.replicas_per_worker)
+        common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)
     if layout.parameter_servers:
         return _plan_parameter_servers(layout, command, common)
     addresses = _addresses(layout.workers)
@@ -153,12 +114,12 @@ def _with_stages(task: Task, stages: int) -> list[Task]:
         )
         for index in range(stages - 1)
     ]
-    env = dict(task.env) | {"UNISONO_STAGES": ",".join(addresses)}
+    env = dict(task.env) | {environment.STAGES: ",".join(addresses)}
     return [*helpers, dataclasses.replace(task, env=env)]
 
 
 def _addresses(count: int) -> list[str]:
-    return [f"{LOOPBACK}:{port}" for port in free_ports(count)]
+    return [join_address(LOOPBACK, port) for port in free_ports(count)]
 
 
 def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> str:

@@ -9,10 +9,11 @@ wherever it waits for that server.
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from ..workers.connections import end_connections
+from ..workers.ticker import Ticker
 
 
 class ServerWatch:
@@ -39,39 +40,42 @@ class ServerWatch:
         self._addresses, self._responds, self._listens = list(addresses), responds, listens
         self._timeout = timeout
         self._entered = 0
-        self._ended = threading.Event()
+        self._tickers: list[Ticker] = []
         self.complaint: str | None = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Asks all servers until the block is left. May be entered again inside of itself."""
         if not self._entered:
-            self.complaint, self._ended = None, threading.Event()
-            for index in range(len(self._addresses)):
-                threading.Thread(
-                    target=self._watch, args=(index, self._ended), name="unisono-server-watch", daemon=True
-                ).start()
+            self.complaint = None
+            self._tickers = [
+                Ticker("server-watch", functools.partial(self._look, index), lambda: self._timeout() / 4)
+                for index in range(len(self._addresses))
+            ]
+            for ticker in self._tickers:
+                ticker.start()
         self._entered += 1
         try:
             yield
         finally:
             self._entered -= 1
             if not self._entered:
-                self._ended.set()
+                for ticker in self._tickers:
+                    ticker.stop()
 
-    def _watch(self, index: int, ended: threading.Event) -> None:
-        while not ended.wait(self._timeout() / 4):
-            seconds = self._timeout()
-            # Asked twice: the first answer may have come in while something held Python's lock all the time.
-            again = max(seconds / 4, min(seconds, 20.0))
-            if self._responds(index, 0.75 * seconds) or self._responds(index, again):
-                continue
-            if ended.is_set() or not self._listens(index):
-                continue
-            address = self._addresses[index]
-            self.complaint = (
-                f"The parameter server {index} at {address} listens but has done nothing for {seconds:g} s: end that "
-                "process and start the cluster again; a fit with `BackupAndRestore` then goes on from the last backup."
-            )
-            end_connections(address)
-            return
+    def _look(self, index: int) -> bool:
+        """Asks one server; False once its silence has been complained about."""
+        seconds = self._timeout()
+        # Asked twice: the first answer may have come in while something held Python's lock all the time.
+        again = max(seconds / 4, min(seconds, 20.0))
+        if self._responds(index, 0.75 * seconds) or self._responds(index, again):
+            return True
+        if not self._entered or not self._listens(index):
+            return True
+        address = self._addresses[index]
+        self.complaint = (
+            f"The parameter server {index} at {address} listens but has done nothing for {seconds:g} s: end that "
+            "process and start the cluster again; a fit with `BackupAndRestore` then continues from the last backup."
+        )
+        end_connections(address)
+        return False

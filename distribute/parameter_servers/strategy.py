@@ -11,6 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.parameter_servers import resolver_of
+from ..arguments import whole_number
+from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_tf_config
 from .updates import on_parameter_servers
 from .worker_pool import ParameterServerError, WorkerPool
@@ -47,9 +49,7 @@ class ParameterServerMode:
     def check(self, num_workers: int) -> None:
         """Refuses what has no meaning; the message names the argument and the cure."""
         for name, least in (("max_staleness", 1), ("backup_workers", 0)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"`{name}` must be None or an int of at least {least}. Received: {value!r}")
+            whole_number(name, getattr(self, name), least, optional=True)
         if self.max_staleness is not None and self.backup_workers is not None:
             raise ValueError(
                 "Give `max_staleness` (bounded asynchronous training) or `backup_workers` (synchronous training). "
@@ -99,15 +99,11 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         spec = cluster_resolver.cluster_spec().as_dict()
         check_cluster(spec, cluster_resolver.task_type)
         mode = ParameterServerMode(
-            max_staleness, backup_workers, _default_timeout() if timeout is None else timeout
+            max_staleness, backup_workers, peer_timeout() if timeout is None else timeout
         )
         mode.check(len(spec["worker"]))
         super().__init__(cluster_resolver, variable_partitioner)
         _modes[self] = mode
-
-
-def _default_timeout() -> float:
-    return float(os.environ.get("UNISONO_TIMEOUT", "60"))
 
 
 def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
@@ -141,7 +137,7 @@ def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
 
 def mode_of(strategy: Any) -> ParameterServerMode:
     """The mode of a strategy; that of TensorFlow's own class is asynchronous without a bound."""
-    return _modes.get(strategy) or ParameterServerMode(timeout=_default_timeout())
+    return _modes.get(strategy) or ParameterServerMode(timeout=peer_timeout())
 
 
 def pool_of(strategy: Any) -> WorkerPool:

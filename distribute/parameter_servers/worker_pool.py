@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from ...compat.parameter_servers import (
     schedule_python,
     scheduled_error,
 )
+from ..workers.addresses import listens
 from .server_watch import ServerWatch
 
 _TICK = 0.2  # seconds between two looks at errors
@@ -94,12 +94,7 @@ class WorkerPool:
 
     def answers(self, kind: str, index: int) -> bool:
         """Whether a process listens at the address of a task."""
-        host, _, port = self.addresses[kind][index].rpartition(":")
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE):
-                return True
-        except OSError:
-            return False
+        return listens(self.addresses[kind][index], _PROBE)
 
     def check_servers(self, cause: BaseException | None = None) -> None:
         """Raises if a parameter server does not answer, now and once more after a moment, or was silent for too long."""

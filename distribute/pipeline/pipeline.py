@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from ..arguments import whole_number
+from ..devices import resolve_devices
 from . import remote
 from .schedule import SCHEDULES
 from .timeline import Timeline
 
-_THIS_PROCESS = "localhost"  # the job of devices that have none in their names
 _local = threading.local()
 
 
@@ -252,40 +252,3 @@ def _stack() -> list[Pipeline]:
 def _check_choice(name: str, value: Any, choices: list[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}; received {name}={value!r}")
-
-
-def resolve_devices(devices: Sequence[str]) -> list[str]:
-    """The full names of devices.
-
-    Args:
-        devices: names such as "GPU:0" (of this process) or "/job:worker/task:1/device:GPU:0".
-
-    Returns:
-        Names such as "/job:localhost/replica:0/task:0/device:GPU:0", in order.
-
-    Raises:
-        ValueError: for one that does not exist, with those that do.
-    """
-    if isinstance(devices, str) or not devices:
-        raise ValueError(f"devices must be a list of at least one device name; received devices={devices!r}")
-    existing = [tf.DeviceSpec.from_string(d.name) for d in tf.config.list_logical_devices()]
-    return [_resolve(name, existing) for name in devices]
-
-
-def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
-    try:
-        wanted = tf.DeviceSpec.from_string(name)
-    except (ValueError, AttributeError, TypeError):
-        wanted = tf.DeviceSpec()
-    for spec in existing:
-        same_job = (spec.job or _THIS_PROCESS) == (wanted.job or _THIS_PROCESS)
-        same_task = (spec.task or 0) == (wanted.task or 0)
-        index = wanted.device_index or 0
-        if same_job and same_task and spec.device_type == wanted.device_type and spec.device_index == index:
-            full = spec.replace(job=spec.job or _THIS_PROCESS, replica=spec.replica or 0, task=spec.task or 0)
-            return full.to_string()
-    names = [spec.to_string() for spec in existing]
-    raise ValueError(
-        f"devices names {name!r}, which does not exist: there are {names}. "
-        f"For devices of other processes, start them with `python -m unisono launch --stages K` and connect first"
-    )

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
-import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -18,11 +16,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..launcher.tasks import free_ports
-from ..workers.cluster_start import peer_timeout
+from ..environment import STAGES, peer_timeout, stage_addresses
+from ..workers.addresses import connect as connect_to
+from ..workers.addresses import free_ports, join_address, split_address
 from .stage_watch import StageWatch, answers
 
-ENVIRONMENT = "UNISONO_STAGES"
 JOB = "worker"
 _LOCAL = "localhost"
 _JOINING = 10.0  # seconds beyond the timeout: so a process that is silent has been noticed by then
@@ -55,10 +53,10 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
     Context: host, before the first step.
     """
     global _watch
-    given = list(addresses) if addresses is not None else addresses_from_environment()
+    given = list(addresses) if addresses is not None else stage_addresses()
     if not given:
         raise ValueError(
-            f"addresses must name at least one process; received addresses={addresses!r} and no {ENVIRONMENT}: "
+            f"addresses must name at least one process; received addresses={addresses!r} and no {STAGES}: "
             f"start the script with `python -m unisono launch --stages K`"
         )
     known = [] if _watch is None else list(_watch.addresses.values())
@@ -104,7 +102,7 @@ def _join(watch: StageWatch, addresses: Sequence[str]) -> None:
 def connect_if_launched(devices: Any) -> None:
     """Connects where devices name other processes and the launcher has started them."""
     remote = not isinstance(devices, str) and any("/job:" in str(name) for name in devices or ())
-    if remote and addresses_from_environment() and _watch is None:
+    if remote and stage_addresses() and _watch is None:
         connect()
 
 
@@ -147,11 +145,6 @@ def _raise_if_lost(watch: StageWatch, cause: Exception, stages_of: dict[int, lis
         ) from cause
 
 
-def addresses_from_environment() -> list[str]:
-    """The addresses that the launcher gave; empty if it did not start this process."""
-    return [address for address in os.environ.get(ENVIRONMENT, "").split(",") if address]
-
-
 def own_address(addresses: Sequence[str]) -> str:
     """Where these processes reach this one: a free port, on the interface that leads to those on other machines.
 
@@ -159,17 +152,15 @@ def own_address(addresses: Sequence[str]) -> str:
     """
     hosts = []
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as connection:
+        with connect_to(address, 10.0) as connection:
             hosts.append(str(connection.getsockname()[0]))
     (port,) = free_ports(1)
     host = next((host for host in hosts if not ipaddress.ip_address(host).is_loopback), hosts[0])
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)
 
 
 def _wait_for(address: str, deadline: float, timeout: float) -> None:
-    if not address.rpartition(":")[2].isdigit():
-        raise ValueError(f"addresses must be 'host:port' each; received {address!r}")
+    split_address(address)  # refuses what is none
     while not answers(address, max(0.1, deadline - time.monotonic())):
         if time.monotonic() >= deadline:
             raise TimeoutError(

@@ -8,12 +8,13 @@ the death of that process: everything that waits for it fails, in a function or 
 
 from __future__ import annotations
 
-import threading
+import functools
 import time
 from collections.abc import Mapping
 
+from ..workers.addresses import first_words, is_grpc
 from ..workers.connections import end_connections, keep_alive
-from ..workers.roll_call import ask, is_grpc
+from ..workers.ticker import Ticker
 
 _ANSWER = 2.0  # seconds that a process has for one answer
 _TICK = 2.0  # seconds between two questions, at most
@@ -21,7 +22,7 @@ _TICK = 2.0  # seconds between two questions, at most
 
 def answers(address: str, seconds: float = _ANSWER) -> bool:
     """Whether a gRPC server at "host:port" speaks up within `seconds`: a process that is stopped takes a connection only."""
-    return is_grpc(ask(address, seconds))
+    return is_grpc(first_words(address, seconds))
 
 
 class StageWatch:
@@ -34,26 +35,25 @@ class StageWatch:
 
     def __init__(self, addresses: Mapping[int, str], timeout: float) -> None:
         self.addresses, self.timeout = dict(addresses), timeout
-        self._tick = min(_TICK, timeout / 4)
+        self._pause = min(_TICK, timeout / 4)
         self._silent: set[int] = set()
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._watch, args=(task,), name=f"unisono-stage-watch-{task}", daemon=True
-            )
+        self._since: dict[int, float] = {}
+        self._tickers = [
+            Ticker(f"stage-watch-{task}", functools.partial(self._look, task), lambda: self._pause)
             for task in self.addresses
         ]
 
     def start(self) -> None:
         """Starts the threads."""
-        for thread in self._threads:
-            thread.start()
+        for ticker in self._tickers:
+            ticker.start()
 
     def stop(self) -> None:
         """Ends the threads, in a bounded time."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(_ANSWER + self._tick)
+        for ticker in self._tickers:
+            ticker.stop()
+        for ticker in self._tickers:
+            ticker.stop(_ANSWER + self._pause)
 
     def lost(self) -> dict[int, str]:
         """For each process that is lost what is the matter with it. Asks those that have answered so far once more."""
@@ -67,18 +67,15 @@ class StageWatch:
                 found[task] = "does not answer: it has died, or its machine is gone"
         return found
 
-    def _watch(self, task: int) -> None:
-        address, since = self.addresses[task], None
-        while not self._stop.wait(self._tick):
-            began = time.monotonic()
-            if task in self._silent:
-                end_connections(address)  # also those that TensorFlow has made again since
-                continue
+    def _look(self, task: int) -> bool:
+        """Asks one process; ends the connections to it once it has been silent for too long."""
+        address, began = self.addresses[task], time.monotonic()
+        if task not in self._silent:
             keep_alive(address, self.timeout)
             if answers(address, min(_ANSWER, self.timeout / 2)):
-                since = None
-                continue
-            since = began if since is None else since
-            if time.monotonic() - since >= self.timeout:
+                self._since.pop(task, None)
+            elif time.monotonic() - self._since.setdefault(task, began) >= self.timeout:
                 self._silent.add(task)
-                end_connections(address)
+        if task in self._silent:
+            end_connections(address)  # also those that TensorFlow has made again since
+        return True

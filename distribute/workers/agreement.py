@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.clusters import get_value, set_value
-from .cluster_start import peer_timeout
+from ..environment import peer_timeout
+from .cluster import cluster_of
 from .peer_watch import meeting
 
 _numbers = itertools.count()
@@ -131,16 +132,10 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 
 def place_among_workers(strategy: Any) -> tuple[int, int]:
     """This worker's number, and how many train in step; (0, 1) for a strategy within one process."""
-    from .cluster import Cluster
-
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
-    resolver = strategy.cluster_resolver
-    jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
-    if not jobs or resolver.task_type not in jobs:
-        return 0, 1
-    cluster = Cluster(jobs, resolver.task_type, int(resolver.task_id or 0))
-    return cluster.worker_index, cluster.num_workers
+    cluster = cluster_of(strategy.cluster_resolver)
+    return (0, 1) if cluster is None else (cluster.worker_index, cluster.num_workers)
 
 
 def _sum(strategy: tf.distribute.Strategy, rows: list[list[float]]) -> list[list[float]]:

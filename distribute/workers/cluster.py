@@ -9,8 +9,11 @@ import collections
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+from .addresses import split_address
 
 _MORE_THAN_TASKS = 1024
 JOBS = ("chief", "worker", "ps", "evaluator", "stage")
@@ -67,6 +70,16 @@ class Cluster:
         if self.task_type == "chief":
             return True
         return self.task_type == "worker" and self.task_index == 0 and not self.jobs.get("chief")
+
+
+def cluster_of(resolver: Any) -> Cluster | None:
+    """The cluster that a strategy's resolver describes; None if it names none."""
+    if resolver is None or resolver.task_type is None:
+        return None
+    jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
+    return (
+        Cluster(jobs, resolver.task_type, int(resolver.task_id or 0)) if resolver.task_type in jobs else None
+    )
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
@@ -136,7 +149,10 @@ def _read_jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
                 f"TF_CONFIG's {kind!r} must be a list of addresses 'host:port'. Received: {_short(addresses)}"
             )
         for address in addresses:
-            _check_address(kind, address)
+            try:
+                split_address(address)
+            except ValueError as error:
+                raise ClusterError(f"TF_CONFIG's {kind!r} is wrong: {error}") from None
         jobs[kind] = tuple(addresses)
     counts = collections.Counter(address for addresses in jobs.values() for address in addresses)
     if not counts:
@@ -157,15 +173,6 @@ def _dense(kind: str, addresses: dict[str, Any]) -> list[Any]:
             f"TF_CONFIG's {kind!r} must name every index from 0 to {len(addresses) - 1}. "
             f"Received: {sorted(addresses)}"
         ) from None
-
-
-def _check_address(kind: str, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ClusterError(
-            f"TF_CONFIG's {kind!r} has an address that is not 'host:port' with a port from 1 to 65535. "
-            f"Received: {address!r}"
-        )
 
 
 def _read_task(config: dict[str, Any], jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
@@ -224,16 +231,12 @@ def _short(value: Any) -> str:
 
 def _current() -> Cluster | None:
     """The cluster of the current strategy if it spans workers, else the environment's."""
-    import sys
-
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
-        resolver = getattr(tf.distribute.get_strategy(), "cluster_resolver", None)
-        if resolver is not None and resolver.task_type is not None:
-            jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
-            if jobs:
-                return Cluster(jobs, resolver.task_type, int(resolver.task_id or 0))
+        cluster = cluster_of(getattr(tf.distribute.get_strategy(), "cluster_resolver", None))
+        if cluster is not None:
+            return cluster
     return read_cluster()
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from ...compat.clusters import (
     check_before_start,
     configure_coordination,
@@ -23,47 +21,15 @@ from ...compat.clusters import (
     wrap_multi_worker_start,
     wrap_variable_creation,
 )
-from .cluster import Cluster, read_tf_config
+from ..devices import simulate_replicas
+from ..environment import peer_timeout, replicas_per_worker
+from . import peer_watch
+from .cluster import cluster_of, read_tf_config
 from .roll_call import roll_call
 
-DEFAULT_TIMEOUT = 60.0
 _HEARTBEAT = 10.0
 _SHUTDOWN = 10.0
 _joined = False
-
-
-def peer_timeout() -> float:
-    """Seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60.
-
-    Raises:
-        ValueError: the variable is not a number of at least 1.
-    """
-    text = os.environ.get("UNISONO_TIMEOUT", "")
-    if not text:
-        return DEFAULT_TIMEOUT
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds >= 1:
-        raise ValueError(f"UNISONO_TIMEOUT must be a number of seconds of at least 1. Received: {text!r}")
-    return seconds
-
-
-def replicas_per_worker() -> int:
-    """Replicas that a worker without accelerators has: UNISONO_REPLICAS_PER_WORKER, or 1.
-
-    Raises:
-        ValueError: the variable is not a whole number of at least 1.
-    """
-    text = os.environ.get("UNISONO_REPLICAS_PER_WORKER", "")
-    if not text:
-        return 1
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(
-            f"UNISONO_REPLICAS_PER_WORKER must be a whole number of at least 1. Received: {text!r}"
-        )
-    return int(text)
 
 
 def install() -> None:
@@ -71,39 +37,25 @@ def install() -> None:
     check_before_start(lambda: read_tf_config(os.environ) and None)
     wrap_multi_worker_start(_join)
     wrap_local_devices(replicas_per_worker)
-    wrap_variable_creation(_together)
-
-
-def _together() -> Any:
-    """Every worker creates the same variables in the same order: the chief sends their first values."""
-    from .peer_watch import meeting
-
-    return meeting()
+    wrap_variable_creation(peer_watch.meeting)  # the chief sends the first values to the others
 
 
 def _join(resolver: Any, start: Callable[[], None]) -> None:
     """Joins the cluster of `resolver` by `start()`."""
     global _joined
-    jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
-    kind = resolver.task_type
-    if _joined or kind not in ("chief", "worker"):
+    cluster = cluster_of(resolver)
+    if _joined or cluster is None or cluster.task_type not in ("chief", "worker"):
         start()
         return
-    cluster = Cluster(jobs, kind, int(resolver.task_id or 0))
-    if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
-        from ..automatic import simulate_devices
-
-        simulate_devices(replicas_per_worker())
+    simulate_replicas()
     if cluster.num_workers > 1:
         timeout = peer_timeout()
         roll_call(cluster, timeout, _program())
-        leader = "/job:chief/replica:0/task:0" if jobs.get("chief") else "/job:worker/replica:0/task:0"
-        trained = [(name, len(jobs[name])) for name in ("chief", "worker") if jobs.get(name)]
+        trained = [(job, len(cluster.jobs[job])) for job in ("chief", "worker") if cluster.jobs.get(job)]
+        leader = f"/job:{trained[0][0]}/replica:0/task:0"
         configure_coordination(leader, trained, min(_HEARTBEAT, timeout), min(_SHUTDOWN, timeout))
         _bounded(start, timeout)
         _take_sigterm_back()
-        from . import peer_watch
-
         peer_watch.begin(cluster, timeout)
     else:
         start()

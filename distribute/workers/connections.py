@@ -12,6 +12,8 @@ import socket
 import stat
 from collections.abc import Iterator
 
+from .addresses import split_address
+
 
 def end_connections(address: str) -> int:
     """Ends this process's TCP connections to an address, as if the other side had; returns their number."""
@@ -39,9 +41,8 @@ def keep_alive(address: str, seconds: float) -> None:
 
 def _connections(address: str) -> Iterator[socket.socket]:
     """A second handle on each socket of this process that is connected to an address, whoever opened it."""
-    host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
     except OSError:
         return
     wanted = {(str(place[0]), place[1]) for *_, place in found}

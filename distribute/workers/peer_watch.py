@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from ...compat.clusters import abort_collectives, delete_value, get_value, report_error, set_value
 from .cluster import Cluster
+from .ticker import Ticker
 
 _SLOWER = 10.0
 _READ = 1.0
@@ -37,23 +37,21 @@ class PeerWatch:
     def __init__(self, cluster: Cluster, timeout: float) -> None:
         self._me, self._peers = cluster.worker_index, cluster.num_workers
         self._timeout = timeout
-        self._tick = min(2.0, timeout / 20)
+        self._pause = min(2.0, timeout / 20)
         self._count = 0
         self._published = -1
         self._since: float | None = None
         self._allowance = float("inf")
         self._longest = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="unisono-peer-watch", daemon=True)
+        self._ticker = Ticker("peer-watch", self._look, lambda: self._pause)
 
     def start(self) -> None:
         """Starts the thread."""
-        self._thread.start()
+        self._ticker.start()
 
     def stop(self) -> None:
         """Ends the thread, in a bounded time."""
-        self._stop.set()
-        self._thread.join(2 * _READ + self._tick)
+        self._ticker.stop(2 * _READ + self._pause)
 
     @contextlib.contextmanager
     def meeting(self, familiar: bool) -> Iterator[None]:
@@ -68,21 +66,19 @@ class PeerWatch:
         finally:
             self._since = None
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._tick):
-            try:
-                self._publish()
-                since, count = self._since, self._count
-                if since is None:
-                    continue
-                waited = time.monotonic() - since
-                if waited > 0.85 * self._timeout:
-                    message = self._complaint(count, waited)
-                    if message and self._since == since:
-                        abort_collectives(message)
-                        return
-            except tf.errors.OpError:
-                return  # the cluster is gone; the collectives have ended with an error of their own
+    def _look(self) -> bool:
+        """Publishes the count and looks who is late; False once there is nothing left to watch."""
+        try:
+            self._publish()
+            since, count = self._since, self._count
+            waited = 0.0 if since is None else time.monotonic() - since
+            message = self._complaint(count, waited) if waited > 0.85 * self._timeout else None
+            if message and self._since == since:
+                abort_collectives(message)
+                return False
+        except tf.errors.OpError:
+            return False  # the cluster is gone; the collectives have ended with an error of their own
+        return True
 
     def _publish(self) -> None:
         count = self._count

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Iterator
 
+from .addresses import LOOPBACK, first_words, is_grpc, split_address
 from .cluster import Cluster, ClusterError
 
 _HELLO = b"unisono "
 _PAUSE = 0.1
 _ASK = 2.0
-_HTTP2_SETTINGS = 4
 
 
 def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
@@ -41,7 +41,7 @@ def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
     with _answering(cluster, mark):
         while True:
             for index, address in list(missing.items()):
-                answer = ask(address, max(0.1, min(_ASK, until - time.monotonic())))
+                answer = first_words(address, max(0.1, min(_ASK, until - time.monotonic())))
                 if answer.startswith(_HELLO):
                     try:
                         _compare(
@@ -78,9 +78,8 @@ def _compare(answer: bytes, mark: bytes, peer: str, me: str) -> None:
 @contextlib.contextmanager
 def _answering(cluster: Cluster, mark: bytes) -> Iterator[None]:
     """Says `mark` to everybody who connects to this worker's address."""
-    host, _, port = cluster.address.rpartition(":")
     try:
-        listener = _listen(host.strip("[]"), int(port))
+        listener = _listen(*split_address(cluster.address))
     except OSError as error:
         raise ClusterError(
             f"worker {cluster.worker_index} is to listen at {cluster.address}, but this port is in use by another "
@@ -109,30 +108,8 @@ def _answering(cluster: Cluster, mark: bytes) -> Iterator[None]:
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket at `port`: on loopback if that is the worker's address, else on every interface, as TensorFlow will."""
-    if host in ("localhost", "127.0.0.1"):
-        return socket.create_server(("127.0.0.1", port), backlog=128)
+    if host in ("localhost", LOOPBACK):
+        return socket.create_server((LOOPBACK, port), backlog=128)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=128)
-
-
-def ask(address: str, timeout: float) -> bytes:
-    """The first bytes that whoever listens there says; b"" where nobody does."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout) as connection:
-            connection.settimeout(timeout)
-            data = b""
-            while not data.endswith(b"\n") and len(data) < 64:
-                more = connection.recv(64 - len(data))
-                data += more
-                if not more or is_grpc(data):
-                    break
-            return data
-    except OSError:
-        return b""
-
-
-def is_grpc(data: bytes) -> bool:
-    """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
-    return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"

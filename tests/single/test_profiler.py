@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.distribute.launcher.tasks import free_ports
+from unisono.distribute.workers.addresses import free_ports
 
 ROOT = Path(__file__).parents[2]
 X, Y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")

@@ -65,7 +65,7 @@ MISTAKES = [
     (json.dumps({"cluster": {"worker": [TWO[0], TWO[0]]}, "task": WORKER_0}), "to two tasks"),
     (json.dumps({"cluster": {"worker": []}, "task": WORKER_0}), "names no task"),
     (json.dumps({"cluster": {"worker": "a:1"}, "task": WORKER_0}), "must be a list of addresses"),
-    (json.dumps({"cluster": {"worker": ["a"]}, "task": WORKER_0}), "not 'host:port'"),
+    (json.dumps({"cluster": {"worker": ["a"]}, "task": WORKER_0}), "must be 'host:port'"),
     (json.dumps({"cluster": {"worker": ["a:0"]}, "task": WORKER_0}), "port from 1 to 65535"),
     (json.dumps({"cluster": {"worker": ["a:b"]}, "task": WORKER_0}), "Received: 'a:b'"),
     (json.dumps({"cluster": {"chief": TWO}, "task": {"type": "chief"}}), "names 2 chiefs"),

@@ -11,13 +11,14 @@ from tensorflow.python.eager import context
 from unisono.compat.clusters import MultiWorkerExtended
 from unisono.distribute import (
     auto_strategy,
+    environment,
     is_chief,
     num_workers,
     simulate_devices,
     worker_index,
 )
-from unisono.distribute.launcher.tasks import free_ports
 from unisono.distribute.workers import cluster_start
+from unisono.distribute.workers.addresses import free_ports
 from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
 from unisono.distribute.workers.roll_call import roll_call
@@ -91,16 +92,16 @@ def test_roll_call_refuses_a_peer_with_another_cluster():
 def test_timeout_that_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("UNISONO_TIMEOUT", text)
     with pytest.raises(ValueError, match="UNISONO_TIMEOUT"):
-        cluster_start.peer_timeout()
+        environment.peer_timeout()
 
 
 def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):
-    assert cluster_start.replicas_per_worker() == 1
+    assert environment.replicas_per_worker() == 1
     monkeypatch.setenv("UNISONO_REPLICAS_PER_WORKER", "3")
-    assert cluster_start.replicas_per_worker() == 3
+    assert environment.replicas_per_worker() == 3
     monkeypatch.setenv("UNISONO_REPLICAS_PER_WORKER", "0")
     with pytest.raises(ValueError, match="Received: '0'"):
-        cluster_start.replicas_per_worker()
+        environment.replicas_per_worker()
 
 
 def test_auto_strategy_takes_all_devices_of_one_machine(monkeypatch):

@@ -12,7 +12,8 @@ import pytest
 from unisono.commands import main
 from unisono.distribute.launcher.output import Output
 from unisono.distribute.launcher.processes import how_it_ended
-from unisono.distribute.launcher.tasks import Layout, free_ports, plan
+from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.workers.addresses import free_ports
 
 
 def config(task):

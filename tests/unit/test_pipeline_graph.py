@@ -11,8 +11,8 @@ import unisono
 from unisono.compat.functional import flat_inputs, graph_of, nodes_in_order, random_states
 from unisono.compat.layers import layers_of
 from unisono.compat.variables import move_to_device, raw_value
+from unisono.distribute.devices import resolve_devices
 from unisono.distribute.pipeline import Pipeline, current_pipeline
-from unisono.distribute.pipeline.pipeline import resolve_devices
 from unisono.distribute.pipeline.remote import connect
 from unisono.trainer.pipeline.costs import estimate, measure
 from unisono.trainer.pipeline.graph import Chain

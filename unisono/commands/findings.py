@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..distribute.workers.addresses import listens, split_address
 from ..distribute.workers.cluster import Cluster, ClusterError, read_cluster
 from ..version import __version__
 
@@ -220,7 +221,7 @@ def cluster(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _own_port(found: Cluster) -> Finding:
-    port = int(found.address.rpartition(":")[2])
+    _, port = split_address(found.address)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -232,15 +233,13 @@ def _own_port(found: Cluster) -> Finding:
 
 
 def _peer(name: str, address: str) -> Finding:
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
-        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         text = f"The host name {host!r} of {name} is not known here ({error.strerror}): correct TF_CONFIG or the DNS."
         return Finding("cluster", name, address, problem=text)
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError:
+    if not listens(address, CONNECT_SECONDS):
         text = "Nothing answers there yet: right if it has not been started, otherwise look for a firewall."
         return Finding("cluster", name, address, note=text)
     return Finding("cluster", name, f"{address} answers")

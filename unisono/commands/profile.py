@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..distribute.workers.addresses import split_address
+
 
 def main(argv: Sequence[str]) -> int:
     """Captures and writes the profile; returns 0, or 1 if any worker did not answer."""
@@ -28,9 +30,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     addresses = [address.strip().removeprefix("grpc://") for address in options.service.split(",")]
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            parser.error(f"--service must be HOST:PORT,HOST:PORT,... Received: {address!r}")
+        try:
+            split_address(address)
+        except ValueError as error:
+            parser.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
     if not options.seconds > 0:
         parser.error(f"--seconds must be more than 0. Received: {options.seconds:g}")
     return _capture(addresses, options.log_dir, options.seconds)

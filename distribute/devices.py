@@ -1,0 +1,90 @@
+"""The devices of this process, and those of others that it is connected to: made, and known by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .arguments import whole_number
+from .environment import replicas_per_worker
+
+_THIS_PROCESS = "localhost"  # the job of devices whose names have none
+
+
+def simulate_devices(count: int) -> list[str]:
+    """Splits the CPU into `count` logical devices, to try several replicas on a machine without accelerators.
+
+    Call it before anything else uses TensorFlow's devices: they cannot be changed later. A second call with the same
+    count does nothing.
+
+    Args:
+        count: int >= 1.
+
+    Returns:
+        The names of the devices, for `tf.distribute.MirroredStrategy(names)`.
+
+    Raises:
+        ValueError: `count` is not a positive whole number.
+        RuntimeError: the devices are in use already.
+    """
+    count = whole_number("count", count)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    try:
+        tf.config.set_logical_device_configuration(cpu, wanted)
+    except RuntimeError:
+        found = len(tf.config.list_logical_devices("CPU"))
+        if found != count:
+            raise RuntimeError(
+                f"`count` ({count}) cannot be set any more: TensorFlow already uses {found} CPU device(s). Call "
+                f"simulate_devices before anything else that uses TensorFlow."
+            ) from None
+    return [f"/device:CPU:{index}" for index in range(count)]
+
+
+def simulate_replicas() -> None:
+    """Makes one device for each replica that the launcher asked for, on a machine without GPUs."""
+    if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
+        simulate_devices(replicas_per_worker())
+
+
+def resolve_devices(devices: Sequence[str]) -> list[str]:
+    """The full names of devices.
+
+    Args:
+        devices: names such as "GPU:0" (of this process) or "/job:worker/task:1/device:GPU:0".
+
+    Returns:
+        Names such as "/job:localhost/replica:0/task:0/device:GPU:0", in order.
+
+    Raises:
+        ValueError: for one that does not exist, with those that do.
+    """
+    if isinstance(devices, str) or not devices:
+        raise ValueError(f"devices must be a list of at least one device name; received devices={devices!r}")
+    existing = [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
+    return [_resolve(name, existing) for name in devices]
+
+
+def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
+    try:
+        wanted = _full(tf.DeviceSpec.from_string(name))
+    except (ValueError, AttributeError, TypeError):
+        wanted = None
+    if wanted is None or wanted not in existing:
+        raise ValueError(
+            f"devices names {name!r}, which does not exist: there are {[spec.to_string() for spec in existing]}. "
+            f"For devices of other processes, start them with `python -m unisono launch --stages K` and connect first"
+        )
+    return wanted.to_string()
+
+
+def _full(spec: tf.DeviceSpec) -> tf.DeviceSpec:
+    return spec.replace(
+        job=spec.job or _THIS_PROCESS,
+        replica=spec.replica or 0,
+        task=spec.task or 0,
+        device_index=spec.device_index or 0,
+    )

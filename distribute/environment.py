@@ -1,0 +1,45 @@
+"""The variables by which `python -m unisono launch` tells a process its part. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+TIMEOUT = "UNISONO_TIMEOUT"
+REPLICAS_PER_WORKER = "UNISONO_REPLICAS_PER_WORKER"
+STAGES = "UNISONO_STAGES"
+RESTART = "UNISONO_RESTART"
+
+DEFAULT_TIMEOUT = 60.0
+
+
+def peer_timeout() -> float:
+    """Seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60.
+
+    Raises:
+        ValueError: the variable is not a number of at least 1.
+    """
+    text = os.environ.get(TIMEOUT) or str(DEFAULT_TIMEOUT)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds >= 1:
+        raise ValueError(f"{TIMEOUT} must be a number of seconds of at least 1. Received: {text!r}")
+    return seconds
+
+
+def replicas_per_worker() -> int:
+    """Replicas that a worker without accelerators has: UNISONO_REPLICAS_PER_WORKER, or 1.
+
+    Raises:
+        ValueError: the variable is not a whole number of at least 1.
+    """
+    text = os.environ.get(REPLICAS_PER_WORKER) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{REPLICAS_PER_WORKER} must be a whole number of at least 1. Received: {text!r}")
+    return int(text)
+
+
+def stage_addresses() -> list[str]:
+    """Addresses of the processes that compute a pipeline's later stages; empty if the launcher started none."""
+    return [address for address in os.environ.get(STAGES, "").split(",") if address]

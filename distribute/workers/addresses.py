@@ -1,0 +1,90 @@
+"""Addresses "host:port": taken apart, found, and asked in a bounded time. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import random
+import socket
+
+LOOPBACK = "127.0.0.1"
+_LOWEST_PORT = 10_000
+_HTTP2_SETTINGS = 4
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """The host, without the brackets of IPv6, and the port of "host:port".
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"an address must be 'host:port' with a port from 1 to 65535. Received: {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The reverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def connect(address: str, seconds: float) -> socket.socket:
+    """A connection to an address; every later operation on it takes at most `seconds`, too.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    return socket.create_connection(split_address(address), seconds)
+
+
+def listens(address: str, seconds: float) -> bool:
+    """Whether a process listens at an address; one that is stopped does."""
+    with contextlib.suppress(OSError), connect(address, seconds):
+        return True
+    return False
+
+
+def first_words(address: str, seconds: float) -> bytes:
+    """The first bytes that whoever listens at an address says; b"" where nobody does."""
+    data = b""
+    with contextlib.suppress(OSError), connect(address, seconds) as connection:
+        while not data.endswith(b"\n") and len(data) < 64:
+            more = connection.recv(64 - len(data))
+            data += more
+            if not more or is_grpc(data):
+                return data
+        return data
+    return b""
+
+
+def is_grpc(data: bytes) -> bool:
+    """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
+    return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` different loopback ports that nobody listens on at this moment.
+
+    They are below the range from which the kernel takes ports for outgoing connections: a server that is started again on
+    its port must not find it taken by somebody's connection.
+    """
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        for _ in range(100 * count):
+            if len(ports) == count:
+                return ports
+            candidate = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            with contextlib.suppress(OSError):
+                candidate.bind((LOOPBACK, _port_to_try()))
+                ports.append(candidate.getsockname()[1])
+        raise OSError(f"No {count} free ports were found on {LOOPBACK}: end programs that listen there.")
+
+
+def _port_to_try() -> int:
+    """A random port below the kernel's own range; 0 (any) where that leaves few."""
+    try:
+        first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return random.SystemRandom().randrange(_LOWEST_PORT, first) if first > 2 * _LOWEST_PORT else 0

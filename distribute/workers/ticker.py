@@ -1,0 +1,40 @@
+"""A thread that looks after something again and again: what all watchers are made of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Ticker:
+    """Owns a thread that calls `tick()` after every pause, until that returns False or `stop` is called.
+
+    Args:
+        name: of the thread.
+        tick: () -> bool; whether there is anything left to watch.
+        pause: () -> float; seconds before the next tick.
+    """
+
+    def __init__(self, name: str, tick: Callable[[], bool], pause: Callable[[], float]) -> None:
+        self._tick, self._pause = tick, pause
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"unisono-{name}", daemon=True)
+
+    @property
+    def ended(self) -> bool:
+        """Whether `stop` has been called."""
+        return self._ended.is_set()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, seconds: float = 0.0) -> None:
+        """Has the thread end after its present tick, and waits for that at most `seconds`."""
+        self._ended.set()
+        if seconds:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause()) and self._tick():
+            pass

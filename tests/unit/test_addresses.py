@@ -1,0 +1,74 @@
+"""Addresses "host:port": taken apart, put together, asked; and the thread that all watchers are made of."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from unisono.distribute.workers.addresses import (
+    first_words,
+    free_ports,
+    is_grpc,
+    join_address,
+    listens,
+    split_address,
+)
+from unisono.distribute.workers.ticker import Ticker
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"), [("a.example:80", ("a.example", 80)), ("[::1]:65535", ("::1", 65535))]
+)
+def test_address_is_taken_apart_and_put_together(address, parts):
+    assert split_address(address) == parts
+    assert join_address(*parts) == address
+
+
+@pytest.mark.parametrize("address", ["", "host", ":80", "host:", "host:http", "host:0", "host:65536"])
+def test_what_is_no_address_is_refused_with_the_value(address):
+    with pytest.raises(ValueError, match=r"must be 'host:port' with a port from 1 to 65535. Received: "):
+        split_address(address)
+
+
+def test_listener_is_found_whether_it_speaks_or_not():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = join_address(*listener.getsockname()[:2])
+        assert listens(address, 5.0)
+        assert first_words(address, 0.1) == b"", "it takes the connection and says nothing"
+    assert not listens(address, 5.0)
+    assert first_words(address, 5.0) == b""
+
+
+def test_grpc_server_is_known_by_its_first_frame():
+    assert is_grpc(b"\0\0\6\4\0\0\0\0\0" + b"rest")
+    assert not is_grpc(b"unisono 0123") and not is_grpc(b"\0\0\6\4")
+
+
+def test_free_ports_are_different():
+    assert len(set(free_ports(5))) == 5
+
+
+def test_ticker_ticks_until_it_has_nothing_left_to_watch():
+    left, done = [3, 2, 1], threading.Event()
+
+    def tick() -> bool:
+        left.pop()
+        if not left:
+            done.set()
+        return bool(left)
+
+    ticker = Ticker("test", tick, lambda: 0.001)
+    ticker.start()
+    assert done.wait(10)
+    ticker.stop(10)
+    assert not any(thread.name == "unisono-test" for thread in threading.enumerate())
+
+
+def test_ticker_that_is_stopped_ticks_no_more():
+    ticked = []
+    ticker = Ticker("test", lambda: not ticked.append(1), lambda: 60.0)
+    ticker.start()
+    ticker.stop(10)
+    assert ticker.ended and not ticked
