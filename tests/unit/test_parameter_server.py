@@ -11,8 +11,8 @@ from unisono.distribute.parameter_servers import shards as parameter_server_shar
 from unisono.distribute.parameter_servers import strategy as parameter_server
 from unisono.distribute.parameter_servers.strategy import ParameterServerMode, ParameterServerStrategy
 from unisono.distribute.workers.cluster import ClusterError
-from unisono.trainer.parameter_servers.execution_length import AsyncPace
 from unisono.trainer.parameter_servers.metric_totals import RowLayout, StepLogs
+from unisono.trainer.parameter_servers.schedule import PieceLength
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -72,12 +72,12 @@ def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
 
 
 def test_executions_are_short_near_the_end_so_that_no_worker_is_waited_for():
-    pace = AsyncPace(None, workers=2, epoch_steps=100, most=None)
+    pace = PieceLength(None, workers=2, epoch_steps=100, most=None)
     pace._steps = 64.0
     assert [pace.next(done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
     assert pace.next(0, left=3, most=512) == 3
-    assert AsyncPace(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
-    assert AsyncPace(8, workers=2, epoch_steps=100, most=3).next(0) == 3, "as many as max_staleness allows"
+    assert PieceLength(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
+    assert PieceLength(8, workers=2, epoch_steps=100, most=3).next(0) == 3, "as many as max_staleness allows"
 
 
 @pytest.mark.parametrize("sparse", [True, False])

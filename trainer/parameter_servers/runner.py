@@ -8,12 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from ... import mixed_precision
 from ...callbacks.fit_state import FitState
+from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import ParameterServerError, mode_of, pool_of
 from ..inputs import Source
-from . import evaluation, training
+from ..step.variable_placement import optimizers_of
+from .schedule import Schedule, next_stop, wants_each_step
 from .synchronous import SynchronousSteps
-from .worker_prediction import WorkerPrediction
+from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
 
 
@@ -26,14 +29,11 @@ class ParameterServerRunner:
         Raises:
             ValueError: the cluster or an argument of `compile` does not allow it.
         """
-        pool, backups = pool_of(model.distribute_strategy), mode_of(model.distribute_strategy).backup_workers
-        if backups is not None:
-            return SynchronousSteps(model, pool.num_workers - backups)
-        return WorkerSteps(model, training=True)
+        backups = mode_of(model.distribute_strategy).backup_workers
+        return WorkerSteps(model, training=True) if backups is None else SynchronousSteps(model, backups)
 
     def test_function(self, model: Any) -> WorkerSteps:
         """What computes steps of evaluation on workers; raises as `train_function` does."""
-        pool_of(model.distribute_strategy)
         return WorkerSteps(model, training=False)
 
     def predict_function(self, model: Any) -> WorkerPrediction:
@@ -42,17 +42,68 @@ class ParameterServerRunner:
 
     def train_steps(self, model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
-        return training.train_steps(model, state, callbacks)
+        steps, hooks = model.train_function, callbacks.callbacks
+        max_staleness = mode_of(model.distribute_strategy).max_staleness
+        schedule = Schedule(
+            steps,
+            state.source,
+            callbacks.on_train_batch_begin,
+            lambda: model.stop_training,
+            step=state.step,
+            epoch_steps=state.steps_per_epoch,
+            most=1 if steps.fixed_steps is None and wants_each_step(hooks) else max_staleness,
+            next_stop=lambda step: next_stop(hooks, step),
+        )
+        if schedule.empty:
+            return _no_batch(state)
+        totals, count, logs = steps.totals(), _UpdateCount(model, steps), {}
+        with steps.phase(max_staleness) as phase:
+            for piece, rows in steps.results(phase, schedule.next, schedule.arrived):
+                totals.add(rows)
+                state.step += piece.steps
+                if schedule.at_stop():
+                    count.correct(totals, phase.losses)
+                    totals.commit()
+                _check_progress(model)
+                logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
+                state.step_logs = logs
+                callbacks.on_train_batch_end(state.step - 1, logs)
+        count.correct(totals, phase.losses)
+        totals.commit()
+        if state.steps_per_epoch is None and not model.stop_training:
+            state.steps_per_epoch = state.step
+        return logs
 
     def test_steps(self, model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
         """One pass over `source`: every row is counted once, in order, even when workers are lost; returns the logs."""
-        return evaluation.test_steps(model, source, callbacks)
+        function, begin = model.test_function, callbacks.on_test_batch_begin
+        schedule = _one_pass(function, source, begin, lambda: model.stop_evaluating)
+        if schedule.empty:
+            return {}
+        totals, done, logs = function.totals(), 0, {}
+        with function.phase() as phase:
+            for piece, rows in function.results(phase, schedule.next, schedule.arrived, in_order=True):
+                totals.add(rows)
+                done += piece.steps
+                logs = pythonify_logs(totals.logs())
+                callbacks.on_test_batch_end(done - 1, logs)
+        totals.commit()
+        return logs
 
     def predict_steps(
         self, model: Any, source: Source, callbacks: Any, join: Callable[[list[Any]], Any]
     ) -> list[Any]:
         """The outputs of every batch of `source`, in order; `join` makes one structure of several, for callbacks."""
-        return evaluation.predict_steps(model, source, callbacks, join)
+        function, begin = model.predict_function, callbacks.on_predict_batch_begin
+        schedule = _one_pass(function, source, begin, lambda: model.stop_predicting)
+        collected: list[Any] = []
+        if schedule.empty:
+            return collected
+        with function.phase() as phase:
+            for _, outputs in function.results(phase, schedule.next, schedule.arrived, in_order=True):
+                collected.extend(outputs)
+                callbacks.on_predict_batch_end(len(collected) - 1, {"outputs": join(outputs)})
+        return collected
 
     @contextlib.contextmanager
     def watching(self, model: Any) -> Iterator[None]:
@@ -74,3 +125,37 @@ class ParameterServerRunner:
                     for function in (model.train_function, model.test_function, model.predict_function):
                         if function is not None:
                             function.memory.clear()
+
+
+def _one_pass(
+    function: WorkerFunction, source: Source, begin: Callable[[int], None], stopped: Callable[[], bool]
+) -> Schedule:
+    return Schedule(function, source, begin, stopped, epoch_steps=source.steps_per_epoch)
+
+
+def _no_batch(state: FitState) -> dict[str, Any]:
+    """The logs of an epoch, or of the rest of one, without batches."""
+    if state.step == 0 and state.epoch == 0:
+        raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
+    return state.step_logs
+
+
+def _check_progress(model: Any) -> None:
+    """Stops training in mixed precision that only skips steps."""
+    unknown = "Which layer is to blame is not looked for on parameter servers: run one step on one device"
+    mixed_precision.check_progress(optimizers_of(model), lambda loss_scale: unknown)
+
+
+class _UpdateCount:
+    """The optimizer's count of updates, made right after a worker was lost while it was counting."""
+
+    def __init__(self, model: Any, steps: WorkerSteps) -> None:
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        known = steps.updates_on_workers and optimizer is not None and not model.has_own_train_step()
+        self._variable: Any = getattr(optimizer, "_iterations", None) if known else None
+        self._start = int(self._variable.numpy()) if self._variable is not None else 0
+
+    def correct(self, totals: Any, losses: int) -> None:
+        """Sets the count to the steps that were applied, if a worker was lost. Context: host, no step under way."""
+        if losses and self._variable is not None:
+            self._variable.assign(self._start + totals.applied)

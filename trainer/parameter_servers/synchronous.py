@@ -11,6 +11,8 @@ their rows. Here a spare worker computes the same rows, so that no row is lost a
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from ...optimizers.call_options import CallOptions, call_options
 from ..inputs.rows import slice_rows
 from ..step.collected_writes import CollectedWrites
 from ..step.replica_slices import replica_bounds
-from .input_pieces import HOST, Piece
+from .pieces import HOST, Piece
 from .worker_step import snapshot, step_row, write_state
 from .worker_steps import WorkerSteps
 
@@ -56,16 +58,63 @@ class Part:
 class SynchronousSteps(WorkerSteps):
     """Computes parts of steps on workers, and the updates on a server."""
 
-    def __init__(self, model: Any, num_parts: int) -> None:
+    updates_on_workers = False
+
+    def __init__(self, model: Any, backups: int) -> None:
         super().__init__(model, training=True)
-        self._num_parts = num_parts
+        self._backups, self._num_parts = backups, self._num_workers - backups
         self._updates: dict[int, Any] = {}
         self._taken: list[tuple[Any, list[Any]]] = []
         self._state: list[Any] = []
 
-    def one(self, phase: Phase, piece: Piece) -> np.ndarray:
-        """The rows of one step."""
-        return train_one_step(self, phase, piece, 0, 0)
+    @property
+    def fixed_steps(self) -> int:
+        """A piece is one step."""
+        return 1
+
+    def results(
+        self,
+        phase: Phase,
+        next_piece: Callable[[], Piece | None],
+        arrived: Callable[[Piece], None] = lambda piece: None,
+        in_order: bool = False,
+    ) -> Iterator[tuple[Piece, np.ndarray]]:
+        """One step after the other: (piece, rows of its parts)."""
+        for number in itertools.count():
+            piece = next_piece()
+            if piece is None:
+                return
+            rows = self._one_step(phase, piece, number)
+            arrived(piece)
+            yield piece, rows
+
+    def _one_step(self, phase: Phase, piece: Piece, number: int) -> np.ndarray:
+        """The rows of the parts of step `number`, `[parts, width]`, after the sum of the parts was applied."""
+        ordered = self._computed(phase, self.parts_of(piece, number))
+        applied = self.update(ordered)
+        rows = np.concatenate([self.with_exact_loss(row, ordered, weight) for row, _, weight in ordered])
+        if not applied:
+            rows[:, 1:] = 0.0
+        return rows
+
+    def _computed(self, phase: Phase, parts: list[Part]) -> list[Any]:
+        """The results of the parts of a step: they are handed out, and the slowest again to the workers that are free."""
+        results: dict[int, Any] = {}
+        copies = {part.index: 1 for part in parts}
+        for part in parts:
+            phase.put(part)
+        while len(results) < len(parts):
+            got = phase.get(_GLANCE if self._backups else None)
+            if got is not None and got[0].step == parts[0].step:
+                results.setdefault(got[0].index, got[1])
+            missing = [part for part in parts if part.index not in results]
+            if self._backups and missing and phase.idle():
+                part = phase.slowest(missing)
+                if part is not None and copies[part.index] <= self._backups:
+                    copies[part.index] += 1
+                    phase.put(part)
+        phase.discard(lambda waiting: waiting.step == parts[0].step)
+        return [results[index] for index in sorted(results)]
 
     def parts_of(self, piece: Piece, step: int) -> list[Part]:
         """The parts that have rows."""
@@ -120,15 +169,13 @@ class SynchronousSteps(WorkerSteps):
             self._layout.added(row, self._layout.index_of(tracker.total))[...] *= factor
         return row
 
-    def _graph(self, piece: Piece) -> Any:
+    def _make(self, piece: Piece) -> Any:
         def run(inputs: Any, first: tf.Tensor, last: tf.Tensor, worker: tf.Tensor) -> Any:
             batch = piece.reader(inputs, tf.constant(0))
             return self._part(slice_rows(batch, first, last), last - first, worker)
 
         number = tf.TensorSpec([], tf.int32)
-        function = graph_function(run, input_signature=[piece.signature, number, number, number])
-        with self._strategy.scope(), scheduling(self._strategy):
-            return function.get_concrete_function()
+        return self._traced(run, [piece.signature, number, number, number])
 
     def _part(self, batch: Any, rows: tf.Tensor, worker: tf.Tensor) -> Any:
         assert self._layout is not None
@@ -181,44 +228,3 @@ def _state_of(values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
     if not values[0].dtype.is_floating:
         return values[0]
     return tf.add_n([value * tf.cast(shares[i], value.dtype) for i, value in enumerate(values)])
-
-
-def train_one_step(
-    steps: SynchronousSteps, phase: Phase, piece: Piece, number: int, backups: int
-) -> np.ndarray:
-    """One step: its parts are handed out, the slowest again to who is free, and the sum is applied.
-
-    Args:
-        steps: prepared for `piece`.
-        phase: under way.
-        piece: one step.
-        number: int; which step it is.
-        backups: int; how often a part may be computed beside the first time.
-
-    Returns:
-        The rows of the parts, `[parts, width]`.
-    """
-    parts = steps.parts_of(piece, number)
-    results: dict[int, Any] = {}
-    copies = {part.index: 1 for part in parts}
-    for part in parts:
-        phase.put(part)
-    while len(results) < len(parts):
-        got = phase.get(_GLANCE if backups else None)
-        if got is not None:
-            part, result = got
-            if part.step == number:
-                results.setdefault(part.index, result)
-        missing = [part for part in parts if part.index not in results]
-        if backups and missing and phase.idle():
-            part = phase.slowest(missing)
-            if part is not None and copies[part.index] <= backups:
-                copies[part.index] += 1
-                phase.put(part)
-    phase.discard(lambda waiting: waiting.step == number)
-    ordered = [results[index] for index in sorted(results)]
-    applied = steps.update(ordered)
-    rows = np.concatenate([steps.with_exact_loss(row, ordered, weight) for row, _, weight in ordered])
-    if not applied:
-        rows[:, 1:] = 0.0
-    return rows

@@ -8,7 +8,6 @@ the step that was being written when its worker died may have been applied in pa
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import keras
@@ -16,96 +15,69 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.graphs import graph_function, is_stateful, scratch_graph
-from ...compat.parameter_servers import num_workers_of, scheduling
-from ...distribute.parameter_servers.strategy import pool_of
+from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import HOME
-from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext
 from ..inputs import Chunk
 from ..inputs.rows import row_count
 from ..step.variable_placement import accumulates
-from .execution_length import MOST_STEPS
-from .input_pieces import HOST, Piece, WorkerMemory, pieces_of
 from .metric_totals import RowLayout, StepLogs, Totals, noted_results, result_function
+from .pieces import HOST, Piece
+from .schedule import MOST_STEPS
+from .worker_function import WorkerFunction
 from .worker_step import worker_step
 
 _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
 
 
-class WorkerSteps:
-    """Runs `train_step` or `test_step` on workers. Owns the compiled functions and the ledger.
+class WorkerSteps(WorkerFunction):
+    """Runs `train_step` or `test_step` on workers; the result of a piece is the rows of its steps. Owns the ledger.
 
     Args:
         model: built under a `ParameterServerStrategy`.
         training: True for `train_step`, False for `test_step`.
     """
 
+    updates_on_workers = True
+
     def __init__(self, model: Any, training: bool) -> None:
-        if not getattr(model, "_auto_jit", True) and model.jit_compile:
+        if not model._auto_jit and model.jit_compile:
             raise ValueError(
                 "`jit_compile=True` compiles a step for one device, but the variables are on parameter servers: leave "
                 "`jit_compile` out."
             )
-        self._model, self._training = model, training
-        self._strategy = model.distribute_strategy
-        self._num_workers = num_workers_of(self._strategy)
-        self._compiled: dict[Any, Any] = {}
+        super().__init__(model)
+        self._training = training
+        self._num_workers = self._pool.num_workers
         self._layout: RowLayout | None = None
         self._ledger: tf.Variable | None = None
-        self._number = 0
-        self._free_lines = list(range(self.lines))
-        self.memory = WorkerMemory()
 
-    @property
-    def lines(self) -> int:
-        """Executions that may be under way at the same time: one on each worker, and one that waits for it."""
-        return 2 * self._num_workers
-
-    def prepare(self, piece: Piece, fixed_steps: int | None) -> None:
+    def prepare(self, piece: Piece) -> None:
         """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
         if self._layout is None:
             self._layout = RowLayout(self._model, self._step_logs(piece))
             self._read = result_function(self._model, self._layout)
-            fitting = max(1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width))
-            self.most_steps = fitting if fixed_steps is None else fixed_steps
+            self.most_steps = self.fixed_steps or max(
+                1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width)
+            )
             if self._training:
                 with tf.device(HOME):
                     shape = [self.lines, self.most_steps, self._layout.width]
                     self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
-        self._function(piece)
+        super().prepare(piece)
 
     def totals(self) -> Totals:
-        """Empty totals for a phase, or those that the metrics hold already."""
+        """Totals that begin with what the metrics hold."""
         assert self._layout is not None
-        self._free_lines = list(range(self.lines))
         return Totals(self._model, self._layout, self._read)
-
-    def numbered(self, piece: Piece) -> Piece:
-        """The piece with a number of its own: its line in the ledger."""
-        self._number += 1
-        return dataclasses.replace(piece, number=self._number, line=self._free_lines.pop())
 
     def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
         """Runs the chunk's steps on one worker; returns their number and the logs after the last."""
-        piece, *_ = pieces_of(chunk)
-        self.prepare(piece, None)
+        piece, rows = self._alone(chunk)
         totals = self.totals()
-        with pool_of(self._strategy).phase(self.run, self.memory.forget) as phase:
-            totals.add(self.one(phase, piece))
-        self.memory.clear()
+        totals.add(rows)
         totals.commit()
         return piece.steps, totals.logs()
-
-    def one(self, phase: Phase, piece: Piece) -> np.ndarray:
-        """The rows of one piece, run alone."""
-        phase.put(self.numbered(piece))
-        done, rows = phase.get()
-        self.done(done)
-        return rows
-
-    def done(self, piece: Piece) -> None:
-        """The result of a numbered piece has arrived: its line can be used again."""
-        self._free_lines.append(piece.line)
 
     def run(self, worker: int, piece: Piece) -> np.ndarray:
         """The rows of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
@@ -121,27 +93,11 @@ class WorkerSteps:
         with tf.device(HOST):
             return tf.identity(rows).numpy()
 
-    def graph(self) -> Any:
-        """The graph that was made first, to be drawn; None where there is none."""
-        return next((f.graph for f in self._compiled.values() if hasattr(f, "graph")), None)
-
-    def compilations(self) -> int:
-        """How many graphs were made so far; 0 where every step runs eagerly."""
-        return sum(hasattr(f, "graph") for f in self._compiled.values())
-
-    def _function(self, piece: Piece) -> Any:
-        key = (piece.reader, piece.rows)
-        if key not in self._compiled:
-            self._compiled[key] = self._eager(piece) if self._model.run_eagerly else self._graph(piece)
-        return self._compiled[key]
-
-    def _graph(self, piece: Piece) -> Any:
+    def _make(self, piece: Piece) -> Any:
+        if self._model.run_eagerly:
+            return self._eager(piece)
         place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
-        function = graph_function(self._loop(piece), input_signature=[piece.signature, count, place, count])
-        with self._strategy.scope(), scheduling(self._strategy):
-            return (
-                function.get_concrete_function()
-            )  # called itself: a `tf.function` is traced again on each worker
+        return self._traced(self._loop(piece), [piece.signature, count, place, count])
 
     def _context(self, batch: Any, rows: int | None, worker: Any) -> StepContext:
         total = rows if rows is not None else row_count(batch)

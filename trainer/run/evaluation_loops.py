@@ -8,7 +8,7 @@ import keras
 
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ..inputs import Source
-from ..parameter_servers import evaluation as async_evaluate
+from ..parameter_servers import training as async_evaluate
 from ..parameter_servers import training as async_fit
 from ..pipeline.step import names_lost_stages
 from .callback_list import callback_list

@@ -1,0 +1,129 @@
+"""Which steps come next on the workers: how many at once, and where all of them must have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from ...callbacks.wake import steps_to_wake
+from ..inputs import Source
+from .pieces import Piece, Pieces
+
+_TARGET_SECONDS = 0.1
+MOST_STEPS = 512
+"""Of one piece."""
+
+
+class PieceLength:
+    """How many steps the next piece has: about 0.1 s, and few near the end so that no worker is waited for."""
+
+    def __init__(self, fixed: int | None, workers: int, epoch_steps: int | None, most: int | None) -> None:
+        self._fixed, self._workers, self._epoch_steps, self._most = fixed, workers, epoch_steps, most
+        self._steps, self._results, self._last = 1.0, 0, time.perf_counter()
+
+    def next(self, scheduled: int, left: int | None = None, most: int | None = None) -> int:
+        """The steps of the piece after `scheduled` steps of the epoch, of which at most `left` may follow."""
+        steps = self._fixed if self._fixed is not None else int(self._steps)
+        if self._fixed is None and self._epoch_steps is not None and self._workers > 1:
+            steps = min(steps, max(1, (self._epoch_steps - scheduled) // (2 * self._workers)))
+        return max(1, min([steps, *(bound for bound in (left, most, self._most) if bound is not None)]))
+
+    def done(self, steps: int) -> None:
+        """Notes a result: results should come every `0.1 s / workers`."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        self._results += 1
+        if self._results <= self._workers:  # these have compiled, or waited for the others that did
+            return
+        wanted = steps * _TARGET_SECONDS / self._workers / max(seconds, 1e-6)
+        self._steps = max(1.0, min(wanted, 2 * self._steps, float(MOST_STEPS)))
+
+
+class Schedule:
+    """The pieces of one epoch, in order, each prepared just before it is handed out. Context: host.
+
+    Args:
+        function: `WorkerFunction`; what the workers run.
+        source: the input, at its position.
+        begin: called with the number of the first step of each piece.
+        stopped: () -> bool; whether no further piece may be handed out.
+        step: int; the steps of the epoch that are done.
+        epoch_steps: int or None; the steps of the epoch.
+        most: int or None; the most steps of a piece.
+        next_stop: `next_stop(step)`, the steps after `step` at which all steps before must be done, or None.
+
+    Attributes:
+        empty: bool; whether there is no step at all.
+        done: int; the steps of the epoch whose results have arrived.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        source: Source,
+        begin: Callable[[int], None],
+        stopped: Callable[[], bool],
+        step: int = 0,
+        epoch_steps: int | None = None,
+        most: int | None = None,
+        next_stop: Callable[[int], int | None] = lambda step: None,
+    ) -> None:
+        self._function, self._pieces = function, Pieces(source)
+        self._begin, self._stopped, self._next_stop = begin, stopped, next_stop
+        self._length = PieceLength(function.fixed_steps, function.lines // 2, epoch_steps, most)
+        self._scheduled = self.done = step
+        self._stop: int | None = None
+        self._first = self._draw()
+        self.empty = self._first is None
+        if self._first is not None:
+            function.prepare(self._first)
+
+    def _draw(self) -> Piece | None:
+        bound = self._next_stop(self.done)
+        self._stop = None if bound is None else self.done + bound
+        left = None if self._stop is None else self._stop - self._scheduled
+        if left is not None and left <= 0:
+            return None
+        return self._pieces.next(self._length.next(self._scheduled, left, self._function.most_steps))
+
+    def next(self) -> Piece | None:
+        """The next piece; None where the data has ended, or until the steps under way are done."""
+        if self._stopped():
+            return None
+        piece, self._first = self._first or self._draw(), None
+        if piece is not None:
+            self._function.prepare(piece)
+            self._begin(self._scheduled)
+            self._scheduled += piece.steps
+        return piece
+
+    def arrived(self, piece: Piece) -> None:
+        """Notes that the result of a piece has arrived."""
+        self.done += piece.steps
+        self._length.done(piece.steps)
+
+    def at_stop(self) -> bool:
+        """Whether this is a place where all steps are done because a callback wants it so."""
+        return self._stop is not None and self.done >= self._stop and self.done == self._scheduled
+
+
+def next_stop(callbacks: list[Any], step: int) -> int | None:
+    """Steps until a callback wants to find all of them done: one that saves."""
+    wanted = [
+        wake
+        for callback in callbacks
+        if _saves(callback) and (wake := steps_to_wake(callback, step)) is not None
+    ]
+    return min(wanted, default=None)
+
+
+def _saves(callback: Any) -> bool:
+    return hasattr(callback, "steps_to_wake") or isinstance(callback, keras.callbacks.ModelCheckpoint)
+
+
+def wants_each_step(callbacks: list[Any]) -> bool:
+    """Whether a callback has a hook for every step."""
+    return any(not _saves(callback) and steps_to_wake(callback, 0) == 1 for callback in callbacks)

@@ -1,0 +1,161 @@
+"""What workers run: compiled functions of pieces of the input. Read here how pieces are handed out and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.graphs import graph_function
+from ...compat.parameter_servers import scheduling
+from ...distribute.parameter_servers.strategy import pool_of
+from ...distribute.parameter_servers.worker_pool import Phase
+from ...distribute.step_context import StepContext
+from ..inputs import Chunk
+from ..inputs.rows import row_count
+from ..step.train_step import predict_on_replica
+from .pieces import HOST, Piece, WorkerMemory, pieces_of
+
+
+class WorkerFunction:
+    """Runs pieces on workers. Owns the functions compiled for them and what the workers hold of the input.
+
+    Args:
+        model: built under a `ParameterServerStrategy`.
+
+    Attributes:
+        lines: int; pieces that may be under way at the same time: one on each worker, and one that waits for it.
+        most_steps: int or None; that a piece may have.
+    """
+
+    most_steps: int | None = None
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._strategy = model, model.distribute_strategy
+        self._pool = pool_of(self._strategy)
+        self._compiled: dict[Any, Any] = {}
+        self._number = 0
+        self.lines = 2 * self._pool.num_workers
+        self.memory = WorkerMemory()
+
+    @property
+    def fixed_steps(self) -> int | None:
+        """The steps of a piece where the user has fixed them."""
+        return None if self._model._auto_steps else self._model.steps_per_execution
+
+    def run(self, worker: int, piece: Any) -> Any:
+        """The result of a piece, on the host. Context: host, in the thread of a worker."""
+        raise NotImplementedError
+
+    def _make(self, piece: Piece) -> Any:
+        """What computes pieces with the layout of `piece`."""
+        raise NotImplementedError
+
+    def prepare(self, piece: Piece) -> None:
+        """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
+        self._function(piece)
+
+    def _function(self, piece: Piece) -> Any:
+        key = (piece.reader, piece.rows)
+        if key not in self._compiled:
+            self._compiled[key] = self._make(piece)
+        return self._compiled[key]
+
+    def _traced(self, function: Callable[..., Any], signature: list[Any]) -> Any:
+        """The concrete function: a `tf.function` would be traced again on each worker."""
+        with self._strategy.scope(), scheduling(self._strategy):
+            return graph_function(function, input_signature=signature).get_concrete_function()
+
+    def phase(self, max_staleness: int | None = None) -> contextlib.AbstractContextManager[Phase]:
+        """The workers, ready for pieces."""
+        return self._pool.phase(self.run, self.memory.forget, max_staleness)
+
+    def results(
+        self,
+        phase: Phase,
+        next_piece: Callable[[], Piece | None],
+        arrived: Callable[[Piece], None] = lambda piece: None,
+        in_order: bool = False,
+    ) -> Iterator[tuple[Piece, Any]]:
+        """Hands out pieces and yields (piece, result), until no piece is under way and none is left.
+
+        Args:
+            phase: under way.
+            next_piece: gives the next piece to hand out; None: there is none before more results have come.
+            arrived: called when the result of a piece has arrived.
+            in_order: whether to yield results in the order of the input, not in that of their arrival.
+        """
+        free = list(range(self.lines))
+        early: dict[int, tuple[Piece, Any]] = {}
+        due = self._number + 1
+        while True:
+            while phase.under_way + len(early) < self.lines and (piece := next_piece()) is not None:
+                self._number += 1
+                phase.put(dataclasses.replace(piece, number=self._number, line=free.pop()))
+            if not phase.under_way:
+                return
+            piece, result = phase.get()
+            free.append(piece.line)
+            arrived(piece)
+            if not in_order:
+                yield piece, result
+                continue
+            early[piece.number] = piece, result
+            while due in early:
+                yield early.pop(due)
+                due += 1
+
+    def _alone(self, chunk: Chunk) -> tuple[Piece, Any]:
+        """A chunk of one piece, and its result."""
+        piece, *_ = pieces_of(chunk)
+        self.prepare(piece)
+        left = [piece]
+        with self.phase() as phase:
+            ((_, result),) = self.results(phase, lambda: left.pop() if left else None)
+        self.memory.clear()
+        return piece, result
+
+    def graph(self) -> Any:
+        """The graph that was made first, to be drawn; None where there is none."""
+        return next((f.graph for f in self._compiled.values() if hasattr(f, "graph")), None)
+
+    def compilations(self) -> int:
+        """How many graphs were made so far; 0 where every step runs eagerly."""
+        return sum(hasattr(f, "graph") for f in self._compiled.values())
+
+
+class WorkerPrediction(WorkerFunction):
+    """Runs `predict_step` on workers; the result of a piece is a list with the outputs of each of its batches."""
+
+    def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
+        """Runs the chunk's steps on one worker; returns their number and the outputs of each."""
+        piece, outputs = self._alone(chunk)
+        return piece.steps, outputs
+
+    def _make(self, piece: Piece) -> Any:
+        def run(inputs: Any, i: tf.Tensor) -> Any:
+            batch = piece.reader(inputs, i)
+            total = piece.rows if piece.rows is not None else row_count(batch)
+            with tf.distribute.ReplicaContext(self._strategy, 0):
+                return predict_on_replica(self._model, batch, StepContext(0, 1, total, total, False))
+
+        if self._model.run_eagerly:
+            return run
+        return self._traced(run, [piece.signature, tf.TensorSpec([], tf.int32)])
+
+    def run(self, worker: int, piece: Piece) -> list[Any]:
+        """The outputs of each batch, on the host. Context: host, in the thread of a worker."""
+        function = self._function(piece)
+        inputs = self.memory.inputs(worker, piece)
+        answers = []
+        for i in range(piece.steps):
+            with tf.device(HOST):
+                number = tf.constant(i)
+            with self._strategy.scope() if self._model.run_eagerly else contextlib.nullcontext():
+                outputs = function(inputs, number)
+            with tf.device(HOST):
+                answers.append(tf.nest.map_structure(tf.identity, outputs, expand_composites=True))
+        return answers
