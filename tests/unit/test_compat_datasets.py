@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from unisono.compat import datasets
 from unisono.compat.datasets import LIVE_SHUFFLE, _wait_for_ends, count_shuffles, end_iterator
-from unisono.trainer.inputs.datasets import DatasetSource, _save_iterator
+from unisono.trainer.inputs.datasets import DatasetSource
+from unisono.trainer.inputs.iterator_position import save_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():
@@ -22,10 +23,10 @@ def test_shuffles_of_a_pipeline_are_found():
 def test_checkpoint_of_an_iterator_tells_whether_a_shuffle_lives():
     iterator = iter(tf.data.Dataset.range(99).shuffle(8, seed=1).shuffle(2).batch(4))
     next(iterator)
-    assert _save_iterator(iterator).count(LIVE_SHUFFLE) == 2
+    assert save_iterator(iterator).count(LIVE_SHUFFLE) == 2
     for _ in iterator:
         pass
-    assert _save_iterator(iterator).count(LIVE_SHUFFLE) == 0
+    assert save_iterator(iterator).count(LIVE_SHUFFLE) == 0
 
 
 def wait_for(condition):
@@ -96,5 +97,5 @@ def test_ended_iterators_leave_the_order_of_the_next_pass():
     for epoch in range(3):
         source.begin_epoch(epoch)
         found.append([batch.numpy().tolist() for batch in source._iterator])
-        source._ended = True
+        source.calendar.ended = True
     assert found == right

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from . import checks
-from .convert import as_host_array, is_array, lists_to_tuples
+from .convert import host_arrays, is_array
 from .rows import row_count, spec_without_rows
 
 
-def standard_batch(item: Any, kind: str, number: int) -> tuple[Any, ...]:
+@contextlib.contextmanager
+def noting_place(place: str) -> Iterator[None]:
+    """Lets an error of the user's code pass as it is, with a note that says where in the input it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"Raised by the input: {place} (counted from 0).")
+        raise
+
+
+def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> tuple[Any, ...]:
     """What a generator, PyDataset or DataLoader gave as `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
 
     Args:
         item: the object given: a tuple of these, or x alone as one array or a dict.
         kind: the kind of input, for messages.
         number: int; which batch of the epoch it is, from 0.
+        lists: whether a list will do for the tuple.
 
     Returns:
         The tuple, with NumPy arrays and tensors as leaves, not yet cast.
@@ -27,6 +40,8 @@ def standard_batch(item: Any, kind: str, number: int) -> tuple[Any, ...]:
         ValueError: if it is no such tuple, or its arrays differ in rows or have none.
         TypeError: if something in it is no array.
     """
+    if isinstance(item, list) and lists:
+        item = tuple(item)
     if isinstance(item, dict) or (is_array(item) and item is not None):
         item = (item,)
     if not isinstance(item, tuple) or not 1 <= len(item) <= 3:
@@ -35,14 +50,9 @@ def standard_batch(item: Any, kind: str, number: int) -> tuple[Any, ...]:
             f"Batch {number} of the {kind} is a {type(item).__name__}{size}; a batch must be a tuple "
             "(inputs,), (inputs, targets) or (inputs, targets, sample_weights)."
         )
-    parts = [_numbers_to_arrays(lists_to_tuples(part)) for part in item]
-    for argument, part in zip(("x", "y", "sample_weight"), parts):
-        for path, leaf in checks.named_leaves(argument, part):
-            if not is_array(leaf):
-                raise TypeError(
-                    f"Batch {number} of the {kind} has a {type(leaf).__name__} as {path}; give arrays."
-                )
-    batch = tuple(tf.nest.map_structure(as_host_array, part) for part in parts)
+    names = ("x", "y", "sample_weight")
+    where = f"Batch {number} of the {kind} has a {{kind}} as {{place}}; give arrays."
+    batch = tuple(host_arrays(name, _joined_numbers(part), where) for name, part in zip(names, item))
     while len(batch) > 1 and batch[-1] is None:
         batch = batch[:-1]
     try:
@@ -52,15 +62,11 @@ def standard_batch(item: Any, kind: str, number: int) -> tuple[Any, ...]:
     return batch
 
 
-def _numbers_to_arrays(structure: Any) -> Any:
-    """A tuple of Python numbers, as a list of them was, is one array of them."""
-    if (
-        isinstance(structure, tuple)
-        and structure
-        and all(isinstance(v, bool | int | float) for v in structure)
-    ):
-        return np.asarray(structure)
-    return structure
+def _joined_numbers(part: Any) -> Any:
+    """A list or tuple of Python numbers is one array of them."""
+    if isinstance(part, list | tuple) and part and all(isinstance(v, bool | int | float) for v in part):
+        return np.asarray(part)
+    return part
 
 
 def leaf_spec(leaf: Any) -> Any:

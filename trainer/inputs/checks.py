@@ -2,81 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from .convert import rows_on_host
-from .rows import is_extension
-
-
-def positive_int(name: str, value: Any) -> int | None:
-    """An argument that must be an int of at least 1, or None.
-
-    Raises:
-        TypeError: if it is no whole number.
-        ValueError: if it is below 1.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
-        raise TypeError(
-            f"{name} ({value!r}) must be an int of at least 1, but it is a {type(value).__name__}."
-        )
-    if value < 1:
-        raise ValueError(f"{name} ({value}) must be at least 1; leave it out to use the default.")
-    return int(value)
-
-
-def class_weights(value: Any) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
-    """`class_weight` as the classes and their weights.
-
-    Raises:
-        TypeError: if it is no dict from whole numbers to numbers.
-        ValueError: if a weight is not finite.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise TypeError(f"class_weight ({value!r}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
-    pairs = []
-    for key, weight in value.items():
-        if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:
-            raise TypeError(f"class_weight has the key {key!r}; keys are the class numbers of y, as int.")
-        if not isinstance(weight, numbers.Real):
-            raise TypeError(f"class_weight[{key}] ({weight!r}) must be a number.")
-        if not np.isfinite(float(weight)):
-            raise ValueError(f"class_weight[{key}] ({weight}) must be finite.")
-        pairs.append((int(float(key)), float(weight)))
-    pairs.sort()
-    return tuple(key for key, _ in pairs), tuple(weight for _, weight in pairs)
-
-
-def class_weight_applies(structure: Any, given: Any) -> None:
-    """Checks that one batch `(x, y[, sample_weight])` can be weighted by class.
-
-    Raises:
-        ValueError: without targets, with several outputs, with string targets, or together with
-            `sample_weight`.
-    """
-    y = structure[1] if len(structure) > 1 else None
-    if len(structure) > 2 and structure[2] is not None:
-        raise ValueError(
-            f"class_weight ({given}) and sample_weight are both given; give the product of the two as sample_weight."
-        )
-    if y is None:
-        raise ValueError(f"class_weight ({given}) weighs the targets, but there are none; give y.")
-    if tf.nest.is_nested(y):
-        raise ValueError(
-            f"class_weight ({given}) is for models with one output, but y is a {type(y).__name__} of several; "
-            "give a sample_weight for each output."
-        )
-    if tf.as_dtype(y.dtype) == tf.string:
-        raise ValueError(
-            f"class_weight ({given}) needs class numbers in y, but y holds strings; encode them first."
-        )
+from .rows import is_extension, row_count
 
 
 def same_rows(arrays: Any) -> int:
@@ -111,7 +41,7 @@ def list_sizes(arrays: Any) -> list[tuple[str, int]]:
                 raise ValueError(
                     f"{path} ({leaf!r}) is a scalar; the first dimension of every array is its rows."
                 )
-            sizes.append((path, rows_on_host(leaf)))
+            sizes.append((path, int(row_count(leaf))))
     return sizes
 
 

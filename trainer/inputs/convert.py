@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .rows import is_extension, row_count, sparse_rows
+from .checks import named_leaves, weights_like_targets
+from .rows import is_extension, sparse_rows
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
@@ -35,16 +36,56 @@ def _holds_scalars(structure: Any) -> bool:
     return isinstance(structure, _SCALARS)
 
 
-def lists_to_tuples(structure: Any) -> Any:
+def _lists_to_tuples(structure: Any) -> Any:
     """As Keras and `tf.data` do it: in a batch, a list of tensors is a tuple of tensors."""
     if isinstance(structure, list):
-        return tuple(lists_to_tuples(part) for part in structure)
+        return tuple(_lists_to_tuples(part) for part in structure)
     if isinstance(structure, tuple):
-        parts = [lists_to_tuples(part) for part in structure]
+        parts = [_lists_to_tuples(part) for part in structure]
         return type(structure)(*parts) if hasattr(structure, "_fields") else tuple(parts)
     if isinstance(structure, dict):
-        return {key: lists_to_tuples(part) for key, part in structure.items()}
+        return {key: _lists_to_tuples(part) for key, part in structure.items()}
     return structure
+
+
+def host_arrays(name: str, structure: Any, complaint: str) -> Any:
+    """A nest of arrays of any kind as a nest of NumPy arrays and tensors, with tuples in place of lists.
+
+    Args:
+        name: of the argument, for messages.
+        structure: what was given.
+        complaint: the message for a leaf that is no array, with `{place}` and `{kind}` in it.
+
+    Raises:
+        TypeError: for such a leaf.
+    """
+    structure = _lists_to_tuples(structure)
+    for place, leaf in named_leaves(name, structure):
+        if not is_array(leaf):
+            raise TypeError(complaint.format(place=place, kind=type(leaf).__name__))
+    return tf.nest.map_structure(as_host_array, structure)
+
+
+def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+    """The arguments as the tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of NumPy arrays and tensors.
+
+    Raises:
+        TypeError: if one of them is no array.
+        ValueError: if `sample_weight` does not fit the structure of `y`.
+    """
+    complaint = (
+        "{place} is a {kind}; give arrays or tensors with rows, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
+        "DataLoader or a generator of batches."
+    )
+    given = {"x": x, "y": y, "sample_weight": sample_weight}
+    x, y, sample_weight = (
+        host_arrays(name, merge_number_lists(part), complaint) for name, part in given.items()
+    )
+    if y is None:
+        return (x,)
+    if sample_weight is None:
+        return (x, y)
+    return (x, y, weights_like_targets(y, sample_weight))
 
 
 def is_array(leaf: Any) -> bool:
@@ -182,8 +223,3 @@ def as_resident(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return tf.constant(leaf)
     return tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf
-
-
-def rows_on_host(leaf: Any) -> int:
-    """The rows of an array given by the user."""
-    return int(row_count(leaf))

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from .readers import slice_reader, split_reader
 from .rows import concat_rows
-from .source import Chunk
+from .source import Chunk, Source
 
 GROUP_BYTES = 16 * 2**20
 _GROUP_SECONDS = 0.05
@@ -219,3 +219,27 @@ class Feed:
         """Stops the thread; waits for at most five seconds while the user's code makes a batch."""
         self._stop.set()
         self._thread.join(timeout=5)
+
+
+class FedSource(Source):
+    """Batches that a thread makes ahead of the training. Owns the thread of the epoch."""
+
+    _layout: Any
+    _feed: Feed | None = None
+
+    def _groups(self) -> Callable[[Callable[[], bool]], Iterator[Group]]:
+        """What gives the groups from the position on to the end of the epoch; see `Feed`."""
+        raise NotImplementedError
+
+    def _read(self, steps: int) -> Chunk | None:
+        if self._feed is None:
+            self._feed = Feed(self._groups())
+        chunk = self._feed.take(steps, self._layout)
+        self.calendar.ended = self.calendar.ended or chunk is None
+        return chunk
+
+    def close(self) -> None:
+        """Stops the thread."""
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()

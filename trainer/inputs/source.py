@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+from .calendar import Calendar
+from .class_weights import ClassWeights, weighted_reader, weighted_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Chunk:
         per_worker: whether the batches hold this worker's rows only; then the chunk is `open_ended`.
         usual_rows: int or None; of batches that are drawn from an iterator, the rows that most have, where XLA may be
             given these. Others may come too.
+        spec: nest of `tf.TypeSpec` of a batch, where `usual_rows` is known.
     """
 
     inputs: Any
@@ -39,55 +43,72 @@ class Chunk:
     signature: Any = None
     per_worker: bool = False
     usual_rows: int | None = None
+    spec: Any = None
 
 
-class Source(Protocol):
+class Source:
     """Global batches, in order, with a position that can be saved and restored.
 
+    A kind of input says how batches are read (`_read`) and what has to happen where a position changes. The position
+    itself is the calendar's.
+
     Attributes:
-        steps_per_epoch: int or None; None until it is known (an input of unknown length is known after one
-            epoch).
-        batch_rows: int or None; rows of a full global batch, where known.
+        calendar: where in the epochs and in the data the source is.
         spec: nest of `tf.TypeSpec`: one batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)`; the row
             dimension is None.
+        batch_rows: int or None; rows of a full global batch, where known.
+        rows: int or None; rows of the data (batches of a PyDataset), where known.
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas
             take their rows; True: the source yields this worker's rows only (a function of
             `tf.distribute.InputContext`).
-        resume_by: "index" | "iterator" | "skip" | "none"; how `restore` finds the position again.
+        resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
+        rewinds: bool; whether the data can be read again from its beginning.
     """
+
+    calendar: Calendar
+    spec: Any
+    batch_rows: int | None = None
+    rows: int | None = None
+    per_worker = False
+    resume_by: Any = "skip"
+    rewinds = True
+    _class_weights: ClassWeights | None = None
+
+    def _read(self, steps: int) -> Chunk | None:
+        """The next chunk of at most `steps` steps, which the epoch has; None where the data has ended."""
+        raise NotImplementedError
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch."""
-        ...
+        """Steps of an epoch; None until it is known: after one epoch of an input of unknown length."""
+        return self.calendar.steps_per_epoch
 
-    @property
-    def batch_rows(self) -> int | None:
-        """Rows of a full batch."""
-        ...
-
-    @property
-    def spec(self) -> Any:
-        """What a batch is."""
-        ...
-
-    @property
-    def per_worker(self) -> bool:
-        """Whether the rows are this worker's own."""
-        ...
-
-    @property
-    def resume_by(self) -> str:
-        """How `restore` works."""
-        ...
+    def weigh_classes(self, weights: ClassWeights) -> None:
+        """Adds to every batch `(x, y)` the weights of its rows' classes as `sample_weight`."""
+        self._class_weights, self.spec = weights, weighted_spec(self.spec)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""
-        ...
+        self.close()
+        self.calendar.begin(epoch)
 
     def take(self, max_steps: int) -> Chunk | None:
-        """The next chunk of at most `max_steps` steps, or None at the end of the epoch."""
-        ...
+        """The next chunk of at most `max_steps` steps, or None at the end of the epoch.
+
+        Raises:
+            The error of the user's own code, with the number of the batch as a note.
+        """
+        steps = self.calendar.left(max_steps)
+        chunk = self._read(steps) if steps else None
+        if chunk is None:
+            self.calendar.end_epoch()
+            return None
+        self.calendar.advance(chunk.steps)
+        if self._class_weights is None:
+            return chunk
+        spec = None if chunk.spec is None else weighted_spec(chunk.spec)
+        reader = weighted_reader(chunk.reader, chunk.open_ended, self._class_weights)
+        return dataclasses.replace(chunk, reader=reader, spec=spec)
 
     def drawn(self, steps: int) -> None:
         """The loop says how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.
@@ -95,16 +116,15 @@ class Source(Protocol):
         Raises:
             ValueError: if there is no data at all.
         """
-        ...
 
     def state(self) -> dict[str, Any]:
         """The position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""
-        ...
+        return self.calendar.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to a position that `state()` gave, in a source made from the same arguments."""
-        ...
+        self.close()
+        self.calendar.restore(state)
 
     def close(self) -> None:
         """Gives back threads, files and iterators."""
-        ...

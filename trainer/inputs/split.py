@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from . import checks
-from .make_source import kind_of, standard_arrays
+from .convert import standard_arrays
+from .make_source import kind_of
 from .rows import slice_rows
 
 

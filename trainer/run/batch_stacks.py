@@ -45,7 +45,7 @@ class Stacks:
         self._rows: int = chunk.usual_rows
         self._exact = not chunk.open_ended and chunk.rows is not None
         self._reader, self._open_ended = chunk.reader, chunk.open_ended
-        spec = chunk.inputs.element_spec
+        self._spec = spec = chunk.spec
         shapes = [[self._rows, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
         dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
         size = sum(math.prod(shape) * dtype.size for shape, dtype in zip(shapes, dtypes))
@@ -129,7 +129,7 @@ class Stacks:
             tf.cond(full, lambda: self._keep(i, batch.get_value()), lambda: tf.constant(0))
             return i + 1, full, batch
 
-        empty = tf.experimental.Optional.empty(iterator.element_spec)
+        empty = tf.experimental.Optional.empty(self._spec)
         start = (tf.constant(0), tf.constant(True), empty)
         _, full, batch = tf.while_loop(lambda i, full, batch: tf.logical_and(i < count, full), body, start)
         return full, batch

@@ -111,6 +111,6 @@ def check_same_fit(
         if part is not None and not part.per_worker:
             values[f"the number of {name} batches (steps) in an epoch"] = part.steps_per_epoch
             values[f"the rows of a {name} batch"] = part.batch_rows
-            values[f"the number of {name} rows"] = getattr(getattr(part, "_order", None), "rows", None)
+            values[f"the number of {name} rows"] = part.rows
             values[f"what a {name} batch is made of"] = repr(part.spec)
     check_same_everywhere(values, "fit", model.distribute_strategy)

@@ -1,0 +1,201 @@
+"""Where a source is: which step of which epoch, in which pass over the data, and the order of the rows there.
+
+The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a
+resume.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RAN_OUT = (
+    "Your input ran out of data; interrupting training. Make sure that your dataset or generator can generate "
+    "at least `steps_per_epoch * epochs` batches. You may need to use the `.repeat()` function when building your "
+    "dataset."
+)
+
+
+class Calendar:
+    """The calendar of data that is read from its beginning to its end. Holds no data.
+
+    Without `steps_per_epoch` an epoch is one pass over the data. With it, a pass lasts for as many epochs as it has
+    steps for, and the epoch in which it ends is a short one.
+
+    Args:
+        steps_per_epoch: int or None; as the user gave it.
+        batches: int or None; of a pass; None: not known before its end is seen.
+        expected: int or None; the batches that the data says to have, where it need not keep to that.
+        one_pass: whether no second pass can be started (of an iterator).
+
+    Attributes:
+        epoch: int.
+        step: int; of the epoch; the next one.
+        passes: int; those before this one.
+        taken: int; batches of this pass before the next one.
+        ended: bool; whether the end of the pass has been seen.
+        steps_per_epoch: int or None, until it is known.
+    """
+
+    def __init__(
+        self,
+        steps_per_epoch: int | None,
+        batches: int | None = None,
+        expected: int | None = None,
+        one_pass: bool = False,
+    ) -> None:
+        self._fixed, self._batches, self._one_pass = steps_per_epoch, batches, one_pass
+        self.steps_per_epoch = steps_per_epoch or batches or expected
+        self.epoch = self.step = self.passes = self.taken = 0
+        self.ended = False
+
+    def begin(self, epoch: int) -> bool:
+        """Goes to the first step of an epoch; whether another pass over the data begins with it."""
+        continues = self._fixed is not None and epoch == self.epoch + 1 and not self.is_over()
+        another = not self._one_pass and not continues and (self.taken > 0 or self.is_over())
+        if another:
+            self.passes, self.taken, self.ended = self.passes + 1, 0, False
+        self.epoch, self.step = epoch, 0
+        return another
+
+    def is_over(self) -> bool:
+        """Whether the pass has no further batch."""
+        return self.ended or (self._batches is not None and self.taken >= self._batches)
+
+    def left(self, most: int) -> int:
+        """How many of the next `most` steps there are in this epoch, as far as that is known."""
+        if self.is_over():
+            return 0
+        if self._fixed is not None:
+            most = min(most, self._fixed - self.step)
+        if self._batches is not None:
+            most = min(most, self._batches - self.taken)
+        return max(0, most)
+
+    def advance(self, steps: int) -> None:
+        """Goes past `steps` steps; back where it is negative."""
+        self.step += steps
+        self.taken += steps
+
+    def end_epoch(self) -> None:
+        """Notes that no step is left: learns the steps of an epoch, or warns, as Keras does, that there are too few."""
+        if self.step < (self._fixed or 0) or (self._one_pass and self.step == 0):
+            warnings.warn(RAN_OUT, stacklevel=4)
+        elif not self._one_pass:
+            self.learn()
+
+    def learn(self) -> None:
+        """Notes that the pass has ended here: without `steps_per_epoch`, so many steps make an epoch."""
+        if self._fixed is None:
+            self.steps_per_epoch = self.step
+
+    def state(self) -> dict[str, Any]:
+        """The position."""
+        names = ("epoch", "step", "passes", "taken", "ended")
+        return {name: int(getattr(self, name)) for name in names}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a position of `state()`."""
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        self.passes, self.taken = int(state["passes"]), int(state["taken"])
+        self.ended = bool(state.get("ended", False))
+
+
+class Run(NamedTuple):
+    """Batches of equal rows that follow each other in a pass."""
+
+    a_pass: int
+    first_row: int
+    batches: int
+    rows: int
+    """Of each batch."""
+
+
+class RowOrder(Calendar):
+    """The calendar of rows that can be had by their number, and which of them make up which batch.
+
+    Epoch `e` always starts at the same row, so a run can be resumed at any epoch.
+
+    Args:
+        rows: int; of the data.
+        batch_rows: int; of a batch.
+        shuffle: whether every pass has a random order of its own; "batch": inside of each batch.
+        seed: int; the orders are a function of it.
+        steps_per_epoch: int or None; as the user gave it.
+    """
+
+    def __init__(
+        self, rows: int, batch_rows: int, shuffle: bool | str, seed: int, steps_per_epoch: int | None
+    ) -> None:
+        super().__init__(steps_per_epoch, math.ceil(rows / batch_rows))
+        self.rows, self.batch_rows = rows, batch_rows
+        self._shuffle, self._seed = shuffle, int(seed)
+        self._order: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def begin(self, epoch: int, step: int = 0) -> bool:
+        """Goes to a step of any epoch; whether that begins a pass over the data."""
+        assert self._batches is not None and self.steps_per_epoch is not None
+        self.passes, part = divmod(int(epoch), math.ceil(self._batches / self.steps_per_epoch))
+        self.epoch, self.step = int(epoch), int(step)
+        self.taken, self.ended = part * self.steps_per_epoch + self.step, False
+        return self.taken == 0
+
+    def copy(self) -> RowOrder:
+        """Another one at the same position, for a thread that runs ahead of this one."""
+        return copy.copy(self)
+
+    def next_run(self, max_steps: int, most_rows: int | None = None) -> Run | None:
+        """The next batches of equal rows; None at the end of the epoch. Does not go past them.
+
+        Args:
+            max_steps: int; the most batches.
+            most_rows: int or None; the most rows in all (but at least one batch).
+        """
+        steps = self.left(max_steps)
+        if not steps:
+            return None
+        first = self.taken * self.batch_rows
+        full = (self.rows - first) // self.batch_rows
+        if not full:
+            return Run(self.passes, first, 1, self.rows - first)
+        if most_rows is not None:
+            steps = min(steps, max(1, most_rows // self.batch_rows))
+        return Run(self.passes, first, min(steps, full), self.batch_rows)
+
+    def indices(self, a_pass: int) -> np.ndarray | None:
+        """The rows in the order of a pass, int64 `[rows]`; None where that is the order of the data."""
+        if not self._shuffle:
+            return None
+        key = (a_pass, self._seed)
+        if self._order is None or self._order[0] != key:
+            random = np.random.default_rng([self._seed % 2**63, a_pass])
+            if self._shuffle == "batch":
+                order = np.lexsort((random.random(self.rows), np.arange(self.rows) // self.batch_rows))
+            else:
+                order = random.permutation(self.rows)
+            self._order = key, order.astype(np.int64)
+        return self._order[1]
+
+    def state(self) -> dict[str, Any]:
+        """The position and what it depends on."""
+        position = {"epoch": self.epoch, "step": self.step}
+        return {**position, "seed": self._seed, "rows": self.rows, "batch_rows": self.batch_rows}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a position of `state()`; the order of the rows is the one of then.
+
+        Raises:
+            ValueError: where the arrays or the batches are others.
+        """
+        for key, word in (("rows", "x"), ("batch_rows", "batch_size")):
+            if int(state[key]) != getattr(self, key):
+                raise ValueError(
+                    f"The position to resume at was saved with {key}={int(state[key])}, but {word} gives "
+                    f"{key}={getattr(self, key)}; resume with the data and the global batch of the first run."
+                )
+        self._seed = int(state["seed"])
+        self.begin(state["epoch"], state["step"])

@@ -1,0 +1,132 @@
+"""`class_weight`: the weights of the targets' classes, added to each batch as its `sample_weight`."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from .readers import Reader, map_optional
+
+
+class ClassWeights(NamedTuple):
+    """The classes that have a weight, in order, and their weights; every other class weighs 1."""
+
+    classes: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+def class_weights(value: Any) -> ClassWeights | None:
+    """`class_weight` as the classes and their weights.
+
+    Raises:
+        TypeError: if it is no dict from whole numbers to numbers.
+        ValueError: if a weight is not finite.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise TypeError(f"class_weight ({value!r}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
+    pairs = []
+    for key, weight in value.items():
+        if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:
+            raise TypeError(f"class_weight has the key {key!r}; keys are the class numbers of y, as int.")
+        if not isinstance(weight, numbers.Real):
+            raise TypeError(f"class_weight[{key}] ({weight!r}) must be a number.")
+        if not np.isfinite(float(weight)):
+            raise ValueError(f"class_weight[{key}] ({weight}) must be finite.")
+        pairs.append((int(float(key)), float(weight)))
+    pairs.sort()
+    return ClassWeights(tuple(key for key, _ in pairs), tuple(weight for _, weight in pairs))
+
+
+def check_class_weight(batch: Any, given: Any) -> None:
+    """Checks that a batch `(x, y[, sample_weight])` can be weighted by class.
+
+    Args:
+        batch: its spec.
+        given: `class_weight`, for messages.
+
+    Raises:
+        ValueError: without targets, with several outputs, with string targets, or together with
+            `sample_weight`.
+    """
+    y = batch[1] if len(batch) > 1 else None
+    if len(batch) > 2 and batch[2] is not None:
+        raise ValueError(
+            f"class_weight ({given}) and sample_weight are both given; give the product of the two as sample_weight."
+        )
+    if y is None:
+        raise ValueError(f"class_weight ({given}) weighs the targets, but there are none; give y.")
+    if tf.nest.is_nested(y):
+        raise ValueError(
+            f"class_weight ({given}) is for models with one output, but y is a {type(y).__name__} of several; "
+            "give a sample_weight for each output."
+        )
+    if tf.as_dtype(y.dtype) == tf.string:
+        raise ValueError(
+            f"class_weight ({given}) needs class numbers in y, but y holds strings; encode them first."
+        )
+
+
+def weighted_spec(spec: Any) -> Any:
+    """The spec of a batch `(x, y)` with the weights of its rows' classes."""
+    shape = spec[1].shape
+    if shape.rank is not None and shape.rank > 1:
+        shape = shape[:-1]
+    return (*spec[:2], tf.TensorSpec(shape, keras.config.floatx()))
+
+
+@functools.cache
+def weighted_reader(reader: Reader, open_ended: bool, weights: ClassWeights) -> Reader:
+    """Reads the batches `(x, y)` of `reader` with the weights of their rows' classes as `sample_weight`."""
+
+    def weigh(batch: Any) -> Any:
+        return (*batch[:2], weights_of_classes(batch[1], weights))
+
+    def read(inputs: Any, i: Any) -> Any:
+        batch = reader(inputs, i)
+        return map_optional(weigh, batch, weighted_spec(batch.element_spec)) if open_ended else weigh(batch)
+
+    return read
+
+
+def weights_of_classes(y: tf.Tensor, weights: ClassWeights) -> tf.Tensor:
+    """The weight of each target's class.
+
+    Args:
+        y: class numbers `[rows]` or `[rows, 1]` of any number dtype, or scores or one-hot `[rows, ...,
+            classes]`.
+        weights: of the classes.
+
+    Returns:
+        floatx `[rows]` (`[rows, ...]` for targets with more dimensions).
+    """
+    table = tf.constant(weights.weights, keras.config.floatx())
+    numbers = _class_numbers(y)
+    if not weights.classes:
+        return tf.ones_like(numbers, table.dtype)
+    match = tf.expand_dims(numbers, -1) == tf.constant(weights.classes, tf.int64)
+    found = tf.gather(table, tf.argmax(match, axis=-1))
+    return tf.where(tf.reduce_any(match, axis=-1), found, tf.ones_like(found))
+
+
+def _class_numbers(y: tf.Tensor) -> tf.Tensor:
+    def as_number(value: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.round(value) if value.dtype.is_floating else value, tf.int64)
+
+    if y.shape.rank is None or y.shape.rank < 2:
+        return as_number(y)
+    if y.shape[-1] == 1:
+        return as_number(tf.squeeze(y, -1))
+    if y.shape[-1] is not None:
+        return tf.argmax(tf.cast(y, tf.int32) if y.dtype == tf.bool else y, axis=-1)
+    return tf.cond(
+        tf.shape(y)[-1] == 1,
+        lambda: as_number(tf.gather(y, 0, axis=-1)),
+        lambda: tf.argmax(y, axis=-1, output_type=tf.int64),
+    )
