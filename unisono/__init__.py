@@ -58,4 +58,4 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is fo
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
