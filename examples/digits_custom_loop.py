@@ -80,7 +80,7 @@ class Training:
         return self.strategy.reduce("SUM", right, axis=None), self.strategy.reduce("SUM", rows, axis=None)
 
     def fit(self, train_data: Any, test_data: Any, epochs: int, folder: str | None = None) -> None:
-        """Trains up to `epochs`, from where the checkpoint in `folder` stands; saves one after each epoch."""
+        """Trains up to `epochs`, starting from the checkpoint in `folder`, if any; saves one after each epoch."""
         manager = None
         if folder is not None:
             manager = tf.train.CheckpointManager(self.checkpoint, folder, max_to_keep=2)
