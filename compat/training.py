@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow.trainer import (
@@ -23,8 +23,8 @@ from keras.src.trainers.data_adapters.data_adapter_utils import (
 )
 from keras.src.trainers.trainer import Trainer as KerasTrainer
 from keras.src.trainers.trainer import model_supports_jit
+from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
-from keras.src.utils.traceback_utils import filter_traceback
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 __all__ = [
@@ -52,6 +52,14 @@ __all__ = [
     "train_validation_split",
     "unpack_x_y_sample_weight",
 ]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def filter_traceback(function: Function) -> Function:
+    """Keras' decorator, typed: editors and type checkers still see the arguments of what it decorates."""
+    return traceback_utils.filter_traceback(function)
 
 
 def compiled_loss(model: Any) -> Any | None:
