@@ -16,6 +16,11 @@ def track_apart(optimizer: keras.optimizers.Optimizer, name: str, variable: kera
     optimizer._track_trackable(variable, name, overwrite=True)
 
 
+def know_variable(optimizer: keras.optimizers.Optimizer, variable: Any, index: int) -> None:
+    """Lets the optimizer find the slots of its variable number `index` by another variable, too."""
+    optimizer._trainable_variables_indices[optimizer._var_key(variable)] = index
+
+
 def unpickle(buffer: Any) -> keras.optimizers.Optimizer:
     """The reverse of Keras' own `__reduce__`, without the class that it was called on."""
     return keras.optimizers.Optimizer._unpickle_model(buffer)

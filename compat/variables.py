@@ -62,6 +62,17 @@ def move_to_device(variable: Any, device: str) -> None:
     variable._value._unique_id = old._unique_id
 
 
+@contextlib.contextmanager
+def holding(variable: keras.Variable, value: Any) -> Iterator[None]:
+    """While this is entered the Keras variable stands for another TensorFlow variable."""
+    own = variable._value
+    variable._value = value
+    try:
+        yield
+    finally:
+        variable._value = own
+
+
 def plain_variable(value: Any) -> Any:
     """A variable of this process alone, whatever strategy's scope it is made in: one that holds no part of a model."""
     return ResourceVariable(value, trainable=False)

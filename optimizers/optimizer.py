@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..distribute.parameter_servers.shards import register_shards, slots_beside
+from ..distribute.parameter_servers.shards import created_beside
 from ..distribute.replicas import local_copy
 from .adoption import register_class
 from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .gradients import compute_gradients
 from .replica_rule import ReplicaRule
 from .saved_state import SavedState
+from .shard_updates import register_shards
 from .stages import accumulation
 from .stages.run_stages import run_stages
 
@@ -221,7 +222,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     def add_variable_from_reference(self, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         """A slot, as in Keras; on parameter servers it lives beside its variable."""
-        with slots_beside(reference_variable):
+        with created_beside(reference_variable):
             return super().add_variable_from_reference(reference_variable, *args, **kwargs)
 
     @property

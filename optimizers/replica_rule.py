@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from ..compat.variables import direct_writes
-from ..distribute.parameter_servers.shards import updates_of
 from ..distribute.replicas import in_replica_context, local_copy
+from .shard_updates import updates_of
 from .stages import clipping
 
 

@@ -1,6 +1,6 @@
-"""Variables that are split by rows over parameter servers: looked up, differentiated and updated part by part.
+"""Variables that are split by rows over parameter servers: created, looked up and differentiated part by part.
 
-Above this file such a variable is one variable with one gradient. Only here is it several.
+To what calls these functions such a variable is one variable with one gradient.
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ import keras
 import tensorflow as tf
 
 from ...compat.parameter_servers import ShardedVariable
+from ...compat.variables import raw_value
 from .updates import beside, on_parameter_servers, shards_of
-
-_ELEMENTWISE = frozenset(
-    getattr(keras.optimizers, name)
-    for name in ["SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion"]
-    if hasattr(keras.optimizers, name)
-)
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
@@ -32,7 +27,7 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
     Returns:
         `[*indices.shape, ...]`, or None where `variable` is not such a variable.
     """
-    value = variable._value
+    value = raw_value(variable)
     if not on_parameter_servers() or (tf.executing_eagerly() and shards_of(variable) is None):
         return None
     shards = shards_of(variable) or [value]
@@ -62,7 +57,8 @@ def gradient(
     return [own[0] if part is None else _joined(own, part) for own, part in zip(gradients, parts)]
 
 
-def _rows(shard: tf.Variable) -> int:
+def rows_of(shard: tf.Variable) -> int:
+    """The rows of one shard."""
     return int(shard.shape.as_list()[0] or 0)
 
 
@@ -70,7 +66,7 @@ def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
     """The gradients of the shards as one of the whole variable."""
     if all(g is None for g in gradients):
         return None
-    rows = [_rows(shard) for shard in shards]
+    rows = [rows_of(shard) for shard in shards]
     if all(g is None or isinstance(g, tf.IndexedSlices) for g in gradients):
         first, values, indices = 0, [], []
         for part, count in zip(gradients, rows):
@@ -87,72 +83,13 @@ def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
     return tf.concat(dense, 0)
 
 
-def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """What `update_step` is called with: (gradient, variable) once, or once for each shard, on its server.
-
-    A rule that treats each number by itself is run on each shard with its part of the slots. Any other sees the whole.
-
-    Args:
-        optimizer: built.
-        gradient: of the whole variable.
-        variable: as in the optimizer.
-        copy: its local copy.
-    """
-    shards = shards_of(copy)
-    if shards is None or not is_elementwise(optimizer):
-        with beside(copy):
-            yield gradient, copy
-        return
-    first = 0
-    for index, shard in enumerate(shards):
-        rows = _rows(shard)
-        with beside(shard), _slots_of_shard(optimizer, index):
-            yield _rows_of(gradient, first, rows), shard
-        first += rows
-
-
-def is_elementwise(optimizer: Any) -> bool:
-    """Whether the optimizer's update rule is one of Keras' that treat each number by itself."""
-    rule = type(optimizer).update_step
-    return any(rule is cls.update_step for cls in _ELEMENTWISE)
-
-
-def _rows_of(gradient: Any, first: int, rows: int) -> Any:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient[first : first + rows]
-    inside = tf.logical_and(gradient.indices >= first, gradient.indices < first + rows)
-    indices = tf.boolean_mask(gradient.indices, inside) - first
-    shape = tf.constant([rows, *gradient.values.shape.as_list()[1:]], tf.int64)  # pyright: ignore[reportArgumentType]
-    return tf.IndexedSlices(tf.boolean_mask(gradient.values, inside), indices, shape)
-
-
 @contextlib.contextmanager
-def _slots_of_shard(optimizer: Any, index: int) -> Iterator[None]:
-    """While the rule of one shard is traced, the slots are those of the shard."""
-    whole = [(slot, slot._value) for slot in optimizer.variables if len(shards_of(slot) or ()) > index]
-    try:
-        for slot, value in whole:
-            slot._value = value.variables[index]
-        yield
-    finally:
-        for slot, value in whole:
-            slot._value = value
-
-
-def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Lets the optimizer find the slots of a variable by each of its shards. Context: host, after `build`."""
-    for index, variable in enumerate(variables):
-        for shard in shards_of(variable) or ():
-            optimizer._trainable_variables_indices[optimizer._var_key(shard)] = index
-
-
-@contextlib.contextmanager
-def slots_beside(variable: Any) -> Iterator[None]:
+def created_beside(variable: Any) -> Iterator[None]:
     """A variable that is created here lives on the server of `variable`, split as it is."""
     if not on_parameter_servers():
         yield
         return
-    value = variable._value if isinstance(variable, keras.Variable) else variable
+    value = raw_value(variable)
     shards = shards_of(value)
     strategy = tf.distribute.get_strategy()
     if shards is None:
@@ -169,7 +106,7 @@ def slots_beside(variable: Any) -> Iterator[None]:
         initial = tf.convert_to_tensor(made, kwargs.get("dtype"))
         if initial.shape != value.shape:
             return next_creator(**kwargs)
-        sizes = [_rows(shard) for shard in shards]
+        sizes = [rows_of(shard) for shard in shards]
         parts = []
         for index, (shard, part) in enumerate(zip(shards, tf.split(initial, sizes))):
             own = {"initial_value": part, "shape": part.shape, "colocate_with": shard}

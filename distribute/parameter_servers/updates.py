@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ...compat.graphs import is_stateful
 from ...compat.parameter_servers import ShardedVariable
+from ...compat.variables import raw_value
 
 _locks: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
 HOME = "/job:ps/replica:0/task:0/device:CPU:0"
@@ -84,7 +84,7 @@ def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[
     sent: list[Any] = list(gradients)
     parcels: dict[Any, list[int]] = {}
     for index, (gradient, variable) in enumerate(zip(gradients, variables)):
-        value = getattr(variable, "_value", variable)
+        value = raw_value(variable)
         device = getattr(value, "device", None)
         if device and tf.is_tensor(gradient) and gradient.shape.is_fully_defined():
             parcels.setdefault((device, gradient.dtype), []).append(index)
@@ -113,5 +113,5 @@ def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
 
 def shards_of(variable: Any) -> Sequence[tf.Variable] | None:
     """The parts of a variable that is split over servers by rows; None for any other."""
-    value = variable._value if isinstance(variable, keras.Variable) else variable
+    value = raw_value(variable)
     return value.variables if isinstance(value, ShardedVariable) else None

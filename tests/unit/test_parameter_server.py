@@ -11,6 +11,7 @@ from unisono.distribute.parameter_servers import shards as parameter_server_shar
 from unisono.distribute.parameter_servers import strategy as parameter_server
 from unisono.distribute.parameter_servers.strategy import ParameterServerMode, ParameterServerStrategy
 from unisono.distribute.workers.cluster import ClusterError
+from unisono.optimizers import shard_updates
 from unisono.trainer.parameter_servers.metric_totals import RowLayout, StepLogs
 from unisono.trainer.parameter_servers.schedule import PieceLength
 
@@ -93,12 +94,12 @@ def test_gradient_of_split_variable_is_joined_and_cut_again(sparse):
     joined = parameter_server_shards._joined(parts, shards)
     whole = tf.convert_to_tensor(joined).numpy()
     assert whole[:, 0].tolist() == [2, 0, 1, 0, 3]
-    second = parameter_server_shards._rows_of(joined, 3, 2)
+    second = shard_updates._rows_of(joined, 3, 2)
     assert tf.convert_to_tensor(second).numpy()[:, 0].tolist() == [0, 3]
 
 
 def test_only_rules_that_treat_each_number_by_itself_run_on_parts():
-    elementwise = parameter_server_shards.is_elementwise
+    elementwise = shard_updates.is_elementwise
     assert elementwise(keras.optimizers.Adam()) and elementwise(keras.optimizers.SGD())
     assert not elementwise(keras.optimizers.Adafactor())
 

@@ -1,0 +1,78 @@
+"""Update rules on variables split by rows over parameter servers: each shard on its server, where the rule allows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..compat.optimizers import know_variable
+from ..compat.variables import holding
+from ..distribute.parameter_servers.shards import rows_of
+from ..distribute.parameter_servers.updates import beside, shards_of
+
+_ELEMENTWISE = frozenset(
+    getattr(keras.optimizers, name)
+    for name in ["SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion"]
+    if hasattr(keras.optimizers, name)
+)
+
+
+def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
+    """What `update_step` is called with: (gradient, variable) once, or once for each shard, on its server.
+
+    A rule that treats each number by itself is run on each shard with its part of the slots. Any other sees the whole.
+
+    Args:
+        optimizer: built.
+        gradient: of the whole variable.
+        variable: as in the optimizer.
+        copy: its local copy.
+    """
+    shards = shards_of(copy)
+    if shards is None or not is_elementwise(optimizer):
+        with beside(copy):
+            yield gradient, copy
+        return
+    first = 0
+    for index, shard in enumerate(shards):
+        rows = rows_of(shard)
+        with beside(shard), _slots_of_shard(optimizer, index):
+            yield _rows_of(gradient, first, rows), shard
+        first += rows
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether the optimizer's update rule is one of Keras' that treat each number by itself."""
+    rule = type(optimizer).update_step
+    return any(rule is cls.update_step for cls in _ELEMENTWISE)
+
+
+def _rows_of(gradient: Any, first: int, rows: int) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient[first : first + rows]
+    inside = tf.logical_and(gradient.indices >= first, gradient.indices < first + rows)
+    indices = tf.boolean_mask(gradient.indices, inside) - first
+    shape = tf.constant([rows, *gradient.values.shape.as_list()[1:]], tf.int64)  # pyright: ignore[reportArgumentType]
+    return tf.IndexedSlices(tf.boolean_mask(gradient.values, inside), indices, shape)
+
+
+@contextlib.contextmanager
+def _slots_of_shard(optimizer: Any, index: int) -> Iterator[None]:
+    """While the rule of one shard is traced, the slots are those of the shard."""
+    with contextlib.ExitStack() as stack:
+        for slot in optimizer.variables:
+            parts = shards_of(slot) or ()
+            if len(parts) > index:
+                stack.enter_context(holding(slot, parts[index]))
+        yield
+
+
+def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Lets the optimizer find the slots of a variable by each of its shards. Context: host, after `build`."""
+    for index, variable in enumerate(variables):
+        for shard in shards_of(variable) or ():
+            know_variable(optimizer, shard, index)
