@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -70,12 +69,6 @@ def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
         result.append(sums[start + size] - sums[start])
         start += size
     return result
-
-
-def sizes_from_starts(starts: Sequence[int], blocks: int) -> list[int]:
-    """Turns the numbers of each stage's first block (after the first stage's 0) into sizes; blocks is N."""
-    edges = [0, *starts, blocks]
-    return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
 def _better(value: tuple[float, float, float], other: tuple[float, float, float]) -> bool:

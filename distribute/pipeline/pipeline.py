@@ -33,6 +33,19 @@ class Settings:
     memory_limit: float | None
     replicas: int
 
+    def __post_init__(self) -> None:
+        """Refuses values that cannot be used, naming them."""
+        for name, choices in (("schedule", sorted(SCHEDULES)), ("cost", ["estimated", "measured"])):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {choices}; received {name}={getattr(self, name)!r}")
+        if self.partition != "auto" and not isinstance(self.partition, list | tuple):
+            raise ValueError(f"partition must be 'auto' or a list; received partition={self.partition!r}")
+        limit = self.memory_limit
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            raise ValueError(f"memory_limit must be None or a number of bytes; received {limit!r}")
+        if len(self.devices) % self.replicas:
+            raise ValueError(f"devices ({len(self.devices)}) must be divisible by replicas ({self.replicas})")
+
     @property
     def stages(self) -> int:
         """The number of stages, K."""
@@ -46,13 +59,8 @@ class Settings:
 class PlannedModel(Protocol):
     """A model cut into stages: what a pipeline shows of it."""
 
-    def summary(self) -> str:
-        """A table of the stages."""
-        ...
-
-    def timeline(self, transfer: float | Sequence[float]) -> Timeline:
-        """One step as a picture."""
-        ...
+    def summary(self) -> str: ...  # noqa: D102
+    def timeline(self, transfer: float | Sequence[float]) -> Timeline: ...  # noqa: D102
 
 
 Planner = Callable[[Any, Settings, int | None], PlannedModel]
@@ -120,41 +128,13 @@ class Pipeline:
         """
         micro_batches = whole_number("micro_batches", micro_batches)
         replicas = whole_number("replicas", replicas)
-        _check_choice("schedule", schedule, sorted(SCHEDULES))
-        _check_choice("cost", cost, ["estimated", "measured"])
-        if partition != "auto" and not isinstance(partition, list | tuple):
-            raise ValueError(f"partition must be 'auto' or a list; received partition={partition!r}")
-        if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit > 0):
-            raise ValueError(f"memory_limit must be None or a number of bytes; received {memory_limit!r}")
         remote.connect_if_launched(devices)
         names = resolve_devices(devices)
-        if len(names) % replicas:
-            raise ValueError(f"devices ({len(names)}) must be divisible by replicas ({replicas})")
         self.settings = Settings(
             names, micro_batches, schedule, partition, cost, bool(rematerialize), memory_limit, replicas
         )
         self._plans: weakref.WeakKeyDictionary[Any, PlannedModel] = weakref.WeakKeyDictionary()
         self._newest: weakref.ref[Any] | None = None
-
-    @property
-    def devices(self) -> list[str]:
-        """The full names of the devices."""
-        return list(self.settings.devices)
-
-    @property
-    def stages(self) -> int:
-        """The number of stages, K."""
-        return self.settings.stages
-
-    @property
-    def micro_batches(self) -> int:
-        """The number of micro-batches of each replica, M."""
-        return self.settings.micro_batches
-
-    @property
-    def replicas(self) -> int:
-        """The number of copies of the pipeline, R."""
-        return self.settings.replicas
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Pipeline]:
@@ -220,11 +200,10 @@ class Pipeline:
 
     def raise_if_lost(self, cause: Exception) -> None:
         """Raises a `StageError` that names the stage whose process died or hangs, if that is what `cause` came of."""
-        remote.raise_if_lost(cause, self.settings.devices, self.stages)
+        remote.raise_if_lost(cause, self.settings.devices, self.settings.stages)
 
     def _plan_of(self, model: Any) -> PlannedModel:
-        if model is None and self._newest is not None:
-            model = self._newest()
+        model = self._newest() if model is None and self._newest is not None else model
         if model is None:
             raise ValueError(
                 "model must be given (received None): no model has been made in this pipeline's scope"
@@ -247,8 +226,3 @@ def _stack() -> list[Pipeline]:
     if stack is None:
         stack = _local.stack = []
     return stack
-
-
-def _check_choice(name: str, value: Any, choices: list[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}; received {name}={value!r}")

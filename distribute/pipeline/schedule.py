@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 Kind = Literal["forward", "backward"]
+Order = list[tuple[Kind, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,34 +35,15 @@ class Job:
     kind: Kind
 
 
-Order = list[tuple[Kind, int]]
-
-
 def gpipe(stages: int, micro_batches: int) -> list[Job]:
-    """GPipe's schedule: all forward passes, then all backward passes, both in the order of the micro-batches.
-
-    Args:
-        stages: int; K, at least 1.
-        micro_batches: int; M, at least 1.
-
-    Returns:
-        The 2 K M jobs, sorted by slot, then by stage.
-    """
-    kinds: tuple[Kind, Kind] = ("forward", "backward")
-    order: Order = [(kind, m) for kind in kinds for m in range(micro_batches)]
-    return assign_slots([order] * stages)
+    """GPipe: all forward passes, then all backward passes, both in the order of the micro-batches."""
+    forward: Order = [("forward", m) for m in range(micro_batches)]
+    backward: Order = [("backward", m) for m in range(micro_batches)]
+    return assign_slots([forward + backward] * stages)
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> list[Job]:
-    """1F1B: stage k runs min(M, K - k) forward passes, then one backward and one forward pass in turn.
-
-    Args:
-        stages: int; K, at least 1.
-        micro_batches: int; M, at least 1.
-
-    Returns:
-        The 2 K M jobs, sorted by slot, then by stage.
-    """
+    """1F1B: stage k runs min(M, K - k) forward passes, then one backward and one forward pass in turn."""
     orders = []
     for stage in range(stages):
         ahead = min(micro_batches, stages - stage)
@@ -78,17 +60,8 @@ SCHEDULES: dict[str, Callable[[int, int], list[Job]]] = {"gpipe": gpipe, "1f1b":
 
 
 def forward_only(stages: int, micro_batches: int) -> list[Job]:
-    """The schedule of evaluate and predict: M + K - 1 slots.
-
-    Args:
-        stages: int; K, at least 1.
-        micro_batches: int; M, at least 1.
-
-    Returns:
-        The K M forward jobs, sorted by slot, then by stage.
-    """
-    order: Order = [("forward", m) for m in range(micro_batches)]
-    return assign_slots([order] * stages)
+    """The schedule of evaluate and predict: M + K - 1 slots."""
+    return assign_slots([[("forward", m) for m in range(micro_batches)]] * stages)
 
 
 def assign_slots(orders: Sequence[Order]) -> list[Job]:
@@ -127,34 +100,11 @@ def assign_slots(orders: Sequence[Order]) -> list[Job]:
 
 
 def needed_by(stage: int, micro_batch: int, kind: str, stages: int) -> list[tuple[int, int, str]]:
-    """The jobs, as (stage, micro_batch, kind), whose results this one waits for.
-
-    Args:
-        stage: int; the job's stage.
-        micro_batch: int; the job's micro-batch.
-        kind: "forward" or "backward".
-        stages: int; K.
-
-    Returns:
-        One or two triples; none for a forward pass of the first stage.
-    """
+    """The jobs, as (stage, micro_batch, kind), whose results this one waits for: at most two."""
     if kind == "forward":
         return [(stage - 1, micro_batch, "forward")] if stage else []
     needs = [(stage, micro_batch, "forward")]
-    if stage < stages - 1:
-        needs.append((stage + 1, micro_batch, "backward"))
-    return needs
-
-
-def slots(jobs: Sequence[Job]) -> int:
-    """The number of slots that the schedule takes."""
-    return max(job.slot for job in jobs) + 1
-
-
-def bubble(jobs: Sequence[Job]) -> float:
-    """The part of all slots of all stages in which a stage idles; 0 to 1, every job taking one slot."""
-    stages = 1 + max(job.stage for job in jobs)
-    return 1.0 - len(jobs) / (stages * slots(jobs))
+    return needs if stage == stages - 1 else [*needs, (stage + 1, micro_batch, "backward")]
 
 
 def peak_activations(jobs: Sequence[Job]) -> list[int]:
@@ -167,6 +117,16 @@ def peak_activations(jobs: Sequence[Job]) -> list[int]:
     return peak
 
 
-def in_order_of_stage(jobs: Sequence[Job], stage: int) -> list[Job]:
-    """The jobs of one stage in the order in which it runs them."""
-    return [job for job in sorted(jobs, key=lambda job: job.slot) if job.stage == stage]
+def recomputed(jobs: Sequence[Job]) -> set[tuple[int, int]]:
+    """The (stage, micro_batch) pairs whose forward pass is run again when rematerializing.
+
+    A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses
+    the activations that are still there: they cost no memory beyond the micro-batch that is at work anyway.
+    """
+    again: set[tuple[int, int]] = set()
+    before: dict[int, tuple[str, int]] = {}
+    for job in sorted(jobs, key=lambda job: job.slot):
+        if job.kind == "backward" and before.get(job.stage) != ("forward", job.micro_batch):
+            again.add((job.stage, job.micro_batch))
+        before[job.stage] = (job.kind, job.micro_batch)
+    return again

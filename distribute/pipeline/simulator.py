@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from .schedule import SCHEDULES, Job, in_order_of_stage, needed_by, peak_activations
+from ..arguments import whole_number
+from .schedule import SCHEDULES, Job, needed_by, peak_activations, recomputed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,6 @@ def simulate(
     schedule: str | Sequence[Job] = "gpipe",
     transfer: float | Sequence[float] = 0.0,
     rematerialize: bool = False,
-    overhead: float = 0.0,
 ) -> Simulation:
     """Plays one step of a pipeline.
 
@@ -72,7 +72,6 @@ def simulate(
         transfer: number or K - 1 numbers; the time that a cut takes to send one micro-batch's boundary.
         rematerialize: bool; whether a backward pass runs the forward pass again first (but for one that
             directly follows its own forward pass and still has the activations).
-        overhead: number; a fixed time that every job takes besides (dispatch).
 
     Returns:
         The `Simulation`.
@@ -81,7 +80,11 @@ def simulate(
         ValueError: if an argument has the wrong length or value.
     """
     stages = len(forward)
-    _check(stages, micro_batches, schedule)
+    if not stages:
+        raise ValueError("forward must have a time for at least one stage; received forward=[]")
+    micro_batches = whole_number("micro_batches", micro_batches)
+    if isinstance(schedule, str) and schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {sorted(SCHEDULES)}; received schedule={schedule!r}")
     backward = [2.0 * cost for cost in forward] if backward is None else list(backward)
     cuts = [float(transfer)] * (stages - 1) if isinstance(transfer, int | float) else list(transfer)
     if len(backward) != stages or len(cuts) != stages - 1:
@@ -90,61 +93,9 @@ def simulate(
             f"({len(cuts)}) one for each of the {stages - 1} cuts"
         )
     jobs = SCHEDULES[schedule](stages, micro_batches) if isinstance(schedule, str) else list(schedule)
-    again = recomputed(jobs) if rematerialize else set()
-    stop_of: dict[tuple[int, int, str], float] = {}
-    free = [0.0] * stages
-    spans = []
-    for job in jobs:
-        start = free[job.stage]
-        for need in needed_by(job.stage, job.micro_batch, job.kind, stages):
-            delay = 0.0 if need[0] == job.stage else cuts[min(need[0], job.stage)]
-            start = max(start, stop_of[need] + delay)
-        cost = overhead + (forward if job.kind == "forward" else backward)[job.stage]
-        if (job.stage, job.micro_batch) in again and job.kind == "backward":
-            cost += forward[job.stage]
-        free[job.stage] = stop_of[(job.stage, job.micro_batch, job.kind)] = start + cost
-        spans.append(Span(job.stage, job.micro_batch, job.kind, start, start + cost))
-    return _summarize(spans, jobs, stages, micro_batches, forward, backward)
-
-
-def recomputed(jobs: Sequence[Job]) -> set[tuple[int, int]]:
-    """The (stage, micro_batch) pairs whose forward pass is run again when rematerializing.
-
-    A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses
-    the activations that are still there: they cost no memory beyond the micro-batch that is at work anyway.
-    """
-    again = set()
-    for stage in range(1 + max(job.stage for job in jobs)):
-        before = None
-        for job in in_order_of_stage(jobs, stage):
-            if job.kind == "backward" and before != ("forward", job.micro_batch):
-                again.add((stage, job.micro_batch))
-            before = (job.kind, job.micro_batch)
-    return again
-
-
-def ideal_speedup(stages: int, micro_batches: int) -> float:
-    """M K / (M + K - 1): the speed-up over one device of K equal stages with free transfers."""
-    return micro_batches * stages / (micro_batches + stages - 1)
-
-
-def _check(stages: int, micro_batches: int, schedule: str | Sequence[Job]) -> None:
-    if stages < 1:
-        raise ValueError(f"forward must have a time for at least one stage; received {stages} times")
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches must be at least 1; received micro_batches={micro_batches}")
-    if isinstance(schedule, str) and schedule not in SCHEDULES:
-        raise ValueError(f"schedule must be one of {sorted(SCHEDULES)}; received schedule={schedule!r}")
-
-
-def _summarize(
-    spans: list[Span],
-    jobs: Sequence[Job],
-    stages: int,
-    micro_batches: int,
-    forward: Sequence[float],
-    backward: Sequence[float],
-) -> Simulation:
+    costs = {"forward": list(forward), "backward": backward}
+    again = {(*job, "backward"): forward[job[0]] for job in recomputed(jobs)} if rematerialize else {}
+    spans = _play(jobs, costs, cuts, again)
     duration = max(span.stop for span in spans) - min(span.start for span in spans)
     busy = sum(span.stop - span.start for span in spans)
     work = micro_batches * (sum(forward) + sum(backward))
@@ -157,3 +108,30 @@ def _summarize(
         speedup=work / duration if duration else float(stages),
         peak_activations=peak_activations(jobs),
     )
+
+
+def _play(
+    jobs: Sequence[Job],
+    costs: dict[str, list[float]],
+    cuts: Sequence[float],
+    extra: dict[tuple[int, int, str], float],
+) -> list[Span]:
+    """Starts every job as soon as its stage is free and what it needs has arrived; `extra` is added to its cost."""
+    stages = len(cuts) + 1
+    stop_of: dict[tuple[int, int, str], float] = {}
+    free = [0.0] * stages
+    spans = []
+    for job in jobs:
+        start, me = free[job.stage], (job.stage, job.micro_batch, job.kind)
+        for need in needed_by(*me, stages):
+            delay = 0.0 if need[0] == job.stage else cuts[min(need[0], job.stage)]
+            start = max(start, stop_of[need] + delay)
+        stop = start + costs[job.kind][job.stage] + extra.get(me, 0.0)
+        free[job.stage] = stop_of[me] = stop
+        spans.append(Span(*me, start, stop))
+    return spans
+
+
+def ideal_speedup(stages: int, micro_batches: int) -> float:
+    """M K / (M + K - 1): the speed-up over one device of K equal stages with free transfers."""
+    return micro_batches * stages / (micro_batches + stages - 1)

@@ -19,8 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.functional import flat_inputs, pack_outputs, run_node
-from ...distribute.pipeline.schedule import Job
-from ...distribute.pipeline.simulator import recomputed
+from ...distribute.pipeline.schedule import Job, recomputed
 from ...distribute.step_context import StepContext, step_scope
 from .graph import Chain, Stage
 from .state import NotedWrites, read

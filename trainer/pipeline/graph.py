@@ -110,13 +110,18 @@ class Chain:
             ValueError: if it does not fit the model.
         """
         partition = list(partition)
-        if (partition and all(isinstance(part, str) for part in partition)) or (
-            not partition and stages == 1
-        ):
+        if all(isinstance(part, str) for part in partition) and (partition or stages == 1):
             sizes = self._sizes_from_names(partition, stages)
         else:
             sizes = self._sizes_from_counts(partition, stages)
-        self.check(sizes)
+        edge = 0
+        for size in sizes[:-1]:
+            edge += size
+            if edge in self.shared:
+                raise ValueError(
+                    f"the cut before layer {self.blocks[edge].name!r} parts {self.shared[edge]}: "
+                    f"put all uses in one stage (partition={list(sizes)})"
+                )
         return sizes
 
     def _sizes_from_names(self, names: list[str], stages: int) -> list[int]:
@@ -130,13 +135,10 @@ class Chain:
                 f"partition must name the first layer of each of the stages 1 to {stages - 1}, in the model's order; "
                 f"received partition={names} for the layers {known}"
             )
-        edges = [0, *starts, len(known)]
-        return [stop - start for start, stop in itertools.pairwise(edges)]
+        return _differences([0, *starts, len(known)])
 
     def _sizes_from_counts(self, counts: list[Any], stages: int) -> list[int]:
-        numbers = all(
-            isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts
-        )
+        numbers = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in counts)
         if not numbers or len(counts) != stages or sum(counts) != len(self.blocks):
             raise ValueError(
                 f"partition must be 'auto', {stages} layer counts of at least 1 that sum to the model's "
@@ -144,21 +146,10 @@ class Chain:
             )
         return counts
 
-    def check(self, sizes: Sequence[int]) -> None:
-        """Refuses a cut through shared layers, naming them."""
-        edge = 0
-        for size in sizes[:-1]:
-            edge += size
-            if edge in self.shared:
-                raise ValueError(
-                    f"the cut before layer {self.blocks[edge].name!r} parts {self.shared[edge]}: "
-                    f"put all uses in one stage (partition={list(sizes)})"
-                )
-
     def groups(self) -> list[int]:
         """Block counts of the smallest parts that a cut may separate (above 1 where layers are shared)."""
-        edges = [0, *[i for i in range(1, len(self.blocks)) if i not in self.shared], len(self.blocks)]
-        return [stop - start for start, stop in itertools.pairwise(edges)]
+        free = [edge for edge in range(1, len(self.blocks)) if edge not in self.shared]
+        return _differences([0, *free, len(self.blocks)])
 
     def check_enough(self, stages: int) -> None:
         """Refuses more stages than there are parts to separate."""
@@ -177,35 +168,34 @@ class Chain:
     def cut(self, sizes: Sequence[int]) -> list[Stage]:
         """The stages with these numbers of blocks."""
         stages, start = [], 0
-        made_in = dict.fromkeys(self.input_ids, -1)
         for index, size in enumerate(sizes):
             blocks = self.blocks[start : start + size]
-            made = {id(out) for block in blocks for node in block.nodes for out in node.outputs}
+            made = _made(blocks)
             needs = [id(t) for block in blocks for node in block.nodes for t in node.input_tensors]
             inputs = list(dict.fromkeys(key for key in needs if key not in made))
-            for key in made:
-                made_in[key] = index
             stages.append(Stage(index, blocks, inputs, [], _weights(blocks)))
             start += size
+        wanted = [key for stage in stages for key in stage.inputs] + self.output_ids
         for stage in stages:
-            for key in stage.inputs:
-                self._send(stages, made_in[key], key)
-        for key in self.output_ids:
-            self._send(stages, made_in[key], key)
+            made = _made(stage.blocks)
+            stage.outputs = list(dict.fromkeys(key for key in wanted if key in made))
         return stages
-
-    @staticmethod
-    def _send(stages: list[Stage], maker: int, key: int) -> None:
-        if maker >= 0 and key not in stages[maker].outputs:
-            stages[maker].outputs.append(key)
 
     def crossing(self, edge: int) -> list[Any]:
         """The symbolic tensors that a cut before block `edge` would send."""
-        before = self.blocks[:edge]
-        made = {id(out): out for block in before for node in block.nodes for out in node.outputs}
+        made = _made(self.blocks[:edge])
         after = {id(t) for block in self.blocks[edge:] for node in block.nodes for t in node.input_tensors}
         after.update(self.output_ids)
         return [tensor for key, tensor in made.items() if key in after]
+
+
+def _differences(edges: Sequence[int]) -> list[int]:
+    return [stop - start for start, stop in itertools.pairwise(edges)]
+
+
+def _made(blocks: Sequence[Block]) -> dict[int, Any]:
+    """The symbolic tensors that blocks make, by their ids."""
+    return {id(out): out for block in blocks for node in block.nodes for out in node.outputs}
 
 
 def _blocks(nodes: list[Any]) -> list[Block]:
@@ -242,22 +232,18 @@ def _shared(blocks: list[Block]) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for key, uses in users.items():
         places = [index for index, _ in uses]
+        if key in what and not blocks[places[0]].layer.weights:
+            continue  # it has no state, so both sides may use it
         names = ", ".join(sorted({repr(name) for _, name in uses}))
         text = what.get(key, f"the variables shared by the layers {names}")
-        stateless = key in what and not blocks[places[0]].layer.weights
         for edge in range(min(places) + 1, max(places) + 1):
-            if not stateless:
-                reasons.setdefault(edge, text)
+            reasons.setdefault(edge, text)
     return reasons
 
 
 def _weights(blocks: list[Block]) -> list[Any]:
-    found: dict[int, Any] = {}
-    for block in blocks:
-        for node in block.nodes:
-            for variable in getattr(node.operation, "weights", []):
-                found.setdefault(id(variable), variable)
-    return list(found.values())
+    operations = [node.operation for block in blocks for node in block.nodes]
+    return list({id(v): v for operation in operations for v in getattr(operation, "weights", [])}.values())
 
 
 def _no_graph(model: Any) -> str:
@@ -266,5 +252,5 @@ def _no_graph(model: Any) -> str:
         return f"model {model.name!r} cannot be cut into stages before it is built: give it an Input"
     return (
         f"model {model.name!r} ({kind}) cannot be cut into stages: its call is Python code, not a graph of layers. "
-        f"Write it as a Sequential or functional model; subclassed blocks may stand inside as layers"
+        f"Write it as a Sequential or functional model; subclassed blocks may be layers in it"
     )
