@@ -1,7 +1,10 @@
-"""Four logical CPU devices stand for four accelerators in every test process."""
+"""Four logical CPU devices stand for four accelerators in every test process, and no test leaves anything behind."""
 
+import gc
 import os
 import signal
+import threading
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -18,6 +21,20 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
 
+GRACE = 10.0  # seconds for a thread that has been told to end
+
+
+def pytest_collection_modifyitems(items):
+    """The longest first, so that no process has one left when the other is done: `--dist worksteal` takes from the end."""
+    items.sort(key=lambda item: (item.get_closest_marker("process") is None, item.path.parent.name == "unit"))
+
+
+def pytest_collection_finish():
+    """What is there now stays: the collector need not look at the million objects of TensorFlow and Keras again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
 
 @pytest.fixture(autouse=True)
 def clean_keras_state():
@@ -27,6 +44,55 @@ def clean_keras_state():
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(clean_keras_state):
+    """A test that leaves a variable of the environment, a thread or an open file fails."""
+    environment, threads, files = _environment(), set(threading.enumerate()), open_files()
+    yield
+    changed = {name for name, value in environment.items() ^ _environment().items()}
+    for name in changed:
+        os.environ.pop(name, None)
+        if name in environment:
+            os.environ[name] = environment[name]
+    assert not changed, f"variables of the environment that the test changed: {sorted(changed)}"
+    left = threads_since(threads)
+    assert not left, f"threads that the test left: {left}"
+    if not open_files() <= files:
+        gc.collect()  # with a ResourceWarning, which is an error
+    left = open_files() - files
+    assert not left, f"files that the test left open: {sorted(left)}"
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
+    """The threads of Python that are alive and are not among `threads`, but for those that end in time."""
+    new = [t for t in threading.enumerate() if t not in threads and not _belongs_to_tensorflow(t)]
+    for thread in new:
+        thread.join(GRACE)
+    return [thread for thread in new if thread.is_alive()]
+
+
+def _belongs_to_tensorflow(thread: threading.Thread) -> bool:
+    """A thread of TensorFlow's own pools that has called Python once: Python knows no name and no end of it."""
+    return isinstance(thread, threading._DummyThread)
+
+
+def open_files() -> set[str]:
+    """The paths of the files that this process has open."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:  # closed in between: the one by which the folder is read
+            continue
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
+            found.add(target)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ anew, but for one thing: the order of sets of strings is the same in all of them
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
@@ -58,7 +59,7 @@ class Forked:
     """Owns the process that forks. Use as a context manager.
 
     Args:
-        here: fork that process from this one, which has imported everything and not yet used TensorFlow.
+        here: fork that process from this one, which has not yet used TensorFlow.
     """
 
     def __init__(self, here: bool = False) -> None:
@@ -76,10 +77,12 @@ class Forked:
             fds = (orders[0], answers[1])
             command = [sys.executable, __file__, *map(str, fds)]
             self._process = subprocess.Popen(command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL)
-        elif os.fork() == 0:
-            os.close(orders[1])
-            os.close(answers[0])
-            _serve_and_exit(orders[0], answers[1])
+        else:
+            _import_everything()
+            if os.fork() == 0:
+                os.close(orders[1])
+                os.close(answers[0])
+                _serve_and_exit(orders[0], answers[1])
         os.close(orders[0])
         os.close(answers[1])
         self._orders, self._answers = orders[1], answers[0]
@@ -238,6 +241,8 @@ def _import_everything() -> None:
     import unisono.callbacks
     import unisono.distribute
     import unisono.trainer  # noqa: F401
+
+    gc.freeze()  # the collector of no child need look at a million objects again
 
 
 if __name__ == "__main__":

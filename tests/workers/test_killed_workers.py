@@ -1,6 +1,7 @@
 """`launch --restarts`: workers that are killed at random steps end with the bits of the training left alone."""
 
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ def train(launch, folder, *options, kills=()):
     return (folder / "result").read_text(), out, err
 
 
-def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(launch, tmp_path):
-    expected, _, _ = train(launch, tmp_path / "alone", "--workers", 2)
+def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(launch, start_workers, tmp_path):
+    alone = start_workers("killed", arguments=[tmp_path / "backup-alone"])
+    alone.succeed()
+    expected = (alone.out / "result").read_text()
     chooser = random.Random(6)
     first, second = sorted(chooser.sample(range(1, STEPS), 2))
     options = ("--workers", 2, "--restarts", 2, "--timeout", 15)
@@ -31,14 +34,12 @@ def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(launch, 
     assert out.count("Resuming from") == 2 - (first < 2)
 
 
-def test_another_number_of_workers_goes_on_from_the_same_backup(launch, tmp_path):
+def test_another_number_of_workers_goes_on_from_the_same_backup(launch, start_workers, tmp_path):
     """The global batch stays, so the result differs by the order of sums, and of random numbers, alone."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    process = launch("--workers", 2, "--timeout", 15, KILLED, folder, folder / "backup", "0:1:8")
-    process.communicate(timeout=200)
-    assert process.returncode == 128 + 9
-    result, out, _ = train(launch, folder, "--workers", 1, "--replicas-per-worker", 3)
+    killed = start_workers("killed", arguments=[tmp_path / "backup", "0:1:8"])
+    assert killed.processes[1].wait(150) == -signal.SIGKILL
+    killed.kill(0)  # as the launcher does
+    result, out, _ = train(launch, tmp_path, "--workers", 1, "--replicas-per-worker", 3)
     assert "Resuming from" in out
     assert "Epoch 2/3" in out and "Epoch 1/3" not in out
     assert "'loss': [" in result

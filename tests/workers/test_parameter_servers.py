@@ -1,44 +1,28 @@
 """A coordinator, workers and parameter servers as real processes. One cluster for each scenario, many checks in each."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "parameter_servers.py"
-ROOT = Path(__file__).parents[2]
 SYNCHRONOUS = (
     1e-6  # absolute, on weights below 1: the sum of the parts is rounded in another order than one batch
 )
 
 
-def run(scenario, directory, code=0):
+def run(forked, scenario, directory, code=0):
     """What a scenario of the program has printed; `code` is the exit status that it must have."""
-    with open(directory / "err", "w+") as err:
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), scenario, str(directory)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-            stdout=subprocess.PIPE,
-            stderr=err,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, _ = process.communicate(timeout=280)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-        assert process.returncode == code, (directory / "err").read_text()[-5000:]
-    return json.loads(out.rpartition("FOUND ")[2] or "null")
+    files = {kind: directory / kind for kind in ("out", "err")}
+    process = forked.start(PROGRAM, scenario, directory, folder=directory, seconds=280, **files)
+    assert process.wait(285) == code, files["err"].read_text()[-5000:]
+    return json.loads(files["out"].read_text().rpartition("FOUND ")[2] or "null")
 
 
 @pytest.fixture
-def found(request, tmp_path):
+def found(request, forked, tmp_path):
     """What the scenario named by the test's parameter has printed."""
-    return run(request.param, tmp_path)
+    return run(forked, request.param, tmp_path)
 
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -85,9 +69,9 @@ def test_workers_in_step_with_one_to_spare_give_the_numbers_of_one_device(found)
     assert found["iterations_after_loss"] == 42
 
 
-def test_coordinator_and_servers_killed_in_the_middle_go_on_from_the_backup(tmp_path):
-    run("resumed", tmp_path, code=-9)
-    found = run("resumed", tmp_path)
+def test_coordinator_and_servers_killed_in_the_middle_go_on_from_the_backup(forked, tmp_path):
+    run(forked, "resumed", tmp_path, code=-9)
+    found = run(forked, "resumed", tmp_path)
     assert found["epochs"] == [0, 1, 2]
     assert found["counts"] == [600, -600], "the weights are those of the backup, and no step is missing"
     assert found["counted"] == 200

@@ -27,22 +27,20 @@ def test_stages_in_two_processes_have_the_numbers_of_one(launch, tmp_path):
     assert "/job:worker/task:1" in result["summary"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-def test_stage_that_dies_or_stops_is_named_in_time_and_a_restart_ends_with_the_same_bits(
-    launch, tmp_path, number
+def test_stage_that_dies_and_one_that_stops_are_named_in_time_and_restarts_end_with_the_same_bits(
+    launch, tmp_path
 ):
-    process = launch("--stages", 3, "--timeout", TIMEOUT, "--restarts", 1, PROGRAM, tmp_path, "slow")
-    pid, address = _stage(_wait_for(tmp_path / "training", process), 2)
-    os.kill(pid, number)
-    struck = time.monotonic()
-    if number == signal.SIGSTOP:
-        said = _wait_for(tmp_path / "lost", process, NOTICED)
-        assert f"stage 2 at {address} (/job:worker/task:2) has not answered for 6 s (UNISONO_TIMEOUT)" in said
+    process = launch("--stages", 3, "--timeout", TIMEOUT, "--restarts", 2, PROGRAM, tmp_path, "slow")
+    pid, _ = _stage(_wait_for(tmp_path / "training-0", process), 2)
+    os.kill(pid, signal.SIGKILL)
+    pid, address = _stage(_wait_for(tmp_path / "training-1", process), 2)
+    os.kill(pid, signal.SIGSTOP)
+    said = _wait_for(tmp_path / "lost-1", process, NOTICED)
+    assert f"stage 2 at {address} (/job:worker/task:2) has not answered for 6 s (UNISONO_TIMEOUT)" in said
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    named = "worker-0-stage-2 failed first: it was killed by SIGKILL"
-    assert (named if number == signal.SIGKILL else "StageError") in err
-    assert time.monotonic() - struck < 120
+    assert "worker-0-stage-2 failed first: it was killed by SIGKILL" in err
+    assert "StageError" in err
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["weights"] == result["answers"] == 0.0 and result["history"]
 

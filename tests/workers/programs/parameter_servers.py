@@ -4,13 +4,11 @@
 Each scenario prints one line of JSON with what it found; the test judges it.
 """
 
-import contextlib
 import json
 import os
 import pathlib
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,47 +18,12 @@ import warnings
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from unisono.distribute.launcher.processes import how_it_ended
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
+from forked import Forked
+
 from unisono.distribute.launcher.tasks import Layout, plan
 
-
-def fork_servers(directory):
-    """Imports TensorFlow once; then each line of the input starts one server, whose process id is the answer.
-
-    What a server prints goes to `<directory>/<task>`; how each ended is a line of `<directory>/ended`.
-    """
-    import tensorflow  # noqa: F401
-
-    from unisono.distribute import server
-
-    names = {}
-
-    def note_ends(*_):
-        with contextlib.suppress(ChildProcessError), open(f"{directory}/ended", "a") as ended:
-            while (end := os.waitpid(-1, os.WNOHANG))[0]:
-                code = os.waitstatus_to_exitcode(end[1])
-                print(f"{names.get(end[0])} (process {end[0]}) {how_it_ended(code)}", file=ended)
-
-    signal.signal(signal.SIGCHLD, note_ends)
-    for line in sys.stdin:
-        env = json.loads(line)
-        task = json.loads(env["TF_CONFIG"])["task"]
-        name = f"{task['type']}-{task['index']}"
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.environ.update(env)
-            with open(f"{directory}/{name}", "a") as output:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-            os._exit(server.main())
-        names[pid] = name
-        print(pid, flush=True)
-
-
-if sys.argv[1] == "fork servers":
-    fork_servers(sys.argv[2])
-    sys.exit()
+SERVER = pathlib.Path(__file__).with_name("server.py")
 
 
 class Cluster:
@@ -69,35 +32,22 @@ class Cluster:
     def __init__(self, workers, servers):
         tasks = plan(Layout(workers=workers, parameter_servers=servers, timeout=30), ["-"])
         self.tasks = {task.name: task for task in tasks}
-        os.environ.update(self.tasks.pop("chief").env)
-        self.forker = subprocess.Popen(
-            [sys.executable, __file__, "fork servers", OUT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.pids = {}
+        chief = self.tasks.pop("chief")
+        self.forked = Forked(here=True).__enter__()
+        os.environ.update(chief.env)
+        self.processes = {}
         for name in self.tasks:
             self.start(name)
 
     def start(self, name):
-        self.forker.stdin.write(json.dumps(dict(self.tasks[name].env)) + "\n")
-        self.forker.stdin.flush()
-        self.pids[name] = int(self.forker.stdout.readline())
+        files = {"folder": OUT, "out": f"{OUT}/{name}"}
+        self.processes[name] = self.forked.start(SERVER, env=self.tasks[name].env, **files)
 
     def kill(self, name, seconds=20):
         """Kills it and waits until it is gone: until then the kernel keeps its port, and nobody else can listen there."""
-        pid = self.pids.pop(name)
-        os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            try:
-                os.kill(pid, 0)  # it is there until the forker has collected it
-            except ProcessLookupError:
-                return
-            time.sleep(0.005)
-        raise TimeoutError(name)
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait(seconds)
 
     def wait_for(self, name, seconds=60):
         kind, index = name.split("-")
@@ -109,13 +59,12 @@ class Cluster:
                 socket.create_connection((host, int(port)), timeout=1).close()
                 return
             except OSError:
-                time.sleep(0.1)
+                time.sleep(0.02)
         raise TimeoutError(name)
 
     def end(self):
-        for name in list(self.pids):
+        for name in list(self.processes):
             self.kill(name)
-        self.forker.kill()
 
 
 SCENARIO, OUT = sys.argv[1:3]
@@ -555,7 +504,7 @@ def watched():
 
     class Stopped(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            os.kill(cluster.pids["ps-0"], signal.SIGSTOP)
+            os.kill(cluster.processes["ps-0"].pid, signal.SIGSTOP)
             self.model.get_weights()
 
     began = time.monotonic()
@@ -563,7 +512,7 @@ def watched():
         model.fit(ones, ones, batch_size=4, verbose=0, callbacks=[Stopped()])
     except ParameterServerError as error:
         FOUND["hangs"] = [str(error), time.monotonic() - began]
-    os.kill(cluster.pids["ps-0"], signal.SIGCONT)
+    os.kill(cluster.processes["ps-0"].pid, signal.SIGCONT)
     FOUND["after_hanging"] = model.fit(ones, ones, batch_size=4, verbose=0).history["last"]
 
 
@@ -586,13 +535,9 @@ try:
 except BaseException:
     traceback.print_exc()
     print("FOUND SO FAR " + json.dumps(FOUND), file=sys.stderr)
-    for file in [
-        pathlib.Path(OUT) / "ended",
-        *pathlib.Path(OUT).glob("worker-*"),
-        *pathlib.Path(OUT).glob("ps-*"),
-    ]:
-        if file.exists():
-            print(f"--- {file.name}:\n{file.read_text()[-1000:]}", file=sys.stderr, flush=True)
+    for name, process in cluster.processes.items():
+        text = pathlib.Path(OUT, name).read_text()
+        print(f"--- {name}, ended: {process.poll()}:\n{text[-1000:]}", file=sys.stderr, flush=True)
 finally:
     cluster.end()
     os._exit(code)  # TensorFlow would wait for the servers that are gone

@@ -1,6 +1,7 @@
 """Trains in stages on the processes that the launcher started, and once more on one device: `pipeline.py OUT [slow]`.
 
-With `slow` the first start says that it is training in a file, and goes on slowly enough to be struck; backups are written.
+With `slow` each of the first two starts says in a file that it is training, and goes on slowly enough to be struck;
+backups are written.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import unisono
 from unisono.distribute.pipeline import StageError, connect
 
 OUT = Path(sys.argv[1])
+START = int(os.environ["UNISONO_RESTART"])
 ROWS, FEATURES = 26, 5
 
 
@@ -41,11 +43,11 @@ def train(pipeline, epochs=5, **fit):
 
 
 class Slow(keras.callbacks.Callback):
-    """Says that five steps are done, and takes its time from then on."""
+    """Says that some steps are done, and takes its time from then on."""
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.model.optimizer.iterations > 5:
-            (OUT / "training").write_text(str(os.getpid()))
+        if self.model.optimizer.iterations > 5 + 3 * START:
+            (OUT / f"training-{START}").write_text(str(os.getpid()))
             time.sleep(2.0)
 
 
@@ -61,7 +63,7 @@ def main():
     callbacks = []
     if "slow" in sys.argv:
         callbacks.append(unisono.callbacks.BackupAndRestore(OUT / "backup", save_freq=1))
-        if not (OUT / "training").exists():
+        if START < 2:
             callbacks.append(Slow())
     model, history, answers = train(pipeline, callbacks=callbacks)
     homes = [variable.value.device for variable in model.weights]
@@ -83,5 +85,5 @@ def main():
 try:
     main()
 except StageError as error:
-    (OUT / "lost").write_text(str(error))
+    (OUT / f"lost-{START}").write_text(str(error))
     raise
