@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test check format bench docs dist clean
+.PHONY: demo test check lint format bench docs dist clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,14 +20,18 @@ demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
 check test: export CUDA_VISIBLE_DEVICES =
-check: $(BIN)/unisono-dev.stamp
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+lint: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest tests/unit -n 2 -q
 
-test: check
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile -q --ignore=tests/unit
+check: lint
+	$(PYTEST) tests/unit
+
+test: lint
+	$(PYTEST) tests
 
 format: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format .

@@ -200,7 +200,8 @@ class Phase:
     def slowest(self, pieces: list[Any]) -> Any:
         """The one of `pieces` whose worker has been the slowest so far; None if nobody has begun one."""
         with self._changed:
-            held = [(self._seconds_of.get(w, 0.0), w) for w, p in self._holding.items() if p in pieces]
+            asked = {id(piece) for piece in pieces}  # pieces hold arrays: they cannot be compared
+            held = [(self._seconds_of.get(w, 0.0), w) for w, p in self._holding.items() if id(p) in asked]
             return self._holding[max(held)[1]] if held else None
 
     def close(self) -> None:
