@@ -1,4 +1,4 @@
-"""The progress bar: right with many steps per execution, unknown lengths, resumed epochs, workers and log files."""
+"""The progress bar, also with many steps per execution, unknown lengths, resumed epochs, workers and log files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from ..distribute.workers.cluster import is_chief, num_workers
+from .formatting import duration, short_number
 
 _WIDTH = 20
 _SCREEN_SECONDS = 0.1
@@ -29,7 +30,8 @@ class Rate:
     Attributes:
         began: float; when the epoch began.
         first_step: int; steps of the epoch that were done by then (more than 0 in an epoch that was resumed).
-        compiled: (steps done, time) at the end of the first execution of this run; None: it was in an earlier epoch.
+        compiles: bool; whether the first execution of this run is in this epoch.
+        compiled: (steps done, time) at the end of that execution; None: it has not ended, or was in an earlier epoch.
         step: int; steps of the epoch that are done.
         now: float; when that was.
     """
@@ -58,26 +60,24 @@ class Rate:
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Prints where training stands: steps, time left, rows a second, metrics, the loss scale and skipped steps.
+    """Prints the progress of training: steps, time left, rows per second, metrics, the loss scale and skipped steps.
 
-    `fit`, `evaluate` and `predict` add it when `verbose` is not 0; give one of your own to change it. On a terminal and in
-    a notebook the line is redrawn in place; into a file, whole lines without control characters are written, at most one
-    in 30 seconds and one at the end of the epoch. With several workers the chief alone prints.
+    `fit`, `evaluate` and `predict` add it when `verbose` is not 0; pass one of your own to change it. On a terminal and in
+    a notebook the line is redrawn in place; to a file, whole lines without control characters are written, at most one
+    every 30 seconds and one at the end of the epoch. With several workers only the chief prints.
 
     Args:
-        stream: file to write to; None: `sys.stdout` as it is when a line is printed.
+        stream: file to write to; None: `sys.stdout` at the time when a line is printed.
         clock: () -> float; seconds.
     """
 
-    waits_for_executions = (
-        True  # in evaluate and predict too, the end of whatever execution runs is often enough
-    )
+    waits_for_executions = True
 
     def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._stream = stream
         self._clock = clock
-        self._rate: Rate | None = None
+        self._rate = Rate(clock(), 0, compiles=False)
         self._printed_at = float("-inf")
         self._last_width = 0
         self._line_open = False
@@ -85,41 +85,38 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._chief = True
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Takes `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
+        """Receives `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
         super().set_params(params)
         self.params = params
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """A new `fit`."""
+        """Begins a `fit`."""
         self._called_in_fit = True
         self._first_epoch = True
-        self._chief = is_chief()
 
     def on_train_end(self, logs: Any = None) -> None:
         """After `fit`, `evaluate` and `predict` print for themselves again."""
         self._called_in_fit = False
 
     def on_fit_exit(self) -> None:
-        """Ends the line that is drawn in place: after an error its message begins a line of its own."""
+        """Ends the line that is redrawn in place, so that an error message begins on a line of its own."""
         self._called_in_fit = False
         if self._line_open:
             self._write("\n")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Begins the bar of `evaluate`; a validation inside of `fit` is silent, as in Keras."""
+        """Begins the bar of `evaluate`; a validation inside `fit` is silent, as in Keras."""
         if not self._called_in_fit:
-            self._chief = is_chief()
             self._first_epoch = True
             self._begin(0)
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Begins the bar of `predict`."""
-        self._chief = is_chief()
         self._first_epoch = True
         self._begin(0)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Prints the number of the epoch; one that is resumed in its middle begins there."""
+        """Prints the number of the epoch; a resumed epoch begins at its step."""
         state = getattr(self.model, "fit_state", None)
         if state is not None and state.steps_per_epoch is not None:
             self.target = state.steps_per_epoch
@@ -129,48 +126,33 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             resumed = f" (resumed after step {done})" if done else ""
             self._write(f"Epoch {epoch + 1}/{self.epochs}{resumed}\n")
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Prints the last line of the epoch."""
-        self._end(logs)
-
-    def on_test_end(self, logs: Any = None) -> None:
-        """Prints the last line of `evaluate`."""
-        if not self._called_in_fit:
-            self._end(logs)
-
-    def on_predict_end(self, logs: Any = None) -> None:
-        """Prints the last line of `predict`."""
-        self._end(None)
-
     def _begin(self, done: int) -> None:
         self.seen = done
+        self._chief = is_chief()
         self._rate = Rate(self._clock(), done, compiles=self._first_epoch)
         self._first_epoch = False
-        self._printed_at = self._clock() if not self._in_place else float("-inf")
+        self._printed_at = float("-inf") if self._in_place else self._rate.began
         self._last_width = 0
+
+    # Keras' hooks for the end of a batch and of an epoch, an evaluation or a prediction end here.
 
     def _update_progbar(self, batch: int, logs: Any = None) -> None:
         self.seen = batch + 1
         now = self._clock()
-        if self._rate is None:
-            self._begin(0)
-        assert self._rate is not None
         self._rate.update(self.seen, now)
         wait = _SCREEN_SECONDS if self._in_place else _FILE_SECONDS
         if self.verbose == 1 and self._chief and now - self._printed_at >= wait:
             self._printed_at = now
             self._print(logs, last=False)
 
-    def _end(self, logs: Any) -> None:
-        if self.target is None:
-            self.target = self.seen
-        if self.verbose and self._chief and self._rate is not None:
+    def _finalize_progbar(self, logs: Any) -> None:
+        self.target = self.seen if self.target is None else self.target
+        if self.verbose and self._chief:
             self._print(logs, last=True)
 
     def _print(self, logs: Any, last: bool) -> None:
-        line = " ".join(self._parts(last)) + "".join(
-            f" - {name}: {_number(value)}" for name, value in (logs or {}).items()
-        )
+        metrics = (f" - {name}: {_log(value)}" for name, value in (logs or {}).items())
+        line = " ".join(self._parts(last)) + "".join(metrics)
         if not self._in_place or self.verbose == 2:
             self._write(line + "\n")
             return
@@ -179,8 +161,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._write("\r" + _coloured(line) + padding + ("\n" if last else ""))
 
     def _parts(self, last: bool) -> list[str]:
-        rate, target = self._rate, self.target
-        assert rate is not None
+        target, seconds = self.target, self._rate.seconds_per_step
         if target:
             parts = [f"{self.seen:{len(str(target))}d}/{target}"]
             if self.verbose == 1:
@@ -189,29 +170,25 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
                 parts.append(full * filled + empty * (_WIDTH - filled))
         else:
             parts = [f"{self.seen:7d}/Unknown"]
-        seconds = rate.seconds_per_step
         if last or not target or seconds is None:
-            parts.append(duration(self._clock() - rate.began))
+            parts.append(duration(self._clock() - self._rate.began))
         else:
             parts.append(f"{duration(seconds * (target - self.seen))} left")
         if seconds is not None:
-            parts.append(f"{_short_time(seconds)}/step")
+            parts.append(f"{duration(seconds)}/step")
             rows = self._rows_per_step()
             if rows and seconds > 0:
-                parts.append(f"{_short_count(rows / seconds)} rows/s")
+                parts.append(f"{short_number(rows / seconds)} rows/s")
         return parts
 
     def _rows_per_step(self) -> int | None:
-        state = getattr(self.model, "fit_state", None)
-        source = getattr(state, "source", None)
+        source = getattr(getattr(self.model, "fit_state", None), "source", None)
         rows = getattr(source, "batch_rows", None)
-        if rows and getattr(source, "per_worker", False):
-            rows *= num_workers()
-        return rows
+        return rows * num_workers() if rows and getattr(source, "per_worker", False) else rows
 
     @property
     def _in_place(self) -> bool:
-        """Whether a line can be drawn again: on a terminal, in a notebook, in an IDE that says so."""
+        """Whether a line can be redrawn: on a terminal, in a notebook, in an IDE that says so."""
         if not keras.config.is_interactive_logging_enabled():
             return False
         isatty = getattr(self._stream or sys.stdout, "isatty", None)
@@ -234,34 +211,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         stream.flush()
 
 
-def duration(seconds: float) -> str:
-    """A time in words for people: "7s", "1:05", "2:00:09".
-
-    >>> duration(7.4), duration(65), duration(7209)
-    ('7s', '1:05', '2:00:09')
-    """
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d}"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
-
-
-def _short_time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
-    return f"{seconds * 1e3:.0f}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f}us"
-
-
-def _short_count(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.1f}{unit}"
-    return f"{value:.0f}"
-
-
-def _number(value: Any) -> str:
+def _log(value: Any) -> str:
     """A log as text: counts and powers of two whole, small numbers with an exponent."""
     if isinstance(value, int | np.integer):
         return str(value)

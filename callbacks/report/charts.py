@@ -1,4 +1,4 @@
-"""Charts as SVG text: curves over epochs, and shares of a whole."""
+"""Charts as SVG: curves over epochs, and shares of a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import math
 from collections.abc import Sequence
 
-from .runs import Points, finite
+from ..formatting import short_number
+from .runs import Points
 
 _WIDTH, _HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 34
@@ -20,7 +21,7 @@ class Line:
 
     Attributes:
         name: for the legend.
-        points: (x, y); those that are not finite are left out and counted.
+        points: (x, y); values that are not finite are left out and counted.
         color: int; one of eight.
         dashed: bool; validation is dashed.
     """
@@ -31,16 +32,15 @@ class Line:
     dashed: bool = False
 
 
-def line_chart(title: str, lines: Sequence[Line], x_label: str = "epoch", whole: bool = False) -> str:
-    """A `<figure>` with the curves; empty text if none has a point.
+def line_chart(title: str, lines: Sequence[Line], whole: bool = False) -> str:
+    """A `<figure>` with the curves; an empty string if none has a point.
 
     Args:
         title: above it.
-        lines: at most eight colours are told apart.
-        x_label: below it.
+        lines: there are eight colours.
         whole: bool; the y axis begins at 0.
     """
-    drawn = [(line, finite(line.points)) for line in lines]
+    drawn = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
     drawn = [(line, points) for line, points in drawn if points]
     lost = sum(len(line.points) for line in lines) - sum(len(points) for _, points in drawn)
     if not drawn:
@@ -53,7 +53,7 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "epoch", whole:
     margin = 0.0 if logarithmic else 0.05 * (high - low)
     low, high = (low if whole else low - margin), high + margin
     y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, logarithmic)
-    parts = [*_grid(x_axis, y_axis, x_label)]
+    parts = _grid(x_axis, y_axis)
     for line, points in drawn:
         kind = f"line c{line.color % 8}" + (" dashed" if line.dashed else "")
         path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in points)
@@ -63,10 +63,12 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "epoch", whole:
         parts.append(
             f'<circle class="dot c{line.color % 8}" cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3"/>'
         )
-    data = [{"n": line.name, "p": [[round(x, 4), _short(y)] for x, y in points]} for line, points in drawn]
+    data = [
+        {"n": line.name, "p": [[round(x, 4), short_number(y)] for x, y in points]} for line, points in drawn
+    ]
     scale = {"x0": x_axis.low, "x1": x_axis.high, "l": _LEFT / _WIDTH, "r": (_WIDTH - _RIGHT) / _WIDTH}
     label = html.escape(
-        f"{title}: " + "; ".join(f"{line.name} ends at {_short(p[-1][1])}" for line, p in drawn)
+        f"{title}: " + "; ".join(f"{line.name} ends at {short_number(p[-1][1])}" for line, p in drawn)
     )
     svg = (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}" '
@@ -77,8 +79,8 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "epoch", whole:
     return _figure(title, svg, [line for line, _ in drawn], "; ".join(notes))
 
 
-def shares(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
-    """A `<figure>` with one bar that is divided; each part is (name, amount, what to print for the amount)."""
+def shares(title: str, parts: Sequence[tuple[str, float, str]], note: str = "") -> str:
+    """A `<figure>` with one divided bar; each part is (name, amount, what to print for the amount)."""
     total = sum(amount for _, amount, _ in parts)
     if total <= 0:
         return ""
@@ -93,7 +95,9 @@ def shares(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
         x += width
     label = html.escape(f"{title}: " + ", ".join(f"{name} {100 * a / total:.0f} %" for name, a, _ in parts))
     svg = f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{label}">'
-    return _figure(title, f'{svg}{"".join(bars)}</svg><table class="numbers">{"".join(rows)}</table>', [], "")
+    return _figure(
+        title, f'{svg}{"".join(bars)}</svg><table class="numbers">{"".join(rows)}</table>', [], note
+    )
 
 
 def _figure(title: str, body: str, lines: Sequence[Line], note: str) -> str:
@@ -143,27 +147,21 @@ def nice_step(rough: float) -> float:
     return next(lead * power for lead in (1, 2, 2.5, 5, 10, 20) if lead * power >= rough * (1 - 1e-9))
 
 
-def _grid(x_axis: _Axis, y_axis: _Axis, x_label: str) -> list[str]:
+def _grid(x_axis: _Axis, y_axis: _Axis) -> list[str]:
     parts = []
     for value in y_axis.ticks():
         y = y_axis.at(value)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short_number(value)}</text>')
     for value in x_axis.ticks():
         x = x_axis.at(value)
         anchor = "end" if x > _WIDTH - 40 else "middle"
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 16}" text-anchor="{anchor}">{_short(value)}</text>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{_HEIGHT - 16}" text-anchor="{anchor}">{short_number(value)}</text>'
+        )
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 2}" text-anchor="middle">{html.escape(x_label)}</text>')
+    parts.append(f'<text x="{middle}" y="{_HEIGHT - 2}" text-anchor="middle">epoch</text>')
     return parts
-
-
-def _short(value: float) -> str:
-    """A number in at most about seven characters."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:.4g}"
 
 
 def _attribute(value: object) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,7 +19,7 @@ _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 
 
 def facts_of(model: Any, fit_state: Any) -> dict[str, Any]:
-    """Everything a report says about a run before its first number.
+    """What a report says about a run before its first number.
 
     Args:
         model: compiled and built.
@@ -47,15 +49,10 @@ def facts_of(model: Any, fit_state: Any) -> dict[str, Any]:
 def memory_bytes() -> dict[str, int]:
     """Bytes in use: of this process ("host"), and of each GPU of it, with their peaks. Context: host."""
     found: dict[str, int] = {}
-    try:
-        with open("/proc/self/status", encoding="ascii") as lines:
-            sizes = {
-                line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "VmHWM"))
-            }
-        found["host"] = int(sizes["VmRSS"]) * 1024
-        found["host peak"] = int(sizes["VmHWM"]) * 1024
-    except (OSError, KeyError, IndexError):
-        pass
+    with contextlib.suppress(OSError, KeyError):
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "VmHWM"))}
+        found = {"host": int(sizes["VmRSS"]) * 1024, "host peak": int(sizes["VmHWM"]) * 1024}
     for gpu in tf.config.list_logical_devices("GPU"):
         name = gpu.name.rpartition("device:")[2]
         info = tf.config.experimental.get_memory_info(name)
@@ -100,11 +97,12 @@ def _configuration(model: Any, fit_state: Any) -> dict[str, Any]:
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is not None:
             result["loss scale"] = "on"
-        result["optimizer"] = type(inner or optimizer).__name__
-        config = (inner or optimizer).get_config()
-        for key, value in config.items():
-            if key not in ("name", "loss_scale_factor") and value is not None:
-                result[f"optimizer.{key}"] = _name(value)
+        optimizer = inner or optimizer
+        result["optimizer"] = type(optimizer).__name__
+        settings = (
+            item for item in optimizer.get_config().items() if item[0] not in ("name", "loss_scale_factor")
+        )
+        result |= {f"optimizer.{key}": _name(value) for key, value in settings if value is not None}
     return result
 
 

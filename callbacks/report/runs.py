@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ class Run:
     """One training.
 
     Attributes:
-        name: str; of the file, without its ending.
-        facts: what did not change: "title", "model", "strategy", "configuration", "versions", "machine", "summary".
+        name: str; of the file, without its suffix.
+        facts: what does not change: "title", "model", "strategy", "configuration", "versions", "machine", "summary".
         began: float; seconds since 1970.
         now: float; the time of the last line.
-        how: how it ended; empty: it runs, or was killed.
-        steps: the lines in mid-epoch.
+        how: how it ended; empty: it is running, or was killed.
+        steps: the lines within epochs.
         epochs: the lines of finished epochs.
-        restarts: the lines with which later processes went on.
+        restarts: the first lines of the processes that resumed it.
     """
 
     name: str
@@ -40,31 +40,44 @@ class Run:
         """What the user calls it."""
         return self.facts.get("title") or self.name
 
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that have ended."""
+        return self.epochs[-1]["epoch"] + 1 if self.epochs else 0
+
     def metric_names(self) -> list[str]:
-        """Names of all metrics of training and validation, "val_" taken away, in order."""
-        names: dict[str, None] = {}
-        for line in [*self.steps, *self.epochs]:
-            for name in line["logs"]:
-                names[name.removeprefix("val_")] = None
-        for other in ("learning_rate", *(n for n in names if n.endswith(("loss_scale", "skipped_steps")))):
-            names.pop(other, None)
-        return sorted(names, key=lambda name: (name != "loss", not name.endswith("loss")))
+        """Names of all metrics of training and validation, without "val_", in order."""
+        names = dict.fromkeys(name.removeprefix("val_") for line in self._lines() for name in line["logs"])
+        metrics = (
+            n for n in names if n != "learning_rate" and not n.endswith(("loss_scale", "skipped_steps"))
+        )
+        return sorted(metrics, key=lambda name: (name != "loss", not name.endswith("loss")))
 
     def log(self, name: str, fine: bool = True) -> Points:
-        """(epochs done, value) of one log; `fine`: with the values in mid-epoch."""
+        """(epochs done, value) of one log; `fine`: including the values within epochs."""
         return self._points(lambda line: line["logs"].get(name), fine)
+
+    def log_ending_with(self, suffix: str) -> Points:
+        """The log whose name ends so; of several (one for each optimizer) the first."""
+        names = {name for line in self._lines() for name in line["logs"] if name.endswith(suffix)}
+        return self.log(min(names)) if names else []
+
+    def last(self, name: str) -> float | None:
+        """The value of a log at the end of the last epoch; None if there is none."""
+        points = self.log(name, fine=False)
+        return points[-1][1] if points else None
 
     def value(self, name: str) -> Points:
         """(epochs done, value) of "learning_rate" or "gradient_norm"."""
         return self._points(lambda line: line.get(name), fine=True)
 
     def rows_per_second(self) -> Points:
-        """(epochs done, rows a second over the epoch), validation and callbacks included."""
-        points = []
-        for line in self.epochs:
-            if line.get("rows_per_step") and line.get("elapsed"):
-                points.append((line["epoch"] + 1.0, line["steps"] * line["rows_per_step"] / line["elapsed"]))
-        return points
+        """(epochs done, rows per second over the epoch), validation and callbacks included."""
+        return [
+            (line["epoch"] + 1.0, line["steps"] * line["rows_per_step"] / line["elapsed"])
+            for line in self.epochs
+            if line.get("rows_per_step") and line.get("elapsed")
+        ]
 
     def seconds(self) -> dict[str, float]:
         """Seconds of worker 0 in each part of its work, over all epochs."""
@@ -75,18 +88,18 @@ class Run:
         return total
 
     def waited(self) -> float | None:
-        """Mean seconds that a replica of worker 0 waited for sums since the process began; None: not known."""
+        """Mean seconds that a replica of worker 0 has waited for sums since the process began; None: unknown."""
         waited = self.epochs[-1]["workers"][0].get("waited") if self.epochs else None
         return sum(waited) / len(waited) if waited else None
 
+    def _lines(self) -> list[dict[str, Any]]:
+        return [*self.steps, *self.epochs]
+
     def _points(self, value: Any, fine: bool) -> Points:
-        lines = sorted([*(self.steps if fine else ()), *self.epochs], key=self._position)
-        points: dict[float, float] = {}
-        for line in lines:
-            number = value(line)
-            if number is not None:
-                points[self._position(line)] = float(number)
-        return list(points.items())
+        lines = sorted(self._lines() if fine else self.epochs, key=self._position)
+        return list(
+            {self._position(line): float(value(line)) for line in lines if value(line) is not None}.items()
+        )
 
     def _position(self, line: dict[str, Any]) -> float:
         if line["event"] == "epoch":
@@ -95,16 +108,16 @@ class Run:
         return line["epoch"] + min(1.0, line["step"] / max(1, length))
 
     def _length_of(self, epoch: int) -> int:
-        """Steps of an epoch of an input of unknown length: as it turned out, or the most that were seen."""
+        """Steps of an epoch of an input of unknown length: its steps when it ended, or the most seen so far."""
         ended = [line["step"] for line in self.epochs if line["epoch"] == epoch]
         return max(ended or [line["step"] for line in self.steps if line["epoch"] == epoch] or [1])
 
 
 def read_run(path: Path) -> Run:
-    """The run whose lines are in `path`; a last line that was cut off in its middle is left out.
+    """The run whose lines are in `path`; an incomplete last line is left out.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file contains something else.
     """
     run = Run(path.stem)
     lines = path.read_bytes().split(b"\n")
@@ -117,50 +130,29 @@ def read_run(path: Path) -> Run:
         except (ValueError, KeyError, TypeError):
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number} is no line of a training report.") from None
+            raise ValueError(f"{path}, line {number} is not a line of a training report.") from None
         run.now = line["time"]
-        _take(run, event, line)
+        if event in ("begin", "restart"):
+            run.began = run.began if run.facts else line["time"]
+            run.facts = {key: value for key, value in line.items() if key not in ("event", "time")}
+            run.how = ""
+        lists = {"step": run.steps, "epoch": run.epochs, "restart": run.restarts}
+        lists.get(event, []).append(line)
+        run.how = line["how"] if event == "end" else run.how
     if not run.facts:
-        raise ValueError(f"{path} holds no training: its first line must be that of TrainingReport.")
+        raise ValueError(f"{path} contains no training: its first line must be that of TrainingReport.")
     return run
 
 
-def _take(run: Run, event: str, line: dict[str, Any]) -> None:
-    if event in ("begin", "restart"):
-        if not run.facts:
-            run.began = line["time"]
-        if event == "restart":
-            run.restarts.append(line)
-        run.facts = {key: value for key, value in line.items() if key not in ("event", "time")}
-        run.how = ""
-    elif event == "step":
-        run.steps.append(line)
-    elif event == "epoch":
-        run.epochs.append(line)
-    elif event == "end":
-        run.how = line["how"]
-
-
 def find_runs(folder: Path) -> list[Run]:
-    """Every run under `folder` (or in the file `folder`), by the time when it began; other .jsonl files are passed over."""
-    files = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
+    """Every run below `folder` (or in the file `folder`), ordered by start time; other .jsonl files are skipped."""
+    if folder.is_file():
+        return [read_run(folder)]
     runs = []
-    for path in files:
-        try:
-            run = read_run(path)
-        except ValueError:
-            if folder.is_file():
-                raise
-            continue
-        if path != folder:
+    for path in sorted(folder.rglob("*.jsonl")):
+        with contextlib.suppress(ValueError):
+            runs.append(read_run(path))
             place = path.relative_to(folder)
-            run.name = str(
-                place.parent if place.stem == "report" and place.parent.name else place.with_suffix("")
-            )
-        runs.append(run)
+            named_by_folder = place.stem == "report" and place.parent.name
+            runs[-1].name = str(place.parent if named_by_folder else place.with_suffix(""))
     return sorted(runs, key=lambda run: run.began)
-
-
-def finite(points: Points) -> Points:
-    """The points that can be drawn."""
-    return [(x, y) for x, y in points if math.isfinite(y)]

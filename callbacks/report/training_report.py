@@ -1,4 +1,4 @@
-"""`TrainingReport`: one HTML page that says what a training does, made again while it runs."""
+"""`TrainingReport`: one HTML page about a training, updated while it runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _MOST_POINTS = 400
 
 
 class TrainingReport(keras.callbacks.Callback):
-    """Writes a page with curves, throughput, time, memory, configuration and restarts of a training.
+    """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training.
 
-    The page is one file with nothing from elsewhere: it can be mailed, printed, and read on a phone. Beside it stand the
-    numbers, one JSON object per line, from which `python -m unisono report` makes it again. With several workers the
-    chief writes both; every worker must have the callback, because they tell each other their times at each epoch's end.
+    The page is one file that loads nothing else: it can be mailed, printed, and read on a phone. The numbers are stored
+    beside it, one JSON object per line, from which `python -m unisono report` can rebuild it. With several workers the
+    chief writes both; every worker must have the callback, because they exchange their times at the end of each epoch.
 
     Args:
-        path: of the page; the numbers go to the same name with `.jsonl`.
+        path: of the page; the numbers are written under the same name with `.jsonl`.
         title: str; None: the model's name.
-        refresh_seconds: float; the page is written at most so often, and when an epoch ends in any case.
+        refresh_seconds: float; the page is written at most this often, and whenever an epoch ends.
         gradient_norm: bool; measure the norm of the gradients (and on CPUs how long replicas wait for the sums), which
             costs a pass over the gradients in each step.
         clock: () -> float; seconds since 1970.
@@ -52,7 +52,7 @@ class TrainingReport(keras.callbacks.Callback):
         self.path = Path(path)
         if self.path.suffix not in (".html", ".htm"):
             raise ValueError(
-                f"path ({str(path)!r}) must end in .html: the numbers go beside it, into .jsonl."
+                f"`path` must end in .html; the numbers are written beside it as .jsonl. Received: {str(path)!r}"
             )
         self.title = title
         self.refresh_seconds = refresh_seconds
@@ -69,16 +69,15 @@ class TrainingReport(keras.callbacks.Callback):
         return {"size": self._file.size}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """On resume: goes on there, and notes the restart."""
+        """On resume: continues there, and notes the restart."""
         self._resumed = self._file.continue_at(state["size"]) or self._resumed
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Puts the measurement into the step, before it is compiled."""
+        """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch = False, None, None
         optimizer = self.model.optimizer
-        if not self.gradient_norm or not hasattr(optimizer, "gradient_transformers"):
-            return
-        if not getattr(optimizer, "built", False) or on_parameter_servers(self.model.distribute_strategy):
+        ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
+        if not self.gradient_norm or not ours or on_parameter_servers(self.model.distribute_strategy):
             return
         with self.model.strategy_scope():
             self._watch, new = watch_gradients(optimizer)
@@ -99,7 +98,7 @@ class TrainingReport(keras.callbacks.Callback):
         self._times_before = dict(state.times.seconds)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes the numbers and renews the page, both when they are due."""
+        """Notes the numbers and updates the page, both when they are due."""
         now = self._clock()
         if now - self._noted_at < self._note_every or not self.model.fit_state.chief:
             return
@@ -107,14 +106,14 @@ class TrainingReport(keras.callbacks.Callback):
         self._notes += 1
         if (
             self._notes >= _MOST_POINTS
-        ):  # the next ones come half as often, so a run of any length stays readable
+        ):  # from now on half as often, so that the page of a long run stays readable
             self._notes, self._note_every = _MOST_POINTS // 2, max(2 * self._note_every, 0.5)
         self._write("step", **self._numbers(logs))
         if now - self._written_at >= self.refresh_seconds:
             self._render()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch, with the times of every worker, and renews the page."""
+        """Notes the epoch, with the times of every worker, and updates the page."""
         state = self.model.fit_state
         steps = state.step - self._epoch_first_step
         seconds = {
@@ -159,7 +158,7 @@ class TrainingReport(keras.callbacks.Callback):
         self._began = None
 
     def _numbers(self, logs: Any) -> dict[str, Any]:
-        """What is the same kind of number at every step."""
+        """The numbers that every line has."""
         state = self.model.fit_state
         learning_rate = getattr(self.model.optimizer, "learning_rate", None)
         result = {

@@ -89,7 +89,7 @@ def test_run_whose_last_line_was_cut_off_is_read_without_it(tmp_path):
 def test_run_with_a_damaged_line_in_its_middle_is_refused_with_its_number(tmp_path):
     path = write(tmp_path / "r.jsonl", LINES[:2])
     path.write_text("{oops\n" + path.read_text())
-    with pytest.raises(ValueError, match="line 1 is no line of a training report"):
+    with pytest.raises(ValueError, match="line 1 is not a line of a training report"):
         read_run(path)
 
 
@@ -102,7 +102,7 @@ def test_run_that_was_killed_and_restarted_says_so(tmp_path):
 
 def test_page_of_one_run_holds_every_chart_and_nothing_from_elsewhere(tmp_path):
     page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
-    for title in ("loss", "learning rate", "gradient norm", "loss scale", "skipped steps", "rows a second"):
+    for title in ("loss", "learning rate", "gradient norm", "loss scale", "skipped steps", "rows per second"):
         assert f"<figcaption>{title}</figcaption>" in page
     assert "1 values are not finite" in page
     assert not re.search(r"(?:src|href)=|url\(|@import|https?://", page)

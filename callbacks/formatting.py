@@ -1,14 +1,12 @@
-"""Numbers, times and tables as text."""
+"""Numbers, times and sizes as people read them."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from typing import Any
 
 
 def number(value: Any) -> str:
-    """A value for people.
+    """A value in full.
 
     >>> number(1234567), number(0.123456), number(None), number([1, "a"])
     ('1,234,567', '0.1235', '', '1, a')
@@ -17,23 +15,33 @@ def number(value: Any) -> str:
         return ""
     if isinstance(value, list | tuple):
         return ", ".join(number(v) for v in value)
-    if isinstance(value, bool | str):
-        return str(value)
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
 
 
-def duration(seconds: float) -> str:
-    """A time for people.
+def short_number(value: float) -> str:
+    """A number in at most about seven characters.
 
-    >>> duration(0.0123), duration(12.34), duration(75), duration(7260)
-    ('12 ms', '12.3 s', '1 min 15 s', '2 h 1 min')
+    >>> short_number(0.5), short_number(12_345), short_number(2.5e9)
+    ('0.5', '12.35k', '2.5G')
+    """
+    for unit, least, size in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e4, 1e3)):
+        if abs(value) >= least:
+            return f"{value / size:.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """A time.
+
+    >>> duration(2.5e-5), duration(0.0123), duration(12.34), duration(75), duration(7260)
+    ('25 us', '12 ms', '12.3 s', '1 min 15 s', '2 h 1 min')
     """
     if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
+        return f"{seconds * 1e3:.0f} ms" if seconds >= 1e-3 or seconds == 0 else f"{seconds * 1e6:.0f} us"
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:
@@ -42,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def bytes_text(size: int | None) -> str:
-    """A size for people; empty where it is not known.
+    """A size; empty where it is not known.
 
     >>> bytes_text(1_500_000), bytes_text(None)
     ('1.5 MB', '')
@@ -50,11 +58,3 @@ def bytes_text(size: int | None) -> str:
     if size is None:
         return ""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], escaped: bool = False) -> str:
-    """An HTML table; `escaped`: the cells are HTML already."""
-    clean = (lambda text: text) if escaped else html.escape
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in heads)
-    body = "".join("<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{f'<thead><tr>{head}</tr></thead>' if heads else ''}<tbody>{body}</tbody></table>"
