@@ -22,12 +22,20 @@ def save_as(cls: type, original: type) -> None:
             names[cls] = names[original]
 
 
-def save_under_keras_name(cls: type) -> None:
-    """Saves `cls`, a subclass of a class of the same name in `keras.optimizers`, so that plain Keras opens the file.
+_ours: dict[str, type] = {}
 
-    Keras looks for a registered object of that name first, and where there is none for the class in its own module: so
-    the file opens as `cls` where this package is imported, and as Keras' class where it is not.
+
+def save_under_keras_name(cls: type) -> None:
+    """Saves `cls`, a subclass of a class of the same name in `keras.optimizers`, under that name.
+
+    Keras looks for a custom object of that name first and then in the module: so the file opens as `cls` within
+    `our_classes()`, and as Keras' own class everywhere else.
     """
     REGISTERED_OBJS_TO_NAMES.pop(cls, None)
     cls.__module__ = "keras.optimizers"
-    keras.saving.get_custom_objects()[cls.__name__] = cls
+    _ours[cls.__name__] = cls
+
+
+def our_classes() -> keras.saving.CustomObjectScope:
+    """A scope in which Keras opens what `save_under_keras_name` saved as our classes, with all of their settings."""
+    return keras.saving.custom_object_scope(_ours)

@@ -18,6 +18,7 @@ import sklearn.datasets
 import tensorflow as tf
 
 import unisono
+from unisono.mixed_precision import skipped_steps
 
 BATCH = 48
 EPOCHS = 8
@@ -82,8 +83,8 @@ def custom_loop(train_data):
     dataset = tf.data.Dataset.from_tensor_slices(train_data).shuffle(2000, seed=1).batch(BATCH)
     for epoch in range(EPOCHS):
         losses = [float(step(images, labels)) for images, labels in dataset]
-        logs = unisono.mixed_precision.step_logs(optimizer)
-        unisono.mixed_precision.check_progress(optimizer)
+        logs = skipped_steps.step_logs(optimizer)
+        skipped_steps.check_progress(optimizer)
         print(f"epoch {epoch + 1}  loss {np.mean(losses):.4f}  {logs}")
     return model
 

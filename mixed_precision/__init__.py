@@ -1,12 +1,10 @@
-"""Policies and the loss scale."""
+"""Mixed precision: policies, the loss scale that goes with them, and the search for numbers that are not finite."""
 
-from .diagnosis import Diagnosis, NonFinite, batch_statistics, diagnose
-from .hardware import SlowPrecisionWarning
-from .loss_scale_optimizer import LossScaleOptimizer
-from .policy import Policy, check_policy_order, global_policy, policy_scope, set_global_policy
-from .progress import LossScaleError, check_progress, step_logs
-from .tensor_float_32 import enable_tensor_float_32
-from .wrap import wrap_optimizer
+from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
+from .hardware import SlowPrecisionWarning, enable_tensor_float_32
+from .non_finite import Diagnosis, NonFinite, batch_statistics, diagnose
+from .policy import Policy, global_policy, policy_scope, set_global_policy
+from .skipped_steps import LossScaleError
 
 __all__ = [
     "Diagnosis",
@@ -16,13 +14,9 @@ __all__ = [
     "Policy",
     "SlowPrecisionWarning",
     "batch_statistics",
-    "check_policy_order",
-    "check_progress",
     "diagnose",
     "enable_tensor_float_32",
     "global_policy",
     "policy_scope",
     "set_global_policy",
-    "step_logs",
-    "wrap_optimizer",
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -18,6 +17,10 @@ from typing import Any, Literal, TypeAlias
 import keras
 
 from ..compat.layers import layers_of
+from ..compat.optimizers import scope_of
+from ..optimizers.adoption import adopt
+from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
+from ..optimizers.loss_scale.scale_rule import positive_scale
 from .hardware import warn_if_slow
 
 Policy: TypeAlias = keras.DTypePolicy
@@ -137,6 +140,45 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
     )
 
 
+def wrap_optimizer(optimizer: Any, policy: Policy | keras.Model, auto_scale_loss: bool = True) -> Any:
+    """The optimizer that `compile` uses: `optimizer` itself, or behind a loss scale.
+
+    Args:
+        optimizer: a Keras optimizer, or None. An instance of plain Keras' `LossScaleOptimizer` becomes ours, in place.
+        policy: the model, or the policy it has. A model is scaled if it or any layer in it computes in float16.
+        auto_scale_loss: False leaves the loss as it is.
+
+    Returns:
+        `optimizer`, or a `LossScaleOptimizer` around it: dynamic, or fixed where `set_global_policy` was given a number.
+
+    Context: host, under the strategy of the model.
+    """
+    if optimizer is None:
+        return None
+    optimizer = adopt(optimizer)
+    if isinstance(optimizer, LossScaleOptimizer) or not auto_scale_loss:
+        return optimizer
+    loss_scale = _loss_scale(policy)
+    if loss_scale is None:
+        return optimizer
+    with scope_of(optimizer):
+        if loss_scale == "dynamic":
+            return LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+        return LossScaleOptimizer(
+            optimizer, loss_scale, min_scale=loss_scale, max_scale=loss_scale, name="loss_scale_optimizer"
+        )
+
+
+def _loss_scale(policy: Policy | keras.Model) -> LossScale:
+    """The first loss scale that the model's policy or one of its layers' asks for."""
+    if not isinstance(policy, keras.Model):
+        return loss_scale_of(policy)
+    policies = [policy.dtype_policy, *(layer.dtype_policy for layer in layers_of(policy)[1:])]
+    computing = (each for each in policies if each.compute_dtype == "float16")
+    first = next(computing, None)
+    return None if first is None else loss_scale_of(first)
+
+
 def check_loss_scale(loss_scale: Any, name: str = "loss_scale") -> LossScale:
     """`loss_scale` as `"dynamic"`, None or a float.
 
@@ -148,15 +190,7 @@ def check_loss_scale(loss_scale: Any, name: str = "loss_scale") -> LossScale:
         return loss_scale
     if isinstance(loss_scale, str):
         raise ValueError(f"{name} must be 'dynamic', a positive number or None; received {loss_scale!r}.")
-    if isinstance(loss_scale, bool) or not hasattr(loss_scale, "__float__"):
-        raise TypeError(
-            f"{name} must be 'dynamic', a positive number or None; received {loss_scale!r} of type "
-            f"{type(loss_scale).__name__}."
-        )
-    value = float(loss_scale)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite; received {loss_scale!r}: give 2.0**15, say.")
-    return value
+    return positive_scale(name, loss_scale)
 
 
 def _make_policy(name: Any, loss_scale: Any) -> Policy:

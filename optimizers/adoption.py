@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from ..compat.optimizers import unpickle
-from ..compat.serialization import save_as
+from ..compat.serialization import our_classes, save_as
 
 _classes: dict[type, type] = {}
 
@@ -90,7 +90,8 @@ def adopt(optimizer: Any) -> Any:
 
 def rebuild(buffer: Any) -> Any:
     """Makes a copied or unpickled optimizer; `buffer` is what Keras' pickling wrote."""
-    return adopt(unpickle(buffer))
+    with our_classes():
+        return adopt(unpickle(buffer))
 
 
 def _with_arguments(doc: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.variables import make_again, stateless_scope
+from ..compat.optimizers import set_strategy
+from ..compat.variables import stateless_scope
+from ..distribute.variables import move_variables
 
 _lock = threading.RLock()
 
@@ -19,7 +22,7 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
 
     It can be called where variables cannot be created: while a `tf.function`, a branch or a loop body is traced, inside
     `strategy.run`, inside a `keras.StatelessScope`. All of these belong to a thread, so the variables are then created
-    in another one, which is in eager mode and in the cross-replica context of the same strategy.
+    in another thread, in eager mode and in the cross-replica context of the same strategy.
 
     Args:
         optimizer: a `unisono.optimizers.Optimizer`; its `build` is called at most once.
@@ -49,42 +52,24 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
-    """Those that `optimizer` wraps, and that it builds."""
+    """The optimizers that `optimizer` wraps, at any depth; it builds them."""
     inner = getattr(optimizer, "inner_optimizer", None)
     wrapped = list(getattr(optimizer, "_inner_optimizers", ())) + ([] if inner is None else [inner])
     return wrapped + [deeper for each in wrapped for deeper in inner_optimizers(each)]
 
 
 def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Gives an optimizer that was created outside of `strategy.scope()` counters that belong to the strategy.
+    """Moves the counters of an optimizer that is not built yet and was created outside of `strategy.scope()`.
 
-    Context: cross-replica; the optimizer is not built yet.
+    Context: cross-replica.
     """
-    if optimizer.built:
-        return
-    optimizer._distribution_strategy = strategy
-    if not tf.distribute.has_strategy():
-        return
-    for variable in (optimizer._iterations, optimizer._learning_rate):
-        if isinstance(variable, keras.Variable) and not strategy.extended.variable_created_in_scope(
-            variable.value
-        ):
-            make_again(variable)
+    if not optimizer.built:
+        set_strategy(optimizer, strategy)
+        if tf.distribute.has_strategy():
+            move_variables((*optimizer._variables, optimizer._iterations, optimizer._learning_rate), strategy)
 
 
 def run_in_thread(fn: Callable[[], Any]) -> Any:
-    """`fn()` in a thread of its own, waited for; what it raises is raised here."""
-    result: dict[str, Any] = {}
-
-    def target() -> None:
-        try:
-            result["value"] = fn()
-        except BaseException as error:
-            result["error"] = error
-
-    thread = threading.Thread(target=target, name="unisono-optimizer-build", daemon=True)
-    thread.start()
-    thread.join()
-    if "error" in result:
-        raise result["error"]
-    return result["value"]
+    """`fn()` in a separate thread, waited for; what it raises is raised here."""
+    with concurrent.futures.ThreadPoolExecutor(1, "unisono-optimizer-build") as executor:
+        return executor.submit(fn).result()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import keras
-from keras.optimizers import LossScaleOptimizer as LossScaleOptimizer
 
+from .loss_scale.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from .multi_optimizer import MultiOptimizer as MultiOptimizer
 from .optimizer import Optimizer, Stage
 

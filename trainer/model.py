@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import keras
 
-from ..compat.serialization import save_as
+from ..compat.serialization import our_classes, save_as
 from ..compat.training import KerasFunctional, TensorFlowTrainer
 from .pipeline import step as pipeline_step
 from .trainer import Trainer
@@ -138,9 +138,11 @@ def load_model(
     Returns:
         The model, adopted.
     """
-    return adopt(keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode))
+    with our_classes():
+        return adopt(keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode))
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
     """`keras.models.clone_model`, for a model that then trains with Unisono."""
-    return adopt(keras.models.clone_model(model, *args, **kwargs))
+    with our_classes():
+        return adopt(keras.models.clone_model(model, *args, **kwargs))

@@ -12,10 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .. import mixed_precision, optimizers
-from ..compat.serialization import deserialize_keras_object
+from .. import mixed_precision
+from ..compat.serialization import deserialize_keras_object, our_classes
 from ..compat.training import KerasTrainer, TensorFlowTrainer, filter_traceback
 from ..distribute.step_context import current_step
+from ..mixed_precision.policy import check_policy_order, wrap_optimizer
+from ..mixed_precision.skipped_steps import step_logs
 from . import checks
 from .inputs import make_source
 from .pipeline import step as pipeline_step
@@ -72,12 +74,9 @@ class Trainer:
         checks.check_compile(steps_per_execution, jit_compile)
         checks.check_home(self, "compile")
         pipeline_step.attach(self)
-        mixed_precision.check_policy_order(self)
+        check_policy_order(self)
         with self.strategy_scope():
-            optimizer = keras.optimizers.get(optimizer)
-            if optimizer is not None:
-                optimizer = optimizers.adopt(optimizer)
-            optimizer = mixed_precision.wrap_optimizer(optimizer, self, auto_scale_loss)
+            optimizer = wrap_optimizer(keras.optimizers.get(optimizer), self, auto_scale_loss)
             plain_steps = 1 if steps_per_execution == "auto" else steps_per_execution
             TensorFlowTrainer.compile(
                 self,
@@ -101,10 +100,11 @@ class Trainer:
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles the model from what `get_compile_config` gave (Keras calls this when it loads a model)."""
-        if type(self).compile is not Trainer.compile:
-            KerasTrainer.compile_from_config(self, config)
-            return
-        self.compile(**deserialize_keras_object(config))
+        with our_classes():
+            if type(self).compile is not Trainer.compile:
+                KerasTrainer.compile_from_config(self, config)
+                return
+            self.compile(**deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             with self.strategy_scope():
                 self.optimizer.build(self.trainable_variables)
@@ -362,7 +362,7 @@ class Trainer:
         checks.check_home(self, method)
         self._assert_compile_called(method)
         if method in ("fit", "train_on_batch"):
-            mixed_precision.check_policy_order(self, unless_trained=True)
+            check_policy_order(self, unless_trained=True)
         bring_home(self)
 
     def build_for(self, spec: Any, rows: int | None = None, training: bool = True) -> None:
@@ -403,7 +403,7 @@ class Trainer:
 
     def optimizer_logs(self) -> dict[str, Any]:
         """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""
-        return mixed_precision.step_logs(optimizers_of(self))
+        return step_logs(optimizers_of(self))
 
 
 def _overridden(model: Any, name: str, base: type) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import html
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ..formatting import bytes_text, duration, number
 from .charts import Line, line_chart, shares

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import unisono
 from unisono import mixed_precision
-from unisono.mixed_precision import LossScaleOptimizer
+from unisono.mixed_precision import LossScaleOptimizer, skipped_steps
+from unisono.mixed_precision.policy import wrap_optimizer
 
 ROWS, BATCH = 19, 8  # two full batches and one of 3 rows: uneven on 2 replicas
 
@@ -186,7 +187,7 @@ def test_train_on_batch_skips_and_goes_on(replicas):
     for old, new in zip(before, model.trainable_variables):
         np.testing.assert_array_equal(old, np.array(new))
     assert np.isfinite(model.train_on_batch(*good))
-    assert mixed_precision.step_logs(model.optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
+    assert skipped_steps.step_logs(model.optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
     assert number(model.optimizer.iterations) == 1
 
 
@@ -223,8 +224,8 @@ class Gan(unisono.Model):
 
     def compile(self, maker_optimizer, judge_optimizer):
         super().compile(loss="mse")
-        self.maker_optimizer = mixed_precision.wrap_optimizer(maker_optimizer, self)
-        self.judge_optimizer = mixed_precision.wrap_optimizer(judge_optimizer, self)
+        self.maker_optimizer = wrap_optimizer(maker_optimizer, self)
+        self.judge_optimizer = wrap_optimizer(judge_optimizer, self)
 
     def train_step(self, batch):
         x, _ = batch

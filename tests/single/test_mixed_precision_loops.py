@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono import mixed_precision, optimizers
+from unisono import optimizers
 from unisono.distribute.step_context import StepContext, step_scope
-from unisono.mixed_precision import LossScaleOptimizer
+from unisono.mixed_precision import LossScaleOptimizer, skipped_steps
 
 
 def number(variable):
@@ -86,7 +86,7 @@ def test_optimizer_made_outside_of_the_scope_and_first_used_inside_run():
     w, optimizer = loop(strategy, steps, scaled_adam, in_scope=False)
     expected, _ = on_one_device(steps, scaled_adam)
     helpers.assert_close(np.array(w), np.array(expected), helpers.FLOAT32)
-    assert mixed_precision.step_logs(optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
+    assert skipped_steps.step_logs(optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
     assert helpers.copies_are_equal([w, *optimizer.variables], strategy)
 
 
@@ -148,7 +148,7 @@ def test_accumulation_under_a_strategy_skips_whole_updates(bad_call):
     w, optimizer = loop(helpers.mirrored(2), steps, make)
     expected, _ = on_one_device([GOOD[:2]] * 2, lambda: LossScaleOptimizer(optimizers.SGD(0.5, momentum=0.9)))
     helpers.assert_close(np.array(w), np.array(expected), helpers.FLOAT32)
-    assert mixed_precision.step_logs(optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
+    assert skipped_steps.step_logs(optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
 
 
 def test_several_optimizers_behind_one_scale_share_a_verdict():
@@ -219,7 +219,7 @@ def step(factor):
 for i in range(200):
     coordinator.schedule(step, args=(tf.constant(np.inf if i % 10 == 3 else 1.0, tf.float32),))
 coordinator.join()
-print("logs", mixed_precision.step_logs(optimizer), optimizer.iterations.numpy(), v.numpy().tolist())
+print("logs", skipped_steps.step_logs(optimizer), optimizer.iterations.numpy(), v.numpy().tolist())
 """
 
 
@@ -243,6 +243,6 @@ def test_five_thousand_steps_in_one_graph_grow_the_scale_as_computed():
             optimizer.apply([gradient[None] * optimizer.dynamic_scale.value], [w])
 
     train()
-    assert mixed_precision.step_logs(optimizer) == {"loss_scale": 2.0**11, "skipped_steps": 1}
+    assert skipped_steps.step_logs(optimizer) == {"loss_scale": 2.0**11, "skipped_steps": 1}
     assert (number(optimizer.iterations), number(optimizer.step_counter)) == (4999, 499)
     np.testing.assert_allclose(np.array(w), [-4.999], rtol=1e-3)

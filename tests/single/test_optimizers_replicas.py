@@ -9,6 +9,7 @@ import tensorflow as tf
 from unisono import optimizers
 from unisono.distribute.step_context import StepContext, step_scope
 from unisono.optimizers.stages import aggregators
+from unisono.optimizers.stages.run_stages import run_stages
 
 SHAPES, STEPS, ROWS = [(4, 3), (3,)], 6, 7
 NAMES = sorted(
@@ -209,7 +210,7 @@ def test_overflow_on_the_last_replica_skips_every_replica():
         def on_replica():
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             gradient = tf.where(tf.equal(replica, 2), tf.fill([2], last), tf.ones([2]))
-            return optimizers.run_stages(optimizer, [(gradient, v)], scale=8.0, check_finite=True)
+            return run_stages(optimizer, [(gradient, v)], scale=8.0, check_finite=True)
 
         return strategy.experimental_local_results(strategy.run(on_replica))
 

@@ -1,9 +1,11 @@
 """The private parts of Keras that mixed precision stands on: these fail when one of them changes."""
 
+import copy
+
 import keras
 import numpy as np
 
-from unisono import mixed_precision
+from unisono import mixed_precision, optimizers
 from unisono.compat.layers import layers_of, own_weights, watch_calls
 from unisono.compat.optimizers import optimizer_strategy
 from unisono.compat.variables import make_again
@@ -69,14 +71,15 @@ def test_keras_takes_the_limits_of_the_scale_for_a_truth_value():
     assert again.get_config() == config
 
 
-def test_save_under_keras_name_is_found_by_keras_with_and_without_us():
-    ours = keras.optimizers.serialize(mixed_precision.LossScaleOptimizer(keras.optimizers.SGD()))
-    assert type(keras.optimizers.deserialize(dict(ours))) is mixed_precision.LossScaleOptimizer
-    registered = keras.saving.get_custom_objects().pop("LossScaleOptimizer")
-    try:
-        assert type(keras.optimizers.deserialize(dict(ours))) is keras.optimizers.LossScaleOptimizer
-    finally:
-        keras.saving.get_custom_objects()["LossScaleOptimizer"] = registered
+def test_loss_scale_optimizer_in_a_file_is_ours_in_our_scope_and_keras_own_elsewhere():
+    saved = keras.optimizers.serialize(
+        mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(), min_scale=4.0)
+    )
+    assert type(keras.optimizers.deserialize(copy.deepcopy(saved))) is keras.optimizers.LossScaleOptimizer
+    assert "LossScaleOptimizer" not in keras.saving.get_custom_objects()
+    ours = optimizers.deserialize(copy.deepcopy(saved))
+    assert type(ours) is mixed_precision.LossScaleOptimizer and ours.min_scale == 4.0
+    assert copy.deepcopy(ours).min_scale == 4.0
 
 
 def test_make_again_keeps_the_variable_and_its_value():

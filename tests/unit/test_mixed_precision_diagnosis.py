@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono.mixed_precision.diagnosis import batch_statistics, diagnose
+from unisono.mixed_precision.non_finite import batch_statistics, diagnose
 
 X = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)
 Y = np.zeros((4, 2), "float32")

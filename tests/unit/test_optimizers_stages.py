@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from unisono import optimizers
 from unisono.optimizers.call_options import CallOptions, call_options
+from unisono.optimizers.stages.run_stages import run_stages
 
 
 def two_variables():
@@ -290,13 +291,11 @@ def test_run_stages_skips_everything_when_a_gradient_is_not_finite():
     optimizer = optimizers.AdamW(0.1, use_ema=True, ema_overwrite_frequency=1)
     optimizer.apply_gradients([(tf.ones([2]), v)])
     before = [x.numpy() for x in [v, *optimizer.variables]]
-    verdict = optimizers.run_stages(
-        optimizer, [(tf.constant([np.inf, 1.0]), v)], scale=8.0, check_finite=True
-    )
+    verdict = run_stages(optimizer, [(tf.constant([np.inf, 1.0]), v)], scale=8.0, check_finite=True)
     assert not bool(verdict)
     for old, new in zip(before, [v, *optimizer.variables]):
         np.testing.assert_array_equal(old, new.numpy())
-    assert bool(optimizers.run_stages(optimizer, [(tf.ones([2]), v)], scale=8.0, check_finite=True))
+    assert bool(run_stages(optimizer, [(tf.ones([2]), v)], scale=8.0, check_finite=True))
 
 
 def test_write_collected_before_the_update_is_made_before_it():

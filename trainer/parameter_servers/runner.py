@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ... import mixed_precision
+from ...mixed_precision import skipped_steps
 from ...callbacks.fit_state import FitState
 from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import ParameterServerError, mode_of, pool_of
@@ -143,7 +143,7 @@ def _no_batch(state: FitState) -> dict[str, Any]:
 def _check_progress(model: Any) -> None:
     """Stops training in mixed precision that only skips steps."""
     unknown = "Which layer is to blame is not looked for on parameter servers: run one step on one device"
-    mixed_precision.check_progress(optimizers_of(model), lambda loss_scale: unknown)
+    skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: unknown)
 
 
 class _UpdateCount:

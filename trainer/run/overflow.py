@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ... import mixed_precision
+from ...mixed_precision import diagnose as diagnose_batch
+from ...mixed_precision import skipped_steps
 from ..inputs import Chunk
 from ..step.variable_placement import optimizers_of
 
@@ -20,7 +21,7 @@ def check_progress(model: Any, chunk: Chunk, done: int) -> None:
         done: steps of the execution; the last of the chunk is looked at.
 
     Raises:
-        mixed_precision.LossScaleError: with the first layer whose output or gradient is not finite.
+        LossScaleError: with the first layer whose output or gradient is not finite.
 
     Context: host, after an execution.
     """
@@ -31,11 +32,11 @@ def check_progress(model: Any, chunk: Chunk, done: int) -> None:
             return "The input has ended, so there is no batch to look at"
         try:
             with model.strategy_scope():
-                return mixed_precision.diagnose(model, batch, loss_scale=loss_scale)
+                return diagnose_batch(model, batch, loss_scale=loss_scale)
         except Exception as error:  # a train_step of the user's own may need more than the model and a loss
             return f"Which layer is to blame is not known: one step computed eagerly fails with {error!r}"
 
-    mixed_precision.check_progress(optimizers_of(model), diagnose)
+    skipped_steps.check_progress(optimizers_of(model), diagnose)
 
 
 def _last_batch(chunk: Chunk, done: int) -> Any:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ... import optimizers
 from ...compat.training import no_automatic_dependency_tracking
 from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...distribute.variables import move_variables
 from .global_metrics import leaf_metrics
 
 
@@ -53,16 +54,6 @@ def accumulates(optimizer: Any) -> bool:
 
 
 def move(variables: list[Any], strategy: tf.distribute.Strategy) -> None:
-    """Makes the TensorFlow variable inside each Keras variable again under `strategy`, where it is another's."""
-    on_servers = on_parameter_servers(strategy)
-    if strategy.num_replicas_in_sync == 1 and not on_servers:
-        return
-    for variable in variables:
-        value = variable.value
-        if getattr(value, "distribute_strategy", None) is strategy:
-            continue
-        if on_servers and strategy.extended.variable_created_in_scope(value):
-            continue
-        with strategy.scope():
-            variable._value = None
-            variable._initialize(tf.constant(value.numpy()))
+    """`move_variables`, where the strategy has variables of its own kind: not with one replica."""
+    if strategy.num_replicas_in_sync > 1 or on_parameter_servers(strategy):
+        move_variables(variables, strategy)

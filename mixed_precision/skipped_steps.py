@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from .loss_scale_optimizer import LossScaleOptimizer
+from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
 
 MAX_SKIPPED_IN_A_ROW = 50
 """Halving 2**15 fifty times leaves 2**-35: no loss needs that, so something else is wrong."""

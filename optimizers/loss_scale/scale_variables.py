@@ -1,4 +1,4 @@
-"""The variables of a `LossScaleOptimizer`: made, moved, read, written, and laid out as Keras saves them."""
+"""The variables of a `LossScaleOptimizer`: created, moved, read, written, and laid out as Keras saves them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..compat.optimizers import scope_of, set_strategy
-from ..compat.variables import make_again
-from ..distribute.replicas import local_copy
-from ..distribute.step_context import current_step
-from ..optimizers.building import run_in_thread
-from .loss_scale import ScaleState
+from ...compat.optimizers import scope_of
+from ...distribute.replicas import local_copy
+from ...distribute.step_context import current_step
+from ..building import move_to_strategy, run_in_thread
+from .scale_rule import ScaleState
 
 _lock = threading.RLock()
 
 
 def create(optimizer: Any) -> None:
-    """Makes the variables that are not there yet, in the order of `variables`; all are scalars.
+    """Creates the variables that do not exist yet, in the order of `variables`; all are scalars.
 
     | variable | dtype | |
     |---|---|---|
@@ -28,7 +27,7 @@ def create(optimizer: Any) -> None:
     | `dynamic_scale` | float32 | the scale (Keras' name) |
     | `skipped_steps` | int64 | steps skipped since the start |
     | `skipped_in_a_row` | int64 | steps skipped since the last finite one |
-    | `overflowed` | int64 | 1 if a call of the accumulated update under way has overflowed |
+    | `overflowed` | int64 | 1 if a call of the current accumulated update has overflowed |
 
     Context: where variables can be created.
     """
@@ -45,10 +44,10 @@ def create(optimizer: Any) -> None:
 
 
 def move_to_current_strategy(optimizer: Any) -> None:
-    """Gives an optimizer that was made outside of the strategy's scope, and has not been used, variables in it.
+    """Moves the variables of an optimizer that was created outside of the strategy's scope and has not been used.
 
-    `scale_loss` is the first that a step asks of its optimizer, often while a function is traced in replica context;
-    variables are made in another thread then.
+    `scale_loss` is the first call of a step to its optimizer, often while a function is traced in replica context; the
+    variables are then created in another thread.
     """
     strategy = tf.distribute.get_strategy()
     if optimizer.built or not tf.distribute.has_strategy():
@@ -57,11 +56,8 @@ def move_to_current_strategy(optimizer: Any) -> None:
         return
 
     def move() -> None:
-        with _lock, strategy.scope():
-            for variable in optimizer._variables:
-                if not strategy.extended.variable_created_in_scope(variable.value):
-                    make_again(variable)
-            set_strategy(optimizer, strategy)
+        with _lock:
+            move_to_strategy(optimizer, strategy)
 
     run_in_thread(move)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from ...distribute.arguments import whole_number
 
 GROWTH = 2.0
 BACKOFF = 0.5
@@ -35,10 +36,10 @@ class ScaleRule(NamedTuple):
 
 
 class ScaleState(NamedTuple):
-    """Where the scale stands; the same on all replicas.
+    """The scale and its counters; the same on all replicas.
 
     Attributes:
-        scale: float32 scalar; by which the next loss is multiplied.
+        scale: float32 scalar; the next loss is multiplied by it.
         good_steps: int64 scalar; finite steps since the scale last moved or an overflow.
         skipped_steps: int64 scalar; steps skipped since the start of training.
         skipped_in_a_row: int64 scalar; steps skipped since the last finite one.
@@ -48,12 +49,6 @@ class ScaleState(NamedTuple):
     good_steps: Any
     skipped_steps: Any
     skipped_in_a_row: Any
-
-
-def initial_state(initial_scale: float) -> ScaleState:
-    """The state before the first step."""
-    zero = tf.zeros((), tf.int64)
-    return ScaleState(tf.constant(initial_scale, tf.float32), zero, zero, zero)
 
 
 def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
@@ -112,32 +107,30 @@ def make_rule(
         `(initial_scale, rule)`.
 
     Raises:
-        ValueError: a scale is not positive and finite, `growth_steps` is below 1, or not
+        ValueError: a scale is not positive and finite, `growth_steps` is not a whole number of at least 1, or not
             `min_scale <= initial_scale <= max_scale`.
-        TypeError: a value is no number.
+        TypeError: a scale is not a number.
     """
-    initial = _positive("initial_scale", initial_scale)
-    low = min(FLOOR, initial) if min_scale is None else _positive("min_scale", min_scale)
-    high = max(CEILING, initial) if max_scale is None else _positive("max_scale", max_scale)
-    if isinstance(growth_steps, bool) or not hasattr(growth_steps, "__index__"):
-        raise TypeError(f"dynamic_growth_steps must be an integer of 1 or more; received {growth_steps!r}.")
-    if growth_steps < 1:
-        raise ValueError(f"dynamic_growth_steps must be 1 or more; received {growth_steps!r}.")
+    initial = positive_scale("initial_scale", initial_scale)
+    low = min(FLOOR, initial) if min_scale is None else positive_scale("min_scale", min_scale)
+    high = max(CEILING, initial) if max_scale is None else positive_scale("max_scale", max_scale)
+    growth_steps = whole_number("dynamic_growth_steps", growth_steps)
     if not low <= initial <= high:
         raise ValueError(
             f"initial_scale ({initial:g}) must be between min_scale ({low:g}) and max_scale ({high:g}): "
-            "move the limit or the scale."
+            "change the limit or the scale."
         )
-    return initial, ScaleRule(int(growth_steps), low, high)
+    return initial, ScaleRule(growth_steps, low, high)
 
 
-def _positive(name: str, value: Any) -> float:
+def positive_scale(name: str, value: Any) -> float:
+    """`value` as a float, if it is a number that is positive and finite in float32."""
     if isinstance(value, bool | str) or not hasattr(value, "__float__"):
         raise TypeError(
             f"{name} must be a positive number; received {value!r} of type {type(value).__name__}."
         )
     number = float(value)
-    if not (math.isfinite(number) and number > 0 and number <= 2.0**127 * (2 - 2.0**-23)):
+    if not 0 < number <= 2.0**127 * (2 - 2.0**-23):
         raise ValueError(
             f"{name} must be positive and finite in float32; received {value!r}: give 2.0**15, say."
         )

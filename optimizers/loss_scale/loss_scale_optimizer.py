@@ -8,32 +8,34 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .. import optimizers
-from ..compat.optimizers import build_base_optimizer
-from ..compat.serialization import save_under_keras_name
-from ..distribute.replicas import in_replica_context, local_copy, update_copies
-from ..optimizers import ensure_built, run_stages
-from ..optimizers.call_options import gradients_are_taken
+from ...compat.optimizers import build_base_optimizer
+from ...compat.serialization import save_under_keras_name
+from ...distribute.replicas import in_replica_context, local_copy, update_copies
+from ..adoption import adopt, register_class
+from ..building import ensure_built
+from ..call_options import gradients_are_taken
+from ..optimizer import Optimizer
+from ..stages.run_stages import run_stages
 from . import scale_variables
-from .loss_scale import ScaleRule, ScaleState, make_rule, next_state
+from .scale_rule import ScaleRule, ScaleState, make_rule, next_state
 
 LIMITS = "dynamic"
 """Where a configuration keeps the limits of the scale: plain Keras reads this key as true or false and goes on."""
 
 
-class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimizer):
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
     """Multiplies the loss by a scale, divides the gradients by it, and moves the scale.
 
         scaled gradient = gradient of (S * loss)             no longer underflows in float16
         gradient        = sum over replicas / S              in float32
         verdict         = is all of it finite?               one answer for every replica, after the sum
 
-    If the verdict is no, the step is skipped: no weight, slot or count of the inner optimizer changes a bit. How S moves
-    is `loss_scale.next_state`. With `gradient_accumulation_steps` of the inner optimizer the k calls of one update are
-    one step: if any of them overflows, the whole update is skipped and the scale halved once.
+    If the verdict is no, the step is skipped: no bit of the weights, slots or counts of the inner optimizer changes.
+    `scale_rule.next_state` says how S moves. With `gradient_accumulation_steps` of the inner optimizer the k calls of one
+    update are one step: if any of them overflows, the whole update is skipped and the scale halved once.
 
-    It owns the scale and its counters. Aggregation, transformers, clipping and the update are the inner optimizer's.
-    `compile` wraps the optimizer of a model with the policy "mixed_float16" by itself; wrap yours in a custom loop:
+    It owns the scale and its counters. Aggregation, transformers, clipping and the update belong to the inner optimizer.
+    `compile` wraps the optimizer of a model with the policy "mixed_float16" automatically; in a custom loop wrap yours:
 
         optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(1e-3))
         with tf.GradientTape() as tape:
@@ -41,17 +43,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
         optimizer.minimize(loss, model.trainable_variables, tape=tape)
 
     Args:
-        inner_optimizer: any Keras optimizer; it is given our pipeline in place.
-        initial_scale: the first scale, of more than 0.
+        inner_optimizer: any Keras optimizer; it is converted in place (`adopt`).
+        initial_scale: the first scale, above 0.
         dynamic_growth_steps: finite steps in a row after which the scale doubles.
         name: name of the optimizer.
         min_scale: the scale never goes below. None: 2**-14, or `initial_scale` where that is lower.
         max_scale: the scale never goes above. None: 2**127. A fixed scale: `min_scale = max_scale = initial_scale`.
-        **kwargs: what plain Keras' class takes for old files.
+        **kwargs: what Keras' class accepts for old files.
 
     Raises:
-        ValueError: a scale is not positive, or the limits do not hold `initial_scale`; see `loss_scale.make_rule`.
-        TypeError: `inner_optimizer` is no optimizer, or scales the loss itself.
+        ValueError: a scale is not positive, or `initial_scale` is not within the limits.
+        TypeError: `inner_optimizer` is not an optimizer, or scales the loss itself.
 
     Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2.
     """
@@ -72,18 +74,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             raise TypeError("inner_optimizer scales the loss itself: give the optimizer inside of it.")
         initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
-        super().__init__(
-            optimizers.adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs
-        )
+        super().__init__(adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs)
         self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
         self.inner_optimizer.is_inner = True
         scale_variables.create(self)
 
     def on_adopted(self) -> None:
-        """Completes an instance of plain Keras' class (`optimizers.adopt` calls this)."""
+        """Completes an instance of Keras' class (`adopt` calls this)."""
         _, rule = make_rule(self.initial_scale, self.dynamic_growth_steps)
         self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
-        optimizers.adopt(self.inner_optimizer).is_inner = True
+        adopt(self.inner_optimizer).is_inner = True
         scale_variables.create(self)
 
     @property
@@ -140,7 +140,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
             grads: gradients of the scaled loss, one for each variable; dense, `tf.IndexedSlices` or None.
             trainable_variables: None: those that the optimizer was built with.
 
-        Context: replica, or cross-replica as in `optimizers.pipeline.run_stages`. The verdict is appended to
+        Context: replica, or cross-replica as in `run_stages`. The verdict is appended to
         `current_step().verdicts`.
         """
         if len(grads) == 0:
@@ -216,7 +216,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, optimizers.Optimiz
         self.inner_optimizer.set_weights(list(weights)[own:])
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the state in Keras' layout; the counters stand where Keras keeps two numbers that it never uses."""
+        """Saves the state in Keras' layout; the counters take the places of two numbers that Keras never uses."""
         inner: dict[str, Any] = {}
         self.inner_optimizer.save_own_variables(inner)
         own = scale_variables.to_keras_layout(self)
@@ -274,6 +274,5 @@ def _widen_gradient(gradient: Any) -> Any:
     return _widen(gradient) if isinstance(gradient, tf.Tensor) else gradient
 
 
-optimizers.register_class(keras.optimizers.LossScaleOptimizer, LossScaleOptimizer)
-optimizers.LossScaleOptimizer = LossScaleOptimizer
+register_class(keras.optimizers.LossScaleOptimizer, LossScaleOptimizer)
 save_under_keras_name(LossScaleOptimizer)
