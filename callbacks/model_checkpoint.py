@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: Keras' callback with safe files, the best k, the last n, a memory across restarts."""
+"""`ModelCheckpoint`: Keras' callback with safe files, the best k, the last n, and a state that survives restarts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from ..distribute.arguments import whole_number
 from .safe_file import remove_leftovers, rename_safely, sum_path, temporary_path, write_sum
 
 
@@ -19,32 +20,30 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     It does everything that `keras.callbacks.ModelCheckpoint` does, and:
 
-    - a file is written under another name, flushed to disk and renamed, so that it is whole or not there; its
-      checksum stands beside it as `FILE.b2`, in the form that `b2sum --check` reads (`verify_checkpoint`
-      here);
-    - `keep_best` and `keep_last` remove what is no longer wanted; with both, a file stays that either wants;
-    - with an int `save_freq` the count is exact, however many steps run in one execution and across epochs;
+    - a file is written under another name, flushed to disk and renamed, so that it is complete or absent; its
+      checksum is stored beside it as `FILE.b2`, in the form that `b2sum --check` reads (here: `verify_checkpoint`);
+    - `keep_best` and `keep_last` remove other files; with both, a file is kept that meets either condition;
+    - with an int `save_freq` the count is exact, however many steps run in one execution, and across epochs;
     - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
-    - with several workers the chief alone writes.
+    - with several workers only the chief writes.
 
     Args:
-        filepath: str or path; may hold `{epoch}`, `{batch}` and the names of logs, as
+        filepath: str or path; may contain `{epoch}`, `{batch}` and the names of logs, as
             `"{epoch:03d}-{val_loss:.4f}.keras"`.
         monitor: str; the log that decides what is best.
         verbose: 0, or 1 for a line at each save.
-        save_best_only: save only when the monitored value is better than ever.
+        save_best_only: save only when the monitored value is the best so far.
         save_weights_only: save `.weights.h5` and not the whole `.keras`.
         mode: "min", "max", or "auto": by the name of the metric.
         save_freq: "epoch", or an int: every so many steps.
-        initial_value_threshold: float or None; the value to be better than at first.
-        keep_best: int or None; of the files of this training the k with the best monitored values stay.
-            Without `keep_last`, what is not among the best k is not even written.
-        keep_last: int or None; the n newest stay.
+        initial_value_threshold: float or None; the value that the first save must beat.
+        keep_best: int or None; keep the k files of this training with the best monitored values. Without `keep_last`, a
+            model that is not among the best k is not even written.
+        keep_last: int or None; keep the n newest.
 
     Raises:
         ValueError: as Keras; or `keep_best` or `keep_last` without a placeholder in `filepath`.
-        SaveError: (an `OSError`) the directory is gone, full or read-only; files saved before are as they
-            were.
+        SaveError: (an `OSError`) the directory is gone, full or read-only; earlier files are unchanged.
     """
 
     def __init__(
@@ -72,32 +71,26 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             initial_value_threshold,
         )
         for name, value in (("keep_best", keep_best), ("keep_last", keep_last)):
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} ({value!r}) must be None or an int of at least 1.")
-            if "{" not in self.filepath:
+            if whole_number(name, value, optional=True) is not None and "{" not in self.filepath:
                 raise ValueError(
-                    f"{name} ({value}) needs a name for each file: put {{epoch}} or {{{monitor}}} into "
-                    f"filepath ({self.filepath})."
+                    f"`{name}` ({value}) needs a name for each file: put {{epoch}} or {{{monitor}}} into "
+                    f"`filepath`. Received: {self.filepath}"
                 )
-        if isinstance(save_freq, int) and (isinstance(save_freq, bool) or save_freq < 1):
-            raise ValueError(
-                f"Unrecognized save_freq: {save_freq}. It must be 'epoch' or an int of at least 1."
-            )
+        if save_freq != "epoch":
+            whole_number("save_freq", save_freq)
         self.keep_best = keep_best
         self.keep_last = keep_last
         self._saved: list[tuple[str, float | None]] = []
 
     def steps_to_wake(self, step: int) -> int | None:
-        """The loop's question: after how many steps to call `on_train_batch_end`; None: not in this epoch."""
+        """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
         if self.save_freq == "epoch":
             return None
         not_counted = step - (0 if self._last_batch_seen is None else self._last_batch_seen + 1)
         return self.save_freq - (self._batches_seen_since_last_saving + not_counted) % self.save_freq
 
     def get_state(self) -> dict[str, Any]:
-        """What a backup remembers of this callback."""
+        """The state for backups."""
         return {
             "best": self.best,
             "batches_since_save": self._batches_seen_since_last_saving,
@@ -106,14 +99,14 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `get_state` gave."""
+        """Restores what `get_state` returned."""
         self.best = state["best"]
         self._batches_seen_since_last_saving = state["batches_since_save"]
         self._last_batch_seen = state["last_batch"]
         self._saved = [(path, value) for path, value in state["saved"]]
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Removes what interrupted writes have left behind."""
+        """Removes what interrupted writes left behind."""
         directory = Path(self.filepath).parent
         if self._writes_files() and "{" not in str(directory):
             remove_leftovers(directory)
@@ -136,7 +129,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         return due > 0
 
     def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:
-        """As Keras, but anything is better than a NaN."""
+        """As in Keras, but any number is better than NaN."""
         if reference_value is not None and math.isnan(float(reference_value)):
             return not math.isnan(float(monitor_value))
         return bool(super()._is_improvement(monitor_value, reference_value))
@@ -151,7 +144,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         value = None if value is None or getattr(value, "shape", ()) else float(value)
         if not self._should_save_model(epoch, batch, logs, path) or not self._wanted(str(path), value):
             return
-        self._remember(str(path), value)
+        self._saved = [*self._others(str(path)), (str(path), value)]
         if self._writes_files():
             self._write(path)
             if self.verbose > 0:
@@ -175,21 +168,20 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 self.model.save_weights(str(temporary), overwrite=True)
             else:
                 self.model.save(str(temporary), overwrite=True)
-            # The checksum of the file that is about to be replaced must not be taken for that of the new one.
+            # The checksum of the file that is replaced must not be mistaken for that of the new one.
             sum_path(path).unlink(missing_ok=True)
         write_sum(path)
 
     def _wanted(self, path: str, value: float | None) -> bool:
-        """Whether a file with this value would stay."""
+        """Whether a file with this value would be kept."""
         if self.keep_best is None or self.keep_last is not None:
             return True
         if value is None:
             warnings.warn(
-                f"keep_best ({self.keep_best}) needs the log {self.monitor}, which is not available."
+                f"`keep_best` ({self.keep_best}) needs the log {self.monitor}, which is not available."
             )
             return True
-        others = [entry for entry in self._saved if entry[0] != path]
-        return path in self._best_paths([*others, (path, value)])
+        return path in self._best_paths([*self._others(path), (path, value)])
 
     def _best_paths(self, entries: list[tuple[str, float | None]]) -> set[str]:
         """The `keep_best` best; of equal ones the earlier."""
@@ -204,8 +196,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             return other is None and value is not None
         return self._is_improvement(value, other)
 
-    def _remember(self, path: str, value: float | None) -> None:
-        self._saved = [entry for entry in self._saved if entry[0] != path] + [(path, value)]
+    def _others(self, path: str) -> list[tuple[str, float | None]]:
+        return [entry for entry in self._saved if entry[0] != path]
 
     def _remove_unwanted(self) -> None:
         if self.keep_best is None and self.keep_last is None:

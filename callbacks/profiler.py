@@ -15,18 +15,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..distribute.arguments import whole_number
 from ..distribute.environment import peer_timeout
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
 
 
 def _longest_stop() -> float:
-    """Seconds; less than after what the other workers, which wait, take this one for lost."""
+    """Seconds; less than the time after which the waiting workers take this one for lost."""
     return min(20.0, peer_timeout() / 2)
 
 
 def _stopped_in_time() -> bool:
-    """Ends TensorFlow's profiling session, which writes the file; False where that hangs, as it may on a loaded machine.
+    """Ends TensorFlow's profiling session, which writes the file; False where that hangs, as it can on a loaded machine.
 
     Raises:
         The error of the profiler.
@@ -48,22 +49,22 @@ def _stopped_in_time() -> bool:
 
 
 class Profiler(keras.callbacks.Callback):
-    """Captures what all workers do during steps `a` to `b` as one profile for TensorBoard's or XProf's profile plugin.
+    """Captures what all workers do during a range of steps as one profile for TensorBoard's or XProf's profile plugin.
 
-    Every worker begins after the same step and ends after the same step. Each writes its part to
+    All workers begin and end after the same steps. Each writes its part to
     `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where the workers share no directory, copy these files
     into one to see them together.
 
-    It owns the profiling session from its first step to its last, and the server for profiles on demand. It does not
-    replace the traces of `keras.callbacks.TensorBoard(profile_batch=...)`: only one of the two can run at a time.
+    It owns the profiling session from its first step to its last, and the server for profiles on demand. Only one of
+    this callback and the traces of `keras.callbacks.TensorBoard(profile_batch=...)` can run at a time.
 
     Args:
         log_dir: directory; the one that TensorBoard is started with.
-        steps: (first, last), both included and counted from 1 over the whole training, as TensorBoard's
+        steps: (first, last), both included and counted from 1 over the whole training, like TensorBoard's
             `profile_batch`; None: only on demand.
         port: int or None; with a port, worker `i` listens at `port + i` while `fit` runs, and
             `python -m unisono profile --service HOST:PORT,...` captures a profile. The server accepts connections from
-            everywhere: keep the port behind a firewall.
+            anywhere: keep the port behind a firewall.
 
     Raises:
         ValueError: `steps` is not such a pair.
@@ -77,10 +78,10 @@ class Profiler(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if steps is not None:
-            pair = tuple(steps)
-            if len(pair) != 2 or not all(isinstance(s, int) for s in pair) or not 1 <= pair[0] <= pair[1]:
+            pair = tuple(whole_number("steps", step) for step in steps)
+            if len(pair) != 2 or pair[0] > pair[1]:
                 raise ValueError(
-                    f"`steps` must be (first, last) with 1 <= first <= last, counted from 1. Received: {pair}"
+                    f"`steps` must be (first, last) with first <= last, counted from 1. Received: {pair}"
                 )
         self.log_dir = Path(log_dir)
         self.steps = steps
@@ -123,7 +124,7 @@ class Profiler(keras.callbacks.Callback):
         self._steps_before_epoch += self._step()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Writes a profile whose last step did not come."""
+        """Writes a profile whose last step was not reached."""
         if self._temporary is not None:
             self._end()
         elif self.steps is not None and not self._captured:
@@ -166,7 +167,7 @@ class Profiler(keras.callbacks.Callback):
             ) from None
 
     def _end(self) -> None:
-        """Stops, and puts this worker's file where those of the others are."""
+        """Stops, and moves this worker's file to where those of the others are."""
         assert self._temporary is not None  # narrows the type
         if not _stopped_in_time():
             warnings.warn(

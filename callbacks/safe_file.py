@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written under another name, flushed to disk, then renamed."""
+"""Files that are either complete or absent: written under another name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _TEMPORARY = re.compile(r"^\..*\.(\d+)\.tmp(?:\.|$)")
 
 
 class SaveError(OSError):
-    """A save that failed. What had been saved before is as it was."""
+    """A save failed. Earlier files are unchanged."""
 
 
 def write_safely(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Makes the file `path` of what `write(stream)` writes; after a failure or crash the old file is there.
+    """Writes the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
 
-    Order: a new file beside it, `write`, flush and fsync of the file, rename over `path`, fsync of the
-        directory.
+    Order: a new file beside it, `write`, flush and fsync of the file, rename to `path`, fsync of the directory.
 
     Raises:
         SaveError: the directory is gone, read-only or full, or the disk failed; `errno` says which.
@@ -38,7 +37,7 @@ def write_safely(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 
 @contextlib.contextmanager
 def rename_safely(temporary: Path, path: Path) -> Iterator[None]:
-    """The same for a body that writes the file `temporary` itself, beside `path`. Raises as `write_safely`."""
+    """The same for a body that writes the file `temporary`, beside `path`, itself. Raises as `write_safely`."""
     try:
         yield
         with open(temporary, "rb+") as stream:
@@ -63,12 +62,10 @@ def save_error(directory: Path, error: OSError) -> SaveError:
     elif error.errno == errno.EFBIG:
         cure = "Allow larger files (`ulimit -f`)"
     elif not directory.is_dir():
-        reason, cure = "the directory is gone", "Make it again"
+        reason, cure = "the directory is gone", "Create it again"
     else:
         cure = "Make it writable"
-    message = (
-        f"Saving in {directory} failed ({reason}); what was saved before is as it was. {cure} and run again."
-    )
+    message = f"Saving in {directory} failed ({reason}); earlier files are unchanged. {cure} and run again."
     return SaveError(error.errno or errno.EIO, message)
 
 
@@ -79,7 +76,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes the half-written files of processes that are no more."""
+    """Removes incomplete files of processes that no longer exist."""
     for name in os.listdir(directory) if directory.is_dir() else ():
         match = _TEMPORARY.match(name)
         if match and not _runs_elsewhere(int(match[1])):
@@ -100,7 +97,7 @@ def _runs_elsewhere(pid: int) -> bool:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flushes a directory, so that a rename in it survives a power cut, where the file system can do that."""
+    """Flushes a directory, so that a rename in it survives a power failure, where the file system can do that."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     except PermissionError:
@@ -122,12 +119,12 @@ def write_sum(path: str | Path, name: str | None = None) -> None:
 
 
 def sum_path(path: str | Path) -> Path:
-    """Where the checksum of `path` stands."""
+    """The file with the checksum of `path`."""
     return Path(f"{path}{SUM_SUFFIX}")
 
 
 def verify_sum(path: str | Path) -> bool | None:
-    """Whether `path` has the bytes that were written; None where no checksum stands beside it."""
+    """Whether `path` has the bytes that were written; None where there is no checksum beside it."""
     try:
         expected = sum_path(path).read_text().split()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What callbacks put into the compiled step itself: functions that are traced at the beginning of every step."""
+"""Functions that callbacks add to the compiled step; they are traced at the beginning of every step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Hook = Callable[[Any], None]
 
 
 def add_step_hook(model: Any, phase: str, hook: Hook) -> None:
-    """Has `hook(batch)` called, with the global batch and in cross-replica context, while the steps are traced.
+    """Calls `hook(batch)`, with the global batch and in cross-replica context, while steps are traced.
 
-    The step must be compiled anew to know it: `model.make_train_function(force=True)`.
+    The step must be compiled again afterwards: `model.make_train_function(force=True)`.
 
     Args:
-        model: that is trained.
+        model: the model that is trained.
         phase: "train" or "test".
         hook: what it does must be possible in a graph, in a loop in the graph, and not under XLA alone.
     """
@@ -23,7 +23,7 @@ def add_step_hook(model: Any, phase: str, hook: Hook) -> None:
 
 
 def remove_step_hook(model: Any, phase: str, hook: Hook) -> None:
-    """Takes it out again; nothing happens if it is not there."""
+    """Removes the hook, if it is there."""
     hooks = model.__dict__.get("_step_hooks", {})
     if hook in hooks.get(phase, []):
         hooks[phase].remove(hook)

@@ -14,12 +14,12 @@ from .step_hooks import add_step_hook, remove_step_hook
 
 
 class TensorBoard(keras.callbacks.TensorBoard):
-    """Writes logs, histograms, graphs and profiles for TensorBoard. Takes what Keras' takes and means what that means.
+    """Writes logs, histograms, graphs and profiles for TensorBoard. The arguments are those of Keras' callback.
 
     With `update_freq="batch"` or a number of steps, `tf.summary` calls inside layers, losses and custom steps are written
     too: at the number of their step (1 for the first), once, whatever the number of replicas and workers. Steps are
-    counted over all epochs, and in a resumed run go on where they were. On parameter servers, calls inside of steps are not
-    written: the file is with the coordinator, and the steps run elsewhere.
+    counted over all epochs, and a resumed run continues the count. On parameter servers, calls inside steps are not
+    written: the coordinator has the file, and the steps run elsewhere.
     """
 
     def steps_to_wake(self, step: int) -> int | None:
@@ -33,7 +33,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         return min(wanted, default=None)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Opens the writer and puts the count of steps into the step."""
+        """Opens the writer and adds the count of steps to the step."""
         self._global_train_batch = self._global_test_batch = 0
         self._last_step = 0
         self._contexts: dict[str, contextlib.ExitStack] = {}
@@ -44,7 +44,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch begins. XLA cannot write summaries, so steps with some run in the plain graph."""
+        """Notes where the epoch begins. XLA cannot write summaries, so steps that contain some run in the plain graph."""
         self._last_step = self.model.fit_state.step
         self._epoch_first = self._global_train_batch
         self._epoch_start_time = time.time()
@@ -99,7 +99,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Nothing: the steps count themselves."""
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Writes the results over the updates made so far, as Keras does."""
+        """Writes the results, with the number of updates made so far as the step, as Keras does."""
         if "test" in getattr(self, "_counters", {}):
             self._global_test_batch = int(self._counters["test"].numpy())
         optimizer = self.model.optimizer
@@ -113,7 +113,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self._take_out()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Ends what is open."""
+        """Closes what is open."""
         self._leave("train")
         if self._is_tracing:
             self._stop_trace()
@@ -121,7 +121,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._close_writers()
 
     def on_fit_exit(self) -> None:
-        """Ends what is open after an error, too."""
+        """Closes what is open, also after an error."""
         self._leave("test")
         self._leave("train")
         self._take_out()
@@ -130,7 +130,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         return self.update_freq != "epoch" and not on_parameter_servers(self.model.distribute_strategy)
 
     def _enter(self, phase: str, writer: Any) -> None:
-        """Makes `writer` that of the `tf.summary` calls which are traced from now on."""
+        """Makes `tf.summary` calls that are traced from now on use `writer`."""
         if phase not in self._counters:
             self._counters[phase] = _counter(self._global_train_batch)
             self._hook(phase)
@@ -154,7 +154,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         add_step_hook(self.model, phase, count)
 
     def _take_out(self) -> None:
-        """Takes the counts out of the steps, which are compiled anew without them."""
+        """Removes the counts from the steps, which are compiled again without them."""
         for phase, hook in self._hooks:
             remove_step_hook(self.model, phase, hook)
             setattr(self.model, f"{phase}_function", None)

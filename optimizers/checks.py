@@ -1,7 +1,8 @@
-"""What an optimizer is given, and what a user's own stage returns: checked before any variable changes."""
+"""Checks of an optimizer's arguments and of what a user's own stage returns, before any variable changes."""
 
 from __future__ import annotations
 
+import collections
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +16,7 @@ def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
     """The argument as a list of (gradient, variable) pairs.
 
     Raises:
-        ValueError: it is not an iterable of pairs, or a variable stands in it twice.
+        ValueError: it is not an iterable of pairs, or it contains a variable twice.
     """
     try:
         pairs = [(g, v) for g, v in grads_and_vars]
@@ -24,13 +25,12 @@ def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
             "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`. "
             f"Received: {grads_and_vars!r}"
         ) from error
-    seen: set[int] = set()
+    count = collections.Counter(id(variable) for _, variable in pairs)
     for _, variable in pairs:
-        if id(variable) in seen:
+        if count[id(variable)] > 1:
             raise ValueError(
-                f"`grads_and_vars` names the variable {name_of(variable)} twice: add its gradients up first."
+                f"`grads_and_vars` contains the variable {name_of(variable)} twice: add its gradients up first."
             )
-        seen.add(id(variable))
     return pairs
 
 
@@ -84,17 +84,14 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
         if id(variable) not in gradients:
             names = [name_of(v) for _, v in returned]
             raise ValueError(f"{rule}. It lost the variable {name_of(variable)} and returned {names}.")
-    for _, variable in before:
         gradient = gradients[id(variable)]
         if gradient is None:
             raise ValueError(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")
-        shape = (
-            gradient.dense_shape if isinstance(gradient, tf.IndexedSlices) else as_gradient(gradient).shape
-        )
-        if not isinstance(gradient, tf.IndexedSlices) and not variable.shape.is_compatible_with(shape):
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        if not sparse and not variable.shape.is_compatible_with(as_gradient(gradient).shape):
             raise ValueError(
                 f"{rule}. For the variable {name_of(variable)} of shape {variable.shape} it returned "
-                f"a gradient of shape {shape}."
+                f"a gradient of shape {as_gradient(gradient).shape}."
             )
     return [(as_gradient(gradients[id(v)]), v) for _, v in before]
 

@@ -12,7 +12,7 @@ from .optimizer import Optimizer
 
 
 class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
-    """Keras' `MultiOptimizer`: aggregates, unscales and judges once, then each optimizer transforms and applies its part.
+    """Keras' `MultiOptimizer`: aggregates, unscales and checks once; then each optimizer transforms and applies its part.
 
     It owns which variable belongs to which optimizer. Transformers, clipping, decay and accumulation belong to the
     optimizers inside; `gradient_aggregator` belongs here.
@@ -26,7 +26,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         self.on_adopted()
 
     def on_adopted(self) -> None:
-        """The optimizers inside get the pipeline too."""
+        """Converts the optimizers inside too."""
         for inner in self._inner_optimizers:
             adopt(inner)
 
@@ -41,8 +41,8 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         for inner in self._inner_optimizers:
             if inner.gradient_aggregator is not None:
                 raise ValueError(
-                    f"`gradient_aggregator` of {inner.name}, inside of a MultiOptimizer, would never be called: "
-                    "gradients are aggregated once for all. Give it to the MultiOptimizer."
+                    f"`gradient_aggregator` of {inner.name}, inside a MultiOptimizer, would never be called: gradients "
+                    "are aggregated once for all. Pass it to the MultiOptimizer."
                 )
 
     def split(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, list[tuple[Any, Any]]]]:
@@ -61,7 +61,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
     def gradient_transformers(self, stages: Any) -> None:
         if stages:
             raise ValueError(
-                "`gradient_transformers` belong to the optimizers inside of a MultiOptimizer: give them to those. "
+                "`gradient_transformers` belong to the optimizers inside a MultiOptimizer: pass them to those. "
                 f"Received: {stages!r}"
             )
 

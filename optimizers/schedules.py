@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import tensorflow as tf
 
+from ..distribute.arguments import whole_number
+
 if TYPE_CHECKING:
     from keras.optimizers.schedules import *  # noqa: F403
     from keras.optimizers.schedules import LearningRateSchedule
@@ -26,7 +28,7 @@ def scaled(
     rule: Literal["linear", "sqrt"] = "linear",
     warmup_steps: int = 0,
 ) -> float | LearningRateSchedule:
-    """The learning rate for a larger (or smaller) global batch than the one it was found with.
+    """The learning rate for a larger (or smaller) global batch than the one it was tuned for.
 
         k = global_batch_size / reference_batch_size
         rate = k * learning_rate           rule "linear": k times larger steps, k times fewer of them
@@ -36,7 +38,7 @@ def scaled(
 
     Args:
         learning_rate: float or schedule that suits `reference_batch_size`.
-        reference_batch_size: rows; the global batch that the rate was found with.
+        reference_batch_size: rows; the global batch that the rate was tuned for.
         global_batch_size: rows of one update now, such as `unisono.distribute.global_batch_size(64)`; with accumulation,
             of all its micro-batches together.
         rule: `"linear"` (momentum SGD) or `"sqrt"` (Adam and its kin).
@@ -46,7 +48,7 @@ def scaled(
         A float if a float is given and nothing changes with time, else a schedule of updates.
 
     Raises:
-        ValueError: a size below 1, an unknown rule or a negative warm-up.
+        ValueError: a size that is not a whole number of at least 1, an unknown rule or a negative warm-up.
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", sections 2.1 and 2.2 (linear, gradual warm-up);
     Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks", section 5 (square root).
@@ -54,16 +56,11 @@ def scaled(
     >>> scaled(0.1, reference_batch_size=256, global_batch_size=1024)
     0.4
     """
-    for name, size in (
-        ("reference_batch_size", reference_batch_size),
-        ("global_batch_size", global_batch_size),
-    ):
-        if not size >= 1:
-            raise ValueError(f"`{name}` must be at least 1. Received: {size!r}")
+    whole_number("reference_batch_size", reference_batch_size)
+    whole_number("global_batch_size", global_batch_size)
+    whole_number("warmup_steps", warmup_steps, least=0)
     if rule not in ("linear", "sqrt"):
         raise ValueError(f'`rule` must be "linear" or "sqrt". Received: {rule!r}')
-    if warmup_steps < 0:
-        raise ValueError(f"`warmup_steps` must be 0 or above. Received: {warmup_steps!r}")
     ratio = global_batch_size / reference_batch_size
     factor = ratio if rule == "linear" else math.sqrt(ratio)
     if isinstance(learning_rate, LearningRateSchedule):

@@ -56,7 +56,7 @@ def move_to_current_strategy(optimizer: Any) -> None:
         return
 
     def move() -> None:
-        with _lock:
+        with _lock, strategy.scope():
             move_to_strategy(optimizer, strategy)
 
     run_in_thread(move)

@@ -1,1 +1,1 @@
-"""The stages between gradients and new weights, and the ready pieces for them."""
+"""The stages between gradients and new weights, and ready pieces for them."""

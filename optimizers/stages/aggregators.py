@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from ...distribute.replicas import all_reduce_sum, num_replicas
-from .slices import map_values
+from .slices import Piece, map_values
 
 Pairs = list[tuple[Any, Any]]
 
@@ -26,7 +26,7 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 
         g = sum_r g_r
 
-    Small dense gradients travel together, one collective for each dtype; the sum of each number is what it would be alone.
+    Small dense gradients share one collective for each dtype; the sum of each number is the same as it would be alone.
 
     Args:
         grads_and_vars: pairs of this replica; dense or `tf.IndexedSlices`.
@@ -84,7 +84,7 @@ def weighted(gradient: Any, weight: tf.Tensor) -> Any:
 
 @keras.saving.register_keras_serializable("unisono")
 def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-    """For gradients that are the same on every replica already: the caller has reduced them.
+    """For gradients that are already the same on every replica, because the caller has reduced them.
 
     Context: replica.
     """
@@ -93,7 +93,7 @@ def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class PackedAggregation:
+class PackedAggregation(Piece):
     """The sum over replicas in as few collectives as the limit allows.
 
     Worth it where a collective has a long latency (many workers, Ethernet): one large message instead of many.
@@ -101,7 +101,7 @@ class PackedAggregation:
     Source: Sergeev and Del Balso 2018, "Horovod", section 5.1 (tensor fusion).
 
     Attributes:
-        max_elements: elements from which on a gradient travels alone.
+        max_elements: a gradient with at least so many elements has a collective of its own.
     """
 
     max_elements: int = 16 * 1024 * 1024
@@ -110,19 +110,10 @@ class PackedAggregation:
         """Context: replica."""
         return all_reduce_sum_pairs(grads_and_vars, self.max_elements)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, for saving."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PackedAggregation:
-        """The reverse of `get_config`."""
-        return cls(**config)
-
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class HalfPrecisionAggregation:
+class HalfPrecisionAggregation(Piece):
     """The sum over replicas in 16 bits: half the bytes on the wire; the result has the gradient's own dtype again.
 
     Each number keeps 11 (float16) or 8 (bfloat16) significant bits. float16 overflows above 65,504: use it with a loss
@@ -150,12 +141,3 @@ class HalfPrecisionAggregation:
         return [
             (map_values(lambda t, g=g: tf.cast(t, g.dtype), total), v) for total, (g, v) in zip(totals, pairs)
         ]
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, for saving."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> HalfPrecisionAggregation:
-        """The reverse of `get_config`."""
-        return cls(**config)

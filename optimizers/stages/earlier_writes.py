@@ -16,7 +16,7 @@ class EarlierWrites:
     """Takes what the current `keras.StatelessScope` holds for `variables`, to be written before the update.
 
     A layer may assign a trainable variable while it computes (spectral normalization does). In a step that write is
-    collected; written after the update it would undo the update, so it is made first.
+    collected; after the update it would undo the update, so it is made first.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Looks at the aggregated gradients of every step, in the compiled step itself: their norm, and whether they are finite."""
+"""Measures the aggregated gradients of every step, in the compiled step: their norm, and whether they are finite."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from .slices import values_of
 
 
 class GradientWatch:
-    """What one optimizer's gradients were, kept on the devices until somebody reads it.
+    """Measurements of one optimizer's gradients, kept on the devices until they are read.
 
-    Callbacks put one on an optimizer with `watch_gradients`; `run_stages` calls `look` between its stages 3 and 4.
+    Callbacks attach one to an optimizer with `watch_gradients`; `run_stages` calls `look` between its stages 3 and 4.
 
     Args:
         variables: sequence of the variables that the optimizer trains.
         guard: bool; skip the first step whose gradients are not finite and every step after it, so that the model stays
             as it was before that step. Not with a loss scale, under which such steps are normal.
 
-    Attributes:
-        guard: bool, as given.
-
     Context: host, inside the strategy's scope.
     """
 
     def __init__(self, variables: Sequence[Any], guard: bool = False) -> None:
         self.guard = guard
-        self._index = {id(v): i for i, v in enumerate(variables)}
+        self.ids = [id(v) for v in variables]
         self._paths = [getattr(v, "path", v.name) for v in variables]
         only: Any = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
         self._norm = tf.Variable(tf.constant(0.0), **only)
@@ -41,10 +38,6 @@ class GradientWatch:
         self._timed = (
             num_replicas() > 1 and not shares_variables() and not tf.config.list_logical_devices("GPU")
         )
-
-    def covers(self, variables: Sequence[Any]) -> bool:
-        """Whether it was made for these variables."""
-        return [id(v) for v in variables] == list(self._index)
 
     @property
     def norm(self) -> float:
@@ -74,8 +67,8 @@ class GradientWatch:
     def all_reduce_seconds(self) -> list[float] | None:
         """Seconds from a replica's last gradient to the last sum, over all steps, for each replica of this worker.
 
-        The replica that waits least is the one for which the others wait. None where it is not known: with one replica,
-        and on GPUs, whose kernels run later than the operations that start them.
+        The replica that waits least is the one for which the others wait. None where it is unknown: with one replica, and
+        on GPUs, whose kernels run later than the operations that start them.
         """
         if not self._timed:
             return None
@@ -89,7 +82,7 @@ class GradientWatch:
         self._not_finite.assign(tf.zeros_like(self._not_finite))
 
     def before_aggregation(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
-        """The time at which this replica's own gradients are there. Context: replica."""
+        """The time at which this replica's own gradients are complete. Context: replica."""
         if not self._timed:
             return None
         with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
@@ -110,19 +103,18 @@ class GradientWatch:
 
         Context: replica.
         """
-        values = [(values_of(g), self._index.get(id(v))) for g, v in pairs if g is not None]
-        squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value, _ in values]
+        values = {id(v): values_of(g) for g, v in pairs if g is not None}
+        squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values.values()]
         norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
         if not self.guard:
             update_copies(lambda norm: local_copy(self._norm).assign(norm), norm)
             return verdict
-        bad = [tf.constant(False)] * len(self._paths)
-        for value, index in values:
-            if index is not None:
-                bad[index] = tf.logical_not(tf.reduce_all(tf.math.is_finite(value)))
-        finite = tf.logical_not(tf.reduce_any(tf.stack(bad)))
+        finite = tf.constant(True)
+        found = {key: tf.reduce_all(tf.math.is_finite(value)) for key, value in values.items()}
+        bad = tf.stack([tf.logical_not(found.get(key, finite)) for key in self.ids])
+        finite = tf.logical_not(tf.reduce_any(bad))
         before = tf.identity(local_copy(self._tripped))
-        update_copies(self._note, norm, finite, before, tf.stack(bad))
+        update_copies(self._note, norm, finite, before, bad)
         return tf.logical_and(tf.convert_to_tensor(verdict), tf.logical_and(finite, tf.logical_not(before)))
 
     def _note(self, norm: Any, finite: Any, before: Any, bad: Any) -> None:
@@ -134,21 +126,21 @@ class GradientWatch:
 
 
 def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch, bool]:
-    """Puts a watch on a built optimizer, or finds the one that is there.
+    """Attaches a watch to a built optimizer, or returns the existing one.
 
     Args:
         optimizer: of ours; with a loss scale its inner optimizer is watched.
         guard: as in `GradientWatch`.
 
     Returns:
-        The watch, and whether it is new: a step that was compiled before does not know it.
+        The watch, and whether it is new: then the step must be compiled again.
 
     Context: host, inside the strategy's scope.
     """
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     variables = optimizer._trainable_variables
     watch = optimizer.__dict__.get("_gradient_watch")
-    if watch is not None and watch.guard >= guard and watch.covers(variables):
+    if watch is not None and watch.guard >= guard and watch.ids == [id(v) for v in variables]:
         return watch, False
     watch = GradientWatch(variables, guard)
     optimizer.__dict__["_gradient_watch"] = watch

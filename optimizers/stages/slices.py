@@ -1,11 +1,12 @@
-"""Gradients are dense tensors or `tf.IndexedSlices`; these treat both alike.
+"""Gradients are dense tensors or `tf.IndexedSlices`; these functions treat both alike.
 
-`tf.IndexedSlices` can name a row several times, and then stands for the sum. Squares and norms are wrong until the
-duplicates are added up, so the pipeline does that once, right after aggregation.
+`tf.IndexedSlices` can name a row several times, and then means the sum. Squares and norms are wrong until the duplicates
+are added up, so `run_stages` does that once, right after aggregation.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,19 @@ import tensorflow as tf
 
 DENSEST = 16  # rows of a tensor for each row that slices name
 Gradient = Any  # tf.Tensor | tf.IndexedSlices, the shape and dtype of its variable
+
+
+class Piece:
+    """A stage with settings: saved and restored from the fields of its dataclass."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for saving."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The reverse of `get_config`."""
+        return cls(**config)
 
 
 def map_values(fn: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:

@@ -16,23 +16,10 @@ import tensorflow as tf
 from ...distribute.replicas import local_copy
 from ..call_options import updates_so_far
 from . import clipping
-from .slices import dense, map_values
+from .slices import Piece, dense, map_values
 
 Pairs = list[tuple[Any, Any]]
 GradsAndVars = Iterable[tuple[Any, Any]]
-
-
-class _Piece:
-    """Saving, from the fields of the dataclass."""
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, for saving."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        """The reverse of `get_config`."""
-        return cls(**config)
 
 
 def _positive(name: str, value: float) -> None:
@@ -42,8 +29,8 @@ def _positive(name: str, value: float) -> None:
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class ClipByGlobalNorm(_Piece):
-    """Shortens all gradients together to a Euclidean norm of at most `clip_norm`.
+class ClipByGlobalNorm(Piece):
+    """Scales all gradients together down to a Euclidean norm of at most `clip_norm`.
 
         g = g * c / max(|all g|, c)
 
@@ -67,8 +54,8 @@ class ClipByGlobalNorm(_Piece):
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class ClipByNorm(_Piece):
-    """Shortens each gradient to a Euclidean norm of at most `clip_norm`.
+class ClipByNorm(Piece):
+    """Scales each gradient down to a Euclidean norm of at most `clip_norm`.
 
         g = g * c / max(|g|, c)
 
@@ -88,8 +75,8 @@ class ClipByNorm(_Piece):
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class ClipByValue(_Piece):
-    """Cuts each number to the range from `-clip_value` to `clip_value`.
+class ClipByValue(Piece):
+    """Limits each number to the range from `-clip_value` to `clip_value`.
 
         g = min(max(g, -c), c)
 
@@ -109,8 +96,8 @@ class ClipByValue(_Piece):
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClip(_Piece):
-    """Shortens the gradient of each unit where it is long beside the unit's weights.
+class AdaptiveClip(Piece):
+    """Scales the gradient of each unit down where it is large compared to the unit's weights.
 
         g_i = g_i * f max(|w_i|, eps) / |g_i|     where |g_i| / max(|w_i|, eps) > f
 
@@ -149,7 +136,7 @@ def _unit_norm(x: tf.Tensor) -> tf.Tensor:
 
 @keras.saving.register_keras_serializable("unisono")
 def centralize(grads_and_vars: GradsAndVars) -> Pairs:
-    """Takes its mean from the gradient of each unit, for variables with two axes or more.
+    """Subtracts its mean from the gradient of each unit, for variables with two axes or more.
 
         g_i = g_i - mean(g_i)
 
@@ -171,7 +158,7 @@ def _centered(gradient: Any) -> Any:
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class AddDecayedWeights(_Piece):
+class AddDecayedWeights(Piece):
     """Adds the gradient of an L2 penalty, `rate / 2 * |w|^2`.
 
         g = g + rate * w
@@ -205,13 +192,13 @@ class AddDecayedWeights(_Piece):
 
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
-class GradientNoise(_Piece):
+class GradientNoise(Piece):
     """Adds normal noise that fades with the updates t.
 
         g = g + N(0, eta / (1 + t)^gamma)
 
-    The noise depends on the seed, the update and the place of the variable in the list alone: the same on every
-    replica, and in a resumed run the same again.
+    The noise depends only on the seed, the update and the position of the variable in the list: it is the same on every
+    replica and in a resumed run.
 
     Source: Neelakantan et al. 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks", equation 1.
 

@@ -330,12 +330,16 @@ def test_saved_mixed_model_opens_in_keras_and_goes_on_with_its_scale(tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     plain = keras.saving.load_model(path)
-    assert isinstance(plain.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert type(plain.optimizer) is keras.optimizers.LossScaleOptimizer
     assert plain.dtype_policy.name == "mixed_float16"
     again = unisono.load_model(path)
-    for each in (plain, again):
-        for old, new in zip(model.optimizer.variables, each.optimizer.variables, strict=True):
-            np.testing.assert_array_equal(np.array(old), np.array(new))
+    assert float(plain.optimizer.dynamic_scale.numpy()) == float(model.optimizer.dynamic_scale.numpy())
+    inner = (each.optimizer.inner_optimizer.variables for each in (model, plain))
+    for old, new in (
+        *zip(*inner, strict=True),
+        *zip(model.optimizer.variables, again.optimizer.variables, strict=True),
+    ):
+        np.testing.assert_array_equal(np.array(old), np.array(new))
     x, y = data()
     history = [m.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history for m in (model, again)]
     assert history[0] == history[1] and history[0]["skipped_steps"] == [2]

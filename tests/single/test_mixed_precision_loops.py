@@ -189,6 +189,7 @@ SERVERS = """
 import socket
 import keras, numpy as np, tensorflow as tf
 from unisono import mixed_precision, optimizers
+from unisono.mixed_precision import skipped_steps
 
 def free_port():
     with socket.socket() as s:

@@ -38,7 +38,7 @@ def test_file_is_replaced_whole(tmp_path):
 def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, error):
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with pytest.raises(safe_file.SaveError, match="what was saved before is as it was") as caught:
+    with pytest.raises(safe_file.SaveError, match="earlier files are unchanged") as caught:
         safe_file.write_safely(path, failing(error))
     assert caught.value.errno == error.errno
     assert path.read_bytes() == b"old"

@@ -158,12 +158,15 @@ def test_only_the_chief_writes_and_all_decide_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"filepath": "m.keras", "keep_last": 2}, r"keep_last \(2\) needs a name for each file"),
+        ({"filepath": "m.keras", "keep_last": 2}, r"`keep_last` \(2\) needs a name for each file"),
         (
             {"filepath": "{epoch}.keras", "keep_best": 0},
-            r"keep_best \(0\) must be None or an int of at least 1",
+            "`keep_best` must be None or a whole number of at least 1. Received: 0",
         ),
-        ({"filepath": "{epoch}.keras", "save_freq": 0}, "Unrecognized save_freq: 0"),
+        (
+            {"filepath": "{epoch}.keras", "save_freq": 0},
+            "`save_freq` must be a whole number of at least 1. Received: 0",
+        ),
         ({"filepath": "{epoch}.keras", "save_freq": "often"}, "Unrecognized save_freq"),
         ({"filepath": "m.ckpt"}, "must end in `.keras`"),
         ({"filepath": "m.h5", "save_weights_only": True}, "must end in `.weights.h5`"),

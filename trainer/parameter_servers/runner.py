@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...mixed_precision import skipped_steps
 from ...callbacks.fit_state import FitState
 from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import ParameterServerError, mode_of, pool_of
+from ...mixed_precision import skipped_steps
 from ..inputs import Source
 from ..step.variable_placement import optimizers_of
 from .schedule import Schedule, next_stop, wants_each_step
