@@ -21,11 +21,11 @@ _warned: set[str] = set()
 
 
 class SlowPrecisionWarning(UserWarning):
-    """The policy brings no speed on this machine."""
+    """The policy is not faster on this machine."""
 
 
 def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
-    """Warns, once a process and dtype, if the devices in sight do not compute faster in `dtype`.
+    """Warns, once per process and dtype, if the visible devices do not compute faster in `dtype`.
 
     Args:
         dtype: compute dtype; anything but float16 and bfloat16 is silent.
@@ -42,12 +42,11 @@ def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
 
 
 def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: frozenset[str]) -> str | None:
-    """Why `dtype` brings no speed, and what would; None if it does, or if nothing is known.
+    """Why `dtype` is not faster, and what would be; None if it is, or if nothing is known.
 
     Args:
         dtype: "float16" or "bfloat16".
-        capabilities: compute capability of each GPU, None where it is not known. If there are GPUs, they
-            decide.
+        capabilities: compute capability of each GPU, None where it is unknown. If there are GPUs, they decide.
         flags: instruction sets of the CPU; empty if not known.
 
     Context: pure.
@@ -89,7 +88,7 @@ def cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
 
 
 def gpu_capabilities() -> list[tuple[int, int] | None]:
-    """Compute capability of every GPU in sight, None for one that does not tell."""
+    """Compute capability of every visible GPU, None where it is unknown."""
     details = (
         tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")
     )
@@ -99,11 +98,11 @@ def gpu_capabilities() -> list[tuple[int, int] | None]:
 def enable_tensor_float_32(enabled: bool) -> None:
     """Allows or forbids TensorFloat-32 inside float32 matrix products and convolutions.
 
-    It matters on NVIDIA GPUs of compute capability 8.0 or more, where TensorFlow allows it from the start:
-    inputs of such products are rounded to 10 bits of mantissa (about three digits), sums are kept in float32,
-    and the product is several times faster. Forbid it where float32 is meant to the last digit: when
-    comparing with a CPU or another number of replicas, in scientific computing, or with gradients that are
-    small differences of large numbers. It changes nothing on a CPU, in float16, bfloat16 or float64.
+    It matters on NVIDIA GPUs of compute capability 8.0 or more, where TensorFlow allows it by default: inputs of such
+    products are rounded to 10 bits of mantissa (about three digits), sums are kept in float32, and the product is several
+    times faster. Forbid it where full float32 is needed: when comparing with a CPU or another number of replicas, in
+    scientific computing, or with gradients that are small differences of large numbers. It changes nothing on a CPU, or
+    in float16, bfloat16 or float64.
 
     Args:
         enabled: True or False.

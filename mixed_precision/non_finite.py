@@ -1,9 +1,10 @@
-"""Where a number first stops being finite: in which layer, forward or backward."""
+"""Finds where a number first stops being finite: in which layer, forward or backward."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -57,10 +58,9 @@ class Diagnosis:
     """What `diagnose` found.
 
     Attributes:
-        first: the first layer output that is not finite, in the order in which layers ran; if all outputs are
-            finite, the loss; if that is finite, the first gradient, in the order in which they are computed,
-            backward. None: everything is finite on this batch.
-        inputs: parts of the batch that are not finite before any layer sees them.
+        first: the first layer output that is not finite, in the order in which layers ran; if all are finite, the loss;
+            if that is finite, the first gradient, in backward order. None: everything is finite on this batch.
+        inputs: parts of the batch that are not finite.
         weights: variables of the model that are not finite before the step.
     """
 
@@ -89,19 +89,17 @@ def diagnose(
 ) -> Diagnosis:
     """Finds the first layer whose output or gradient is not finite, by computing one step again, eagerly.
 
-    Nothing is written: not a weight, not an average, not the state of a random generator. Dropout draws what
-    the next step would draw.
+    Nothing is written: no weight, no average and no state of a random generator. Dropout draws what the next step would
+    draw.
 
     Args:
         model: `keras.Model`, built.
         batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, or x alone; arrays or tensors.
-        loss: `loss(x=, y=, y_pred=, sample_weight=)` -> scalar; None: `model.compute_loss`, of a compiled
-            model.
-        loss_scale: by which the loss is multiplied before the backward pass: the scale at which the step
-            overflowed.
+        loss: `loss(x=, y=, y_pred=, sample_weight=)` -> scalar; None: `model.compute_loss` of a compiled model.
+        loss_scale: the loss is multiplied by it before the backward pass: the scale at which the step overflowed.
 
     Returns:
-        A `Diagnosis`; its text is one or a few sentences.
+        A `Diagnosis`; as a string it is one or a few sentences.
 
     Context: host.
     """
@@ -112,13 +110,14 @@ def diagnose(
         for layer in layers_of(model)[1:]:
             stack.enter_context(watch_calls(layer, lambda *event: events.append(event)))
         y_pred = model(x, training=True)
-        value = (loss or _compiled_loss(model))(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-        value = _widen(tf.reduce_sum(value))
+        parts = {"x": x, "y": y, "sample_weight": sample_weight}
+        compute = loss or functools.partial(model.compute_loss, training=True)
+        value = tf.reduce_sum(compute(y_pred=y_pred, **parts))
+        value = tf.cast(value, tf.float32) if value.dtype.size < 4 else value
         scaled = value * tf.cast(loss_scale, value.dtype)
     first = _first_output(events) or _look("loss", "loss", [value]) or _first_gradient(tape, scaled, events)
-    parts = {"x": x, "y": y, "sample_weight": sample_weight}
     inputs = [_look("input", name, tf.nest.flatten(part)) for name, part in parts.items()]
-    weights = [_look("weight", w.path, [_read(w)]) for w in model.weights]
+    weights = [_look("weight", w.path, [tf.convert_to_tensor(w)]) for w in model.weights]
     return Diagnosis(first, tuple(f for f in inputs if f), tuple(f for f in weights if f))
 
 
@@ -149,30 +148,20 @@ def _statistics(tensor: Any) -> dict[str, Any]:
     if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         return {}
     values = tf.cast(tf.reshape(tensor, [-1]), tf.float64)
-    finite = tf.boolean_mask(values, tf.math.is_finite(values))
     counts = {
         "nan": int(tf.math.count_nonzero(tf.math.is_nan(values))),
         "infinite": int(tf.math.count_nonzero(tf.math.is_inf(values))),
     }
-    if not int(tf.size(finite)):
+    finite = tf.boolean_mask(values, tf.math.is_finite(values)).numpy()
+    if not finite.size:
         return counts
-    return counts | {
-        "min": float(tf.reduce_min(finite)),
-        "max": float(tf.reduce_max(finite)),
-        "mean": float(tf.reduce_mean(finite)),
-    }
-
-
-def _compiled_loss(model: keras.Model) -> Callable[..., Any]:
-    return lambda **kwargs: model.compute_loss(training=True, **kwargs)
+    return counts | {"min": float(finite.min()), "max": float(finite.max()), "mean": float(finite.mean())}
 
 
 def _first_output(events: list[Event]) -> NonFinite | None:
-    for event, layer, tensors in events:
-        found = _look("output", layer.path, tf.nest.flatten(tensors), layer.name) if event == "end" else None
-        if found:
-            return found
-    return None
+    ended = ((layer, tf.nest.flatten(tensors)) for event, layer, tensors in events if event == "end")
+    found = (_look("output", layer.path, tensors, layer.name) for layer, tensors in ended)
+    return next(filter(None, found), None)
 
 
 def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event]) -> NonFinite | None:
@@ -210,15 +199,7 @@ def _to_tensor(value: Any) -> Any:
     return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
 
 
-def _widen(value: tf.Tensor) -> tf.Tensor:
-    return tf.cast(value, tf.float32) if value.dtype.size < 4 else value
-
-
 def _local(variable: Any) -> Any:
     """The copy of a variable that code in cross-replica context reads."""
     value = getattr(variable, "value", variable)
     return tf.distribute.get_strategy().experimental_local_results(value)[0]
-
-
-def _read(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(variable)

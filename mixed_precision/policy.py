@@ -1,8 +1,7 @@
 """The global policy: in which dtype layers compute and keep their variables, and how the loss is scaled.
 
-It is Keras' own global dtype policy, so every Keras layer follows it. What Keras does not have, the loss
-scale that was asked for, stands on the policy object itself: a model keeps the policy that it was built with,
-so it keeps this too.
+It is Keras' own global dtype policy, so every Keras layer follows it. The requested loss scale, which Keras does not
+have, is an attribute of the policy object: a model keeps the policy that it was built with, and so keeps this too.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
     | `"float32"`, `"float64"` | that dtype | that dtype | as it is |
 
     Args:
-        name: one of the names above, any other name of a policy that Keras knows (a quantized one, say), or a
+        name: one of the names above, the name of any other policy that Keras knows (a quantized one, say), or a
             `keras.DTypePolicy`.
         loss_scale: how `compile` scales the loss of a model that computes in float16. `"dynamic"`: see
-            `LossScaleOptimizer`. A number of more than 0: always that scale. None: not at all. A number is
-            refused with a policy that needs no scale.
+            `LossScaleOptimizer`. A number above 0: always that scale. None: not at all. A number is refused with a policy
+            that needs no scale.
 
     Raises:
-        ValueError: the policy is unknown, is no policy for training (`"float16"`: updates vanish in float16
-            variables), or does not go with `loss_scale`; `loss_scale` is not positive.
+        ValueError: the policy is unknown, is not for training (`"float16"`: updates vanish in float16 variables), or does
+            not go with `loss_scale`; or `loss_scale` is not positive.
         TypeError: `name` or `loss_scale` has a wrong type.
 
-    Context: host, before the model is built. A model that was built before is refused by `compile`.
+    Context: host, before the model is built; `compile` refuses a model that was built before.
     """
     policy = _make_policy(name, loss_scale)
     outgoing = keras.config.dtype_policy()
@@ -75,13 +74,10 @@ def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Itera
         loss_scale: as in `set_global_policy`.
 
     Yields:
-        The policy of the block. The policy before it is back after the block, also after an error in it.
+        The policy of the block. The previous policy is restored after the block, also after an error in it.
 
     Raises:
-        ValueError: as in `set_global_policy`.
-        TypeError: as in `set_global_policy`.
-
-    Context: host.
+        ValueError, TypeError: as in `set_global_policy`.
     """
     policy = _make_policy(name, loss_scale)
     outer = keras.config.dtype_policy()
@@ -96,9 +92,9 @@ def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Itera
 def loss_scale_of(policy: Policy) -> LossScale:
     """The loss scale that goes with `policy`: `"dynamic"`, a float, or None for no scaling.
 
-    A policy that did not come from `set_global_policy` or `policy_scope` (one set through Keras, a layer's
-    own, one read from a file) goes by the global policy of the same name, else it is dynamic if it computes
-    in float16.
+    A policy that did not come from `set_global_policy` or `policy_scope` (one set through Keras, a layer's own, one
+    read from a file) follows the global policy of the same name; if there is none, it is dynamic where it computes in
+    float16.
     """
     if policy.compute_dtype != "float16":
         return None
@@ -109,14 +105,14 @@ def loss_scale_of(policy: Policy) -> LossScale:
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Refuses a model that was built before the mixed policy that is now in force.
+    """Refuses a model that was built before the current mixed policy was set.
 
-    A model that computes in float32 because it says so itself is not refused: one built in a `policy_scope`,
-    with `dtype="float32"`, or read from a file.
+    A model that computes in float32 because it says so itself is not refused: one built in a `policy_scope`, with
+    `dtype="float32"`, or read from a file.
 
     Args:
         model: `keras.Model`.
-        unless_trained: whether a model that has made steps may go on as it is.
+        unless_trained: whether a model that has been trained may go on as it is.
 
     Raises:
         ValueError: no layer of the model follows the policy that was set after it was built.
@@ -141,10 +137,10 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
 
 
 def wrap_optimizer(optimizer: Any, policy: Policy | keras.Model, auto_scale_loss: bool = True) -> Any:
-    """The optimizer that `compile` uses: `optimizer` itself, or behind a loss scale.
+    """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it.
 
     Args:
-        optimizer: a Keras optimizer, or None. An instance of plain Keras' `LossScaleOptimizer` becomes ours, in place.
+        optimizer: a Keras optimizer, or None. An instance of Keras' own `LossScaleOptimizer` is converted in place.
         policy: the model, or the policy it has. A model is scaled if it or any layer in it computes in float16.
         auto_scale_loss: False leaves the loss as it is.
 
@@ -173,9 +169,8 @@ def _loss_scale(policy: Policy | keras.Model) -> LossScale:
     """The first loss scale that the model's policy or one of its layers' asks for."""
     if not isinstance(policy, keras.Model):
         return loss_scale_of(policy)
-    policies = [policy.dtype_policy, *(layer.dtype_policy for layer in layers_of(policy)[1:])]
-    computing = (each for each in policies if each.compute_dtype == "float16")
-    first = next(computing, None)
+    policies = (layer.dtype_policy for layer in layers_of(policy))
+    first = next((each for each in policies if each.compute_dtype == "float16"), None)
     return None if first is None else loss_scale_of(first)
 
 
@@ -194,7 +189,7 @@ def check_loss_scale(loss_scale: Any, name: str = "loss_scale") -> LossScale:
 
 
 def _make_policy(name: Any, loss_scale: Any) -> Policy:
-    """The policy object, not yet in force, with its loss scale on it."""
+    """The policy object, not yet set, with its loss scale."""
     loss_scale = check_loss_scale(loss_scale)
     if isinstance(name, keras.DTypePolicy):
         policy = copy.copy(name)
@@ -202,7 +197,7 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         policy = _policy_by_name(name)
     else:
         raise TypeError(
-            f"name must be a policy's name, such as 'mixed_float16', or a keras.DTypePolicy; received "
+            f"name must be the name of a policy, such as 'mixed_float16', or a keras.DTypePolicy; received "
             f"{name!r} of type {type(name).__name__}."
         )
     if policy.name == "float16":
@@ -234,7 +229,7 @@ def _policy_by_name(name: str) -> Policy:
 
 
 def _explain(policy: Policy, stacklevel: int) -> None:
-    """Warns about what the policy will not do; once it is in force, so that a filter changes no state."""
+    """Warns about the limits of the policy; after it is set, so that a warning that is an error changes no state."""
     if policy.name == "bfloat16":
         warnings.warn(
             "Policy 'bfloat16' keeps the variables in bfloat16 too, with three significant digits, so small "

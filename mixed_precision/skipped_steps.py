@@ -1,4 +1,4 @@
-"""What the loss scale adds to the logs, and when training has to stop because of it."""
+"""Steps that a loss scale skips: their number for the logs, and the error when nothing else happens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SKIPPED_IN_A_ROW = 50
 
 
 class LossScaleError(RuntimeError):
-    """Steps are skipped one after the other: no loss scale makes the gradients finite."""
+    """Every step is skipped: no loss scale makes the gradients finite."""
 
 
 def step_logs(optimizer: Any) -> dict[str, float | int]:
@@ -24,9 +24,9 @@ def step_logs(optimizer: Any) -> dict[str, float | int]:
         optimizer: any optimizer, several, or None.
 
     Returns:
-        `loss_scale` (the scale of the next step) and `skipped_steps` (since the start of training; those of an
-        interrupted run that was resumed included); empty without a loss scale. Of several optimizers with one, each
-        name starts with the optimizer's: `generator_loss_scale`.
+        `loss_scale` (the scale of the next step) and `skipped_steps` (since the start of training, including the
+        interrupted part of a resumed run); empty without a loss scale. With several optimizers that have one, each name
+        begins with the optimizer's: `generator_loss_scale`.
 
     Context: host.
     """
@@ -48,8 +48,8 @@ def check_progress(
 
     Args:
         optimizer: any optimizer, several, or None.
-        diagnose: `diagnose(loss_scale)` says what is not finite on the last batch, at the scale that its step had;
-            called only for the error.
+        diagnose: `diagnose(loss_scale)` says what is not finite on the last batch, at the scale of its step; called only
+            for the error.
         max_skipped_in_a_row: the number of skipped steps in a row at which training stops.
 
     Raises:
@@ -67,7 +67,7 @@ def check_progress(
         raise LossScaleError(
             f"The last {in_a_row} steps were skipped because their gradients are not finite, and the loss scale of "
             f"optimizer {each.name!r} is {scale:g} ({reason}). {_explained(diagnose, last_scale)}. Look for a "
-            "learning rate that is too high, data out of range or a division by zero, or give that layer dtype='float32'."
+            "learning rate that is too high, data out of range or a division by zero, or set dtype='float32' in that layer."
         )
 
 

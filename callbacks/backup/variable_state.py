@@ -128,7 +128,7 @@ def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Seq
     if len(arrays) == num_copies:
         return arrays
     if sums_on_read(value) or (len(arrays) > 1 and _aggregation(variable, value) == "sum"):
-        total = sum(arrays[1:], start=arrays[0])
+        total: Any = sum(arrays[1:], start=arrays[0])
         return [total] + [np.zeros_like(total)] * (num_copies - 1)
     if len(arrays) > 1 and _aggregation(variable, value) == "mean" and arrays[0].dtype.kind == "f":
         return [(sum(arrays[1:], start=arrays[0]) / len(arrays)).astype(arrays[0].dtype)] * num_copies
