@@ -32,13 +32,17 @@ class TensorBoard(keras.callbacks.TensorBoard):
             wanted += [at - done for at in (self._start_batch - 1, self._stop_batch) if at > done]
         return min(wanted, default=None)
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Opens the writer and adds the count of steps to the step."""
-        self._global_train_batch = self._global_test_batch = 0
+    def set_model(self, model: Any) -> None:
+        """Begins a `fit` or an `evaluate` (Keras calls this)."""
+        super().set_model(model)
         self._last_step = 0
         self._contexts: dict[str, contextlib.ExitStack] = {}
         self._counters: dict[str, tf.Variable] = {}
         self._hooks: list[tuple[str, Any]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Opens the writer and adds the count of steps to the step."""
+        self._global_train_batch = self._global_test_batch = self._last_step = 0
         if self._writes_in_steps():
             self._enter("train", self._train_writer)
             self.model.make_train_function(force=True)
@@ -86,11 +90,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Opens the writer of validation."""
         if not self._writes_in_steps():
             return
-        if not hasattr(self, "_counters"):  # `evaluate` without a `fit` before
-            self._contexts, self._counters, self._hooks, self._last_step = {}, {}, [], 0
         if "test" not in self._counters:
-            self._counters["test"] = _counter(self._global_test_batch)
-            self._hook("test")
+            self._count("test", self._global_test_batch)
             self.model.make_test_function(force=True)
         self.model.test_function.way = "graph"
         self._enter("test", self._val_writer)
@@ -100,7 +101,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     def on_test_end(self, logs: Any = None) -> None:
         """Writes the results, with the number of updates made so far as the step, as Keras does."""
-        if "test" in getattr(self, "_counters", {}):
+        if "test" in self._counters:
             self._global_test_batch = int(self._counters["test"].numpy())
         optimizer = self.model.optimizer
         if optimizer is not None and hasattr(optimizer, "iterations"):
@@ -132,20 +133,20 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def _enter(self, phase: str, writer: Any) -> None:
         """Makes `tf.summary` calls that are traced from now on use `writer`."""
         if phase not in self._counters:
-            self._counters[phase] = _counter(self._global_train_batch)
-            self._hook(phase)
+            self._count(phase, self._global_train_batch)
         counter, every = self._counters[phase], self.update_freq
         stack = self._contexts[phase] = contextlib.ExitStack()
         stack.enter_context(writer.as_default(counter))
         stack.enter_context(tf.summary.record_if(lambda: tf.equal(counter % every, 0)))
 
     def _leave(self, phase: str) -> None:
-        stack = getattr(self, "_contexts", {}).pop(phase, None)
-        if stack is not None:
-            stack.close()
+        if phase in self._contexts:
+            self._contexts.pop(phase).close()
 
-    def _hook(self, phase: str) -> None:
-        counter = self._counters[phase]
+    def _count(self, phase: str, done: int) -> None:
+        """Adds a count of steps to the steps: a variable on the host, the same for all replicas."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            counter = self._counters[phase] = tf.Variable(tf.constant(done, tf.int64), trainable=False)
 
         def count(batch: Any) -> None:
             counter.assign_add(1)
@@ -169,9 +170,3 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if graph is not None:
             with self._train_writer.as_default(), tf.summary.record_if(True):
                 tf.summary.graph(graph)
-
-
-def _counter(value: int) -> tf.Variable:
-    """A count of steps on the host, the same for all replicas."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(tf.constant(value, tf.int64), trainable=False)

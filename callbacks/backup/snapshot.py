@@ -45,28 +45,14 @@ def capture(
 
     Context: host, between steps; on every worker at the same step.
     """
-    strategy = model.distribute_strategy
-    workers = place_among_workers(strategy)[1]
-    variables = {
-        group: [
-            variable_state.capture(
-                variable,
-                strategy,
-                lambda copy, array, key=(group, i): buffers.copy((*key, copy), array),
-                equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
-                num_workers=workers,
-            )
-            for i, variable in enumerate(members)
-        ]
-        for group, members in variable_state.variables_of(model).items()
-    }
+    variables = _captured_variables(model, buffers)
     source = fit_state.source.state()
     worker = {"random": random_state.capture(), "source": source}
     if before_validation is not None:
         worker["random"] = before_validation["random"]
         for i, seed in before_validation["seeds"].items():
             variables["model"][i] = seed
-    variables, parts = _from_all_workers(strategy, variables, worker)
+    variables, parts = _from_all_workers(model.distribute_strategy, variables, worker)
     content = {
         "fingerprint": fingerprint(model, fit_state, source),
         "calendar": {
@@ -87,6 +73,24 @@ def capture(
         iterations = iterations.value
     total = None if iterations is None else int(tf.convert_to_tensor(iterations).numpy())
     return content, {"epoch": epoch, "step": step, "total_steps": total}
+
+
+def _captured_variables(model: Any, buffers: variable_state.HostBuffers) -> dict[str, list[Any]]:
+    strategy = model.distribute_strategy
+    workers = place_among_workers(strategy)[1]
+    return {
+        group: [
+            variable_state.capture(
+                variable,
+                strategy,
+                lambda copy, array, key=(group, i): buffers.copy((*key, copy), array),
+                equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
+                num_workers=workers,
+            )
+            for i, variable in enumerate(members)
+        ]
+        for group, members in variable_state.variables_of(model).items()
+    }
 
 
 def validation_start(model: Any) -> dict[str, Any]:

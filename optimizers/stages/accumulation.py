@@ -47,16 +47,15 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
 
     Context: where variables are written (`update_copies`).
     """
-    steps = optimizer.gradient_accumulation_steps
     accumulators = {id(v): local_copy(optimizer.accumulator_of(v)) for _, v in pairs}
     for _, variable in pairs:
         optimizer.has_accumulated.setdefault(optimizer._var_key(variable), variable)
-    given = set(map(optimizer._var_key, (v for _, v in pairs)))
+    given = {optimizer._var_key(v) for _, v in pairs}
     absent = [v for key, v in optimizer.has_accumulated.items() if key not in given]
     carried = local_copy(optimizer.accumulated_weight)
     weight = tf.cast(weight_total, tf.float64)
     total = carried + weight
-    due = (local_copy(optimizer._iterations) + 1) % steps == 0
+    due = (local_copy(optimizer._iterations) + 1) % optimizer.gradient_accumulation_steps == 0
 
     def joined(gradient: Any, variable: Any) -> Any:
         accumulator = accumulators[id(variable)]
@@ -81,7 +80,7 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
         for gradient, variable in pairs:
             accumulator = accumulators[id(variable)]
             if overwritten_by_gradient(variable):
-                accumulator.assign(tf.maximum(dense(gradient), accumulator))
+                accumulator.assign(joined(gradient, variable))
             else:
                 assign_add(accumulator, times(gradient, weight, accumulator.dtype))
         carried.assign(total)
