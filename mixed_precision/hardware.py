@@ -60,8 +60,8 @@ def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: 
         have, need = min(slow), GPU_CAPABILITY[dtype]
         cure = f"'mixed_{other}' or " if min(known) >= GPU_CAPABILITY[other] else ""
         return (
-            f"Policy 'mixed_{dtype}' saves memory but brings no speed on a GPU of compute capability "
-            f"{have[0]}.{have[1]}: that takes {need[0]}.{need[1]} or more; use {cure}'float32' for speed."
+            f"Policy 'mixed_{dtype}' saves memory but is not faster on a GPU of compute capability "
+            f"{have[0]}.{have[1]}: it needs {need[0]}.{need[1]} or more; use {cure}'float32' for speed."
         )
     if not flags or flags & set(CPU_INSTRUCTIONS[dtype]):
         return None
@@ -69,7 +69,7 @@ def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: 
     cure = f"'mixed_{other}' (this CPU has {usable[0]}) or " if usable else ""
     needed = " or ".join(CPU_INSTRUCTIONS[dtype][:2])
     return (
-        f"Policy 'mixed_{dtype}' brings no speed on this CPU, which lacks {needed}: use {cure}'float32' for "
+        f"Policy 'mixed_{dtype}' is not faster on this CPU, which lacks {needed}: use {cure}'float32' for "
         f"speed, or a GPU of compute capability {'.'.join(map(str, GPU_CAPABILITY[dtype]))} or more."
     )
 

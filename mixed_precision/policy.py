@@ -174,23 +174,12 @@ def _loss_scale(policy: Policy | keras.Model) -> LossScale:
     return None if first is None else loss_scale_of(first)
 
 
-def check_loss_scale(loss_scale: Any, name: str = "loss_scale") -> LossScale:
-    """`loss_scale` as `"dynamic"`, None or a float.
-
-    Raises:
-        ValueError: a number that is not positive and finite, or another string.
-        TypeError: something else.
-    """
-    if loss_scale is None or loss_scale == "dynamic":
-        return loss_scale
-    if isinstance(loss_scale, str):
-        raise ValueError(f"{name} must be 'dynamic', a positive number or None; received {loss_scale!r}.")
-    return positive_scale(name, loss_scale)
-
-
 def _make_policy(name: Any, loss_scale: Any) -> Policy:
     """The policy object, not yet set, with its loss scale."""
-    loss_scale = check_loss_scale(loss_scale)
+    if isinstance(loss_scale, str) and loss_scale != "dynamic":
+        raise ValueError(f"loss_scale must be 'dynamic', a positive number or None; received {loss_scale!r}.")
+    if loss_scale is not None and loss_scale != "dynamic":
+        loss_scale = positive_scale("loss_scale", loss_scale)
     if isinstance(name, keras.DTypePolicy):
         policy = copy.copy(name)
     elif isinstance(name, str):

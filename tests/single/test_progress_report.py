@@ -78,7 +78,7 @@ def test_report_of_a_fit_that_fails_says_so(tmp_path):
 
 
 def test_report_refuses_a_path_that_is_no_page():
-    with pytest.raises(ValueError, match=r"path \('report'\) must end in .html"):
+    with pytest.raises(ValueError, match=r"`path` must end in .html"):
         unisono.callbacks.TrainingReport("report")
 
 

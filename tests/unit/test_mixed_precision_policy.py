@@ -93,7 +93,7 @@ def test_bfloat16_is_explained():
 
 @pytest.mark.parametrize("name", [None, 16, tf.float16])
 def test_policy_of_a_wrong_type_is_refused(name):
-    with pytest.raises(TypeError, match="name must be a policy's name"):
+    with pytest.raises(TypeError, match="name must be the name of a policy"):
         mixed_precision.set_global_policy(name)
 
 
