@@ -12,6 +12,8 @@ _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 class OneBatch(keras.callbacks.Callback):
     """Ends the training after one step, and each validation after one."""
 
+    model: Any
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes one step per execution, whatever `compile` was given."""
         self._steps_per_execution = self.model.steps_per_execution

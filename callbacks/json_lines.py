@@ -89,6 +89,8 @@ class JSONLines(keras.callbacks.Callback):
         clock: () -> float; seconds since 1970.
     """
 
+    model: Any
+
     def __init__(
         self,
         path: str | os.PathLike[str],

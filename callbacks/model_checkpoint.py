@@ -46,6 +46,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         SaveError: (an `OSError`) the directory is gone, full or read-only; earlier files are unchanged.
     """
 
+    model: Any
+
     def __init__(
         self,
         filepath: str | os.PathLike,

@@ -73,6 +73,8 @@ class Profiler(keras.callbacks.Callback):
     (10, 20)
     """
 
+    model: Any
+
     def __init__(
         self, log_dir: str | os.PathLike, steps: tuple[int, int] | None = (10, 20), port: int | None = None
     ) -> None:

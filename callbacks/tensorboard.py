@@ -22,12 +22,15 @@ class TensorBoard(keras.callbacks.TensorBoard):
     written: the coordinator has the file, and the steps run elsewhere.
     """
 
+    model: Any
+
     def steps_to_wake(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""
         done = self._global_train_batch
         wanted = []
-        if self.update_freq != "epoch":
-            wanted.append(self.update_freq - done % self.update_freq)
+        frequency: Any = self.update_freq
+        if frequency != "epoch":
+            wanted.append(frequency - done % frequency)
         if self._should_trace:
             wanted += [at - done for at in (self._start_batch - 1, self._stop_batch) if at > done]
         return min(wanted, default=None)

@@ -13,6 +13,10 @@ from tensorflow.python.eager import context
 MultiWorkerExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
 
 
+def _context() -> Any:
+    return context.context()
+
+
 def configure_coordination(
     leader: str, jobs: Sequence[tuple[str, int]], heartbeat_seconds: float, shutdown_seconds: float
 ) -> None:
@@ -24,20 +28,21 @@ def configure_coordination(
         heartbeat_seconds: silence after which a task counts as dead.
         shutdown_seconds: how long a task that ends waits for the others to end too.
     """
-    if context.context().coordination_service is not None:
+    if _context().coordination_service is not None:
         return
-    context.context().configure_coordination_service(
+    Job: Any = coordination_config_pb2.CoordinatedJob  # pyright: ignore[reportAttributeAccessIssue]
+    _context().configure_coordination_service(
         service_type="standalone",
         service_leader=leader,
         heartbeat_timeout_in_ms=int(1000 * heartbeat_seconds),
         shutdown_barrier_timeout_in_ms=int(1000 * shutdown_seconds),
-        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name=n, num_tasks=k) for n, k in jobs],
+        coordinated_jobs=[Job(name=n, num_tasks=k) for n, k in jobs],
     )
 
 
 def set_value(key: str, value: str) -> None:
     """Stores a value on the service that all workers reach; a key can be set once."""
-    context.context().set_config_key_value(key, value)
+    _context().set_config_key_value(key, value)
 
 
 def get_value(key: str, timeout_seconds: float) -> str:
@@ -46,22 +51,22 @@ def get_value(key: str, timeout_seconds: float) -> str:
     Raises:
         tf.errors.DeadlineExceededError: it was not, in time.
     """
-    return context.context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
+    return _context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
 
 
 def delete_value(key: str) -> None:
     """Forgets a key."""
-    context.context().delete_config_key_value(key)
+    _context().delete_config_key_value(key)
 
 
 def abort_collectives(message: str) -> None:
     """Ends every collective of this process, now and later, with an UnavailableError that says `message`."""
-    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+    _context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def report_error(message: str) -> None:
     """Ends the collectives of every worker, with an error that says `message`."""
-    context.context().report_error_to_cluster(tf.errors.INTERNAL, message)
+    _context().report_error_to_cluster(tf.errors.INTERNAL, message)
 
 
 def wrap_multi_worker_start(around: Callable[[Any, Callable[[], None]], None]) -> None:
@@ -107,7 +112,7 @@ def wrap_local_devices(count_cpu_replicas: Callable[[], int]) -> None:
         return found, kind
 
     devices.wrapped = original
-    MultiWorkerExtended._initialize_local_devices = devices
+    MultiWorkerExtended._initialize_local_devices = devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def wrap_variable_creation(around: Callable[[], Any]) -> None:

@@ -12,7 +12,7 @@ from keras.src.optimizers import optimizer as keras_optimizer
 
 def track_apart(optimizer: keras.optimizers.Optimizer, name: str, variable: keras.Variable) -> None:
     """Makes `variable` an attribute that `tf.train.Checkpoint` saves, but none of Keras' own list of variables."""
-    vars(optimizer)[name] = variable
+    optimizer.__dict__[name] = variable
     optimizer._track_trackable(variable, name, overwrite=True)
 
 

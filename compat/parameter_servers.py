@@ -40,7 +40,7 @@ def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> No
         return
     whole = handler.__dict__.pop("_server_def")
     handler.__class__ = _PartialRecovery
-    handler.whole, handler.answers = whole, answers
+    handler.__dict__.update(whole=whole, answers=answers)
 
 
 def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
@@ -53,7 +53,8 @@ def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
 
 def current_worker() -> int:
     """The number of the worker whose thread this is. Context: host, in a function of `schedule_python`."""
-    return int(coordinator_context.get_current_dispatch_context().worker_index)
+    dispatch: Any = coordinator_context.get_current_dispatch_context()
+    return int(dispatch.worker_index)
 
 
 def scheduled_error(coordinator: Any) -> BaseException | None:
@@ -98,4 +99,4 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray
 
 
 if not hasattr(ShardedVariable, "__array__"):
-    ShardedVariable.__array__ = _array
+    ShardedVariable.__array__ = _array  # pyright: ignore[reportAttributeAccessIssue]

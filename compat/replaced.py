@@ -65,7 +65,7 @@ def provide(key: str, make: Callable[[Any], Any]) -> None:
     original: Any = found.fget if isinstance(found, property) else found
     if hasattr(original, "__unisono_original__"):
         return
-    replacement = functools.wraps(original)(make(original))
+    replacement: Any = functools.wraps(original)(make(original))
     replacement.__unisono_original__ = original
     value = property(replacement) if isinstance(found, property) else replacement
     setattr(replaced.owner, replaced.name, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow.trainer import (
@@ -59,7 +59,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def filter_traceback(function: Function) -> Function:
     """Keras' decorator, typed: editors and type checkers still see the arguments of what it decorates."""
-    return traceback_utils.filter_traceback(function)
+    return cast(Function, traceback_utils.filter_traceback(function))
 
 
 def compiled_loss(model: Any) -> Any | None:

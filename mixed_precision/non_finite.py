@@ -160,7 +160,7 @@ def _statistics(tensor: Any) -> dict[str, Any]:
 
 def _first_output(events: list[Event]) -> NonFinite | None:
     ended = ((layer, tf.nest.flatten(tensors)) for event, layer, tensors in events if event == "end")
-    found = (_look("output", layer.path, tensors, layer.name) for layer, tensors in ended)
+    found = (_look("output", str(layer.path), tensors, layer.name) for layer, tensors in ended)
     return next(filter(None, found), None)
 
 
@@ -173,7 +173,7 @@ def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event
             kinds = {"output gradient": floats, "weight gradient": [_local(v) for v in own_weights(layer)]}
         for kind, sources in kinds.items():
             gradients: Any = tape.gradient(scaled, sources)
-            found = _look(kind, layer.path, gradients, layer.name)
+            found = _look(kind, str(layer.path), gradients, layer.name)
             if found:
                 return found
     return None

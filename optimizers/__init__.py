@@ -73,7 +73,7 @@ def get(identifier: _Any) -> _Any:
         return adopt(identifier)
 
 
-def serialize(optimizer: _Any) -> dict[str, _Any]:
+def serialize(optimizer: _Any) -> _Any:
     """`keras.optimizers.serialize`."""
     return _keras.optimizers.serialize(optimizer)
 

@@ -11,7 +11,7 @@ from ..distribute.parameter_servers.shards import gradient
 
 
 def compute_gradients(
-    optimizer: Any, loss: Any, var_list: Any, grad_loss: Any, tape: tf.GradientTape | None
+    optimizer: Any, loss: Any, var_list: Any, grad_loss: Any, tape: Any
 ) -> list[tuple[Any, Any]]:
     """The gradients of `optimizer.scale_loss(loss)`; arguments as `Optimizer.minimize`.
 

@@ -89,7 +89,8 @@ class ReplicaRule(keras.optimizers.Optimizer):
             self._overwrite_model_variables_with_average_value(self._trainable_variables)
             return tf.constant(True)
 
-        due = (self.iterations + 1) % self.ema_overwrite_frequency == 0
+        iterations: Any = self.iterations
+        due = (iterations + 1) % self.ema_overwrite_frequency == 0
         tf.cond(due, overwrite, lambda: tf.constant(True))
 
     def _overwrite_model_variables_with_average_value(self, trainable_variables: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ..distribute.arguments import whole_number
 
 if TYPE_CHECKING:
-    from keras.optimizers.schedules import *  # noqa: F403
+    from keras.optimizers.schedules import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
     from keras.optimizers.schedules import LearningRateSchedule
 else:
     LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule

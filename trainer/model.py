@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import keras
 
@@ -91,7 +91,7 @@ def adopt(model: keras.Model) -> Model:
     pipeline_step.attach(model)
     if isinstance(model, Model):
         return model
-    model.__class__ = _adopted_class(type(model))
+    model.__class__ = _adopted_class(type(model))  # pyright: ignore[reportArgumentType]  (a class can be hashed)
     compiled = model.compiled
     model._auto_steps = model.steps_per_execution == 1
     model._auto_jit = _leaves_jit_to_us(vars(model).get("_arguments_in_file"))
@@ -145,4 +145,4 @@ def load_model(
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
     """`keras.models.clone_model`, for a model that then trains with Unisono."""
     with our_classes():
-        return adopt(keras.models.clone_model(model, *args, **kwargs))
+        return adopt(cast(keras.Model, keras.models.clone_model(model, *args, **kwargs)))

@@ -54,6 +54,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         NewerFormatError: a newer version of unisono wrote the newest backup.
     """
 
+    model: Any
+
     runs_last = (
         True  # the loop calls it after all others: a backup holds what they have done at the same hook
     )

@@ -131,7 +131,8 @@ def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Seq
         total: Any = sum(arrays[1:], start=arrays[0])
         return [total] + [np.zeros_like(total)] * (num_copies - 1)
     if len(arrays) > 1 and _aggregation(variable, value) == "mean" and arrays[0].dtype.kind == "f":
-        return [(sum(arrays[1:], start=arrays[0]) / len(arrays)).astype(arrays[0].dtype)] * num_copies
+        mean: Any = sum(arrays[1:], start=arrays[0]) / len(arrays)
+        return [mean.astype(arrays[0].dtype)] * num_copies
     return [arrays[0]] * num_copies
 
 

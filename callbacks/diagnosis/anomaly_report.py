@@ -42,6 +42,8 @@ class AnomalyReport(keras.callbacks.Callback):
             variables whose gradient is not finite) and "batch" (statistics of each part).
     """
 
+    model: Any
+
     waits_for_executions = True  # the compiled step itself stops; the host finds out when the execution ends
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:

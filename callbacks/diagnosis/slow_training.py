@@ -42,6 +42,8 @@ class Diagnosis(keras.callbacks.Callback):
         least_seconds: float; epochs whose steps took less are not judged.
     """
 
+    model: Any
+
     waits_for_executions = True
 
     def __init__(

@@ -38,6 +38,8 @@ class TrainingReport(keras.callbacks.Callback):
         clock: () -> float; seconds since 1970.
     """
 
+    model: Any
+
     waits_for_executions = True
 
     def __init__(

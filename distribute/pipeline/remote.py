@@ -132,7 +132,8 @@ def _raise_if_lost(watch: StageWatch, cause: Exception, stages_of: dict[int, lis
     if isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError):
         # A server that was started again in the meantime answers, but knows nothing of this training.
         again = "has lost its connection: it may have died and been started again"
-        blamed = [task for task in stages_of if f"/job:{JOB}/replica:0/task:{task}" in cause.message]
+        message: str = cause.message  # pyright: ignore[reportAttributeAccessIssue]
+        blamed = [task for task in stages_of if f"/job:{JOB}/replica:0/task:{task}" in message]
         lost = {**dict.fromkeys(blamed, again), **lost}
     said = [
         f"stage {' and '.join(map(str, stages_of[task]))} at {watch.addresses[task]} (/job:{JOB}/task:{task}) {what}"

@@ -44,7 +44,7 @@ def gpipe(stages: int, micro_batches: int) -> list[Job]:
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> list[Job]:
     """1F1B: stage k runs min(M, K - k) forward passes, then one backward and one forward pass in turn."""
-    orders = []
+    orders: list[Order] = []
     for stage in range(stages):
         ahead = min(micro_batches, stages - stage)
         order: Order = [("forward", m) for m in range(ahead)]
@@ -61,7 +61,8 @@ SCHEDULES: dict[str, Callable[[int, int], list[Job]]] = {"gpipe": gpipe, "1f1b":
 
 def forward_only(stages: int, micro_batches: int) -> list[Job]:
     """The schedule of evaluate and predict: M + K - 1 slots."""
-    return assign_slots([[("forward", m) for m in range(micro_batches)]] * stages)
+    order: Order = [("forward", m) for m in range(micro_batches)]
+    return assign_slots([order] * stages)
 
 
 def assign_slots(orders: Sequence[Order]) -> list[Job]:

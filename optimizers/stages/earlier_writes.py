@@ -30,7 +30,7 @@ class EarlierWrites:
                 self._writes.append((variable, value))
         step = current_step()
         if step is not None and step.writes is scope:
-            scope.forget([variable for variable, _ in self._writes])
+            step.writes.forget([variable for variable, _ in self._writes])
         for variable, _ in self._writes:
             scope.state_mapping.pop(id(variable), None)
 
