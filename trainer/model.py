@@ -139,7 +139,8 @@ def load_model(
         The model, adopted.
     """
     with our_classes():
-        return adopt(keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode))
+        model = keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode)
+        return adopt(cast(keras.Model, model))
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:

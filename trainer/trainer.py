@@ -7,7 +7,7 @@ computes is in `step.py`, how steps are looped in `step_function.py`, how epochs
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -32,7 +32,7 @@ from .step.global_metrics import give_first_replica_the_state
 from .step.variable_placement import bring_home, optimizers_of
 
 
-class Trainer:
+class Trainer(keras.Model if TYPE_CHECKING else object):
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
 
     fit_state: Any = None
@@ -86,8 +86,8 @@ class Trainer:
                 metrics=metrics,
                 weighted_metrics=weighted_metrics,
                 run_eagerly=run_eagerly,
-                steps_per_execution=plain_steps,
-                jit_compile=False if jit_compile == "auto" else bool(jit_compile),
+                steps_per_execution=plain_steps,  # pyright: ignore[reportArgumentType]
+                jit_compile=jit_compile != "auto" and bool(jit_compile),  # pyright: ignore[reportArgumentType]
                 auto_scale_loss=False,
             )
         self._auto_steps = steps_per_execution == "auto"

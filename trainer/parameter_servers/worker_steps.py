@@ -176,7 +176,7 @@ class WorkerSteps(WorkerFunction):
             return None
         own = {name: value for name, value in logs.items() if name not in carried and name not in results}
         specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), own)
-        return StepLogs(list(logs), specs, results)
+        return StepLogs(list(logs), specs, results)  # pyright: ignore[reportArgumentType]
 
 
 class _Ledger:

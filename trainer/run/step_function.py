@@ -258,7 +258,7 @@ class StepFunction:
             return {}
         if self._alone:
             return logs
-        return keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)
+        return keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)  # pyright: ignore[reportReturnType]
 
     def _on_one(self, on_replica: Any, batch: Any, total: Any, weigh: bool) -> dict[str, Any]:
         """The step of one replica; with `jit_compile=True` compiled as a whole, unless the loop around it is."""
@@ -406,7 +406,7 @@ class StepFunction:
             return {}
         probe = graph_function(lambda: self.one_step(batch(), rows, counts()))
         logs = probe.get_concrete_function().structured_outputs
-        return keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), logs)
+        return keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), logs)  # pyright: ignore[reportReturnType]
 
     def _eager(self, reader: Any, rows: int | None, open_ended: bool) -> Any:
         def run(inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
