@@ -70,6 +70,24 @@ def test_links_of_a_page_lead_somewhere(page):
             assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
 
 
+OWN = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat", "tests", "benchmarks")
+DESIGN = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "design").glob("*.md"))
+NAMES = {path.name for folder in (*OWN, "examples") for path in (ROOT / folder).rglob("*.py")}
+READERS_OWN = ("trainer.py", "callbacks.py", "tests/single/test_my_layer.py", "train.py")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DESIGN])
+def test_files_that_a_page_names_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    missing = [
+        path
+        for path in re.findall(rf"\b(?:{'|'.join(OWN)})/[\w/*-]+\.pyi?\b", text)
+        if not list(ROOT.glob(path)) and path not in READERS_OWN
+    ]
+    files = re.findall(r"`(\w+\.py)`", text)
+    assert missing + [name for name in files if name not in NAMES and name not in READERS_OWN] == []
+
+
 def test_every_guide_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     missing = [page for page in PAGES if page.startswith("docs/") and page[5:] not in navigation]
