@@ -70,7 +70,17 @@ def test_links_of_a_page_lead_somewhere(page):
             assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
 
 
-OWN = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat", "tests", "benchmarks")
+OWN = (
+    "unisono",
+    "trainer",
+    "callbacks",
+    "mixed_precision",
+    "optimizers",
+    "distribute",
+    "compat",
+    "tests",
+    "benchmarks",
+)
 DESIGN = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "design").glob("*.md"))
 NAMES = {path.name for folder in (*OWN, "examples") for path in (ROOT / folder).rglob("*.py")}
 READERS_OWN = ("trainer.py", "callbacks.py", "tests/single/test_my_layer.py", "train.py")
