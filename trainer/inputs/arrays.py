@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from .calendar import RowOrder
 from .convert import as_resident, cast_floats
-from .feed import GROUP_BYTES, FedSource, Group
+from .feed import GROUP_BYTES, FedSource, Group, batch_bytes
 from .readers import gather_reader, slice_reader
 from .rows import batch_spec, gather_rows, slice_rows
 from .source import Chunk, Source
@@ -88,8 +88,7 @@ class StreamedArrays(FedSource):
         self.rows, self.batch_rows = order.rows, order.batch_rows
         row = self._rows_from(0, 1, None)
         self.spec = self._layout = batch_spec(row)
-        size = sum(v.dtype.size * int(np.prod(v.shape)) for v in tf.nest.flatten(row, True) if v is not None)
-        self._most_rows = max(1, GROUP_BYTES // max(1, size))
+        self._most_rows = max(1, GROUP_BYTES // max(1, batch_bytes(row)))
 
     def _rows_from(self, start: int, count: int, order: np.ndarray | None) -> Any:
         chosen: Any = slice(start, start + count) if order is None else order[start : start + count]

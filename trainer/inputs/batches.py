@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,10 @@ import tensorflow as tf
 
 from . import checks
 from .convert import host_arrays, is_array
+from .feed import Group, Grouping
 from .rows import row_count, spec_without_rows
+
+_PARTS = ("x", "y", "sample_weight")
 
 
 @contextlib.contextmanager
@@ -50,9 +53,8 @@ def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> tup
             f"Batch {number} of the {kind} is a {type(item).__name__}{size}; a batch must be a tuple "
             "(inputs,), (inputs, targets) or (inputs, targets, sample_weights)."
         )
-    names = ("x", "y", "sample_weight")
     where = f"Batch {number} of the {kind} has a {{kind}} as {{place}}; give arrays."
-    batch = tuple(host_arrays(name, _joined_numbers(part), where) for name, part in zip(names, item))
+    batch = tuple(host_arrays(name, _joined_numbers(part), where) for name, part in zip(_PARTS, item))
     while len(batch) > 1 and batch[-1] is None:
         batch = batch[:-1]
     try:
@@ -69,14 +71,18 @@ def _joined_numbers(part: Any) -> Any:
     return part
 
 
-def leaf_spec(leaf: Any) -> Any:
+def _leaf_spec(leaf: Any) -> Any:
     """The `tf.TypeSpec` of a NumPy array or tensor with its rows."""
     if isinstance(leaf, np.ndarray):
         return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
     return None if leaf is None else tf.type_spec_from_value(leaf)
 
 
-def common_spec(batches: list[Any], kind: str) -> Any:
+def _open_spec(leaf: Any) -> Any:
+    return spec_without_rows(_leaf_spec(leaf))
+
+
+def _common_spec(batches: list[Any], kind: str) -> Any:
     """The spec that all of the first batches have: the rows, and dimensions in which they differ, are None.
 
     Raises:
@@ -94,10 +100,6 @@ def common_spec(batches: list[Any], kind: str) -> Any:
     return result
 
 
-def _open_spec(leaf: Any) -> Any:
-    return None if leaf is None else spec_without_rows(leaf_spec(leaf))
-
-
 def _merge(a: Any, b: Any) -> Any:
     if a is None and b is None:
         return None
@@ -105,6 +107,74 @@ def _merge(a: Any, b: Any) -> Any:
     if merged is None or getattr(merged, "shape", tf.TensorShape([])).rank is None:
         raise ValueError
     return merged
+
+
+class PythonBatches:
+    """The batches of one input: brought into one form, checked against the first ones, joined to groups.
+
+    Args:
+        first: the first items of the input.
+        kind: of the input, for messages.
+        steady: see `Grouping`.
+        lists: see `standard_batch`.
+
+    Attributes:
+        spec: of a batch.
+
+    Raises:
+        ValueError, TypeError: an item is no batch, or they differ.
+    """
+
+    def __init__(self, first: list[Any], kind: str, steady: bool, lists: bool = True) -> None:
+        self._kind, self._lists = kind, lists
+        batches = [standard_batch(item, kind, number, lists) for number, item in enumerate(first)]
+        self.spec = _common_spec(batches, kind)
+        self._grouping = Grouping(steady)
+        self._known_layouts: set[Any] = set()
+
+    def groups(self, items: Iterator[Any], first: int, waiting: Callable[[], bool]) -> Iterator[Group]:
+        """The groups of these items, of which the first is batch `first` of the epoch; see `Grouping`."""
+        return self._grouping.groups(self._checked(items, first), waiting)
+
+    def _checked(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Any, int]]:
+        for number, item in enumerate(items, first):
+            batch = standard_batch(item, self._kind, number, self._lists)
+            layout = _layout(batch)
+            if layout not in self._known_layouts:
+                self._check(batch, number)
+                if len(self._known_layouts) > 1000:
+                    self._known_layouts.clear()
+                self._known_layouts.add(layout)
+            yield batch, layout, _rows(batch)
+
+    def _check(self, batch: Any, number: int) -> None:
+        try:
+            tf.nest.assert_same_structure(self.spec, batch)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"Batch {number} of the {self._kind} has another structure than the first: "
+                f"{tf.nest.map_structure(_open_spec, batch)}, not {self.spec}."
+            ) from None
+        for name, part, specs in zip(_PARTS, batch, self.spec):
+            leaves = tf.nest.flatten(part)
+            for index, (leaf, spec) in enumerate(zip(leaves, tf.nest.flatten(specs))):
+                found, where = _open_spec(leaf), name if len(leaves) == 1 else f"array {index} of {name}"
+                if found is spec is None or (spec is not None and spec.is_compatible_with(found)):
+                    continue
+                raise ValueError(
+                    f"{where} of batch {number} of the {self._kind} is {found}, but the first batches have {spec}; "
+                    "every batch must have the same dtypes and, but for the rows, the same shapes (a dimension may "
+                    "vary if the first two batches differ in it)."
+                )
+
+
+def _layout(batch: Any) -> tuple[Any, ...]:
+    """A key that is equal for batches of one layout, their rows included: the structure, then each leaf."""
+    leaves = tf.nest.flatten(batch)
+    return (
+        _skeleton(batch),
+        *((leaf.dtype, leaf.shape) if isinstance(leaf, np.ndarray) else _leaf_spec(leaf) for leaf in leaves),
+    )
 
 
 def _skeleton(structure: Any) -> Any:
@@ -116,65 +186,7 @@ def _skeleton(structure: Any) -> Any:
     return structure is None
 
 
-class BatchCheck:
-    """Whether batches are like the first ones. Keeps the layouts that it has found right, so it costs little."""
-
-    def __init__(self, spec: Any, kind: str) -> None:
-        self._spec = spec
-        self._kind = kind
-        self._right: set[Any] = set()
-
-    def layout(self, batch: Any, number: int) -> tuple[Any, ...]:
-        """A key that is equal for batches of one layout, their rows included: the structure, then each leaf.
-
-        Raises:
-            ValueError: if the batch has another structure, dtype, rank or fixed dimension than the first
-                ones.
-        """
-        leaves = tf.nest.flatten(batch)
-        key = (
-            _skeleton(batch),
-            *((v.dtype, v.shape) if isinstance(v, np.ndarray) else leaf_spec(v) for v in leaves),
-        )
-        if key not in self._right:
-            self._check(batch, number)
-            self._right.add(key)
-            if len(self._right) > 1000:
-                self._right.clear()
-        return key
-
-    def _check(self, batch: Any, number: int) -> None:
-        try:
-            tf.nest.assert_same_structure(self._spec, batch)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"Batch {number} of the {self._kind} has another structure than the first: "
-                f"{tf.nest.map_structure(_open_spec, batch)}, not {self._spec}."
-            ) from None
-        named = [
-            leaf for name, part in zip(("x", "y", "sample_weight"), batch) for leaf in _named(name, part)
-        ]
-        for (path, leaf), spec in zip(named, tf.nest.flatten(self._spec)):
-            found = _open_spec(leaf)
-            if (found is None) != (spec is None) or (spec is not None and not spec.is_compatible_with(found)):
-                raise ValueError(
-                    f"{path} of batch {number} of the {self._kind} is {found}, but the first batches have {spec}; "
-                    "every batch must have the same dtypes and, but for the rows, the same shapes (a dimension may "
-                    "vary if the first two batches differ in it)."
-                )
-
-
-def _named(name: str, structure: Any) -> list[tuple[str, Any]]:
-    """The leaves with their places, in the order of `tf.nest`."""
-    paths = tf.nest.flatten(structure)
-    if len(paths) == 1:
-        return [(name, paths[0])]
-    return [(f"array {index} of {name}", leaf) for index, leaf in enumerate(paths)]
-
-
-def host_rows(batch: Any) -> int:
-    """The rows of a checked batch."""
-    for leaf in tf.nest.flatten(batch):
-        if isinstance(leaf, np.ndarray):
-            return leaf.shape[0]
-    return int(row_count(batch))
+def _rows(batch: Any) -> int:
+    """The rows of a checked batch; quick where one of its arrays is NumPy's."""
+    array = next((leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, np.ndarray)), None)
+    return int(row_count(batch)) if array is None else len(array)

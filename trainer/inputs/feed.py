@@ -44,15 +44,15 @@ class Group:
         """The batches."""
         return len(self.splits) - 1
 
-    def part(self, first: int, steps: int, signature: Any) -> Chunk:
+    def part(self, first: int, steps: int, layout: Any) -> Chunk:
         """Batches `first` to `first + steps - 1` as a chunk; nothing is copied."""
         if self.rows is None:
-            inputs = (self.arrays, tf.constant(self.splits[first : first + steps + 1]))
-            spec = (signature, tf.TensorSpec([None], tf.int64))
-            return Chunk(inputs, steps, None, split_reader(str(signature)), signature=spec)
-        inputs = (self.arrays, tf.constant(self.splits[first], tf.int64))
-        spec = (signature, tf.TensorSpec([], tf.int64))
-        return Chunk(inputs, steps, self.rows, slice_reader(self.rows, str(signature)), signature=spec)
+            place, reader = self.splits[first : first + steps + 1], split_reader(str(layout))
+        else:
+            place, reader = self.splits[first], slice_reader(self.rows, str(layout))
+        inputs = (self.arrays, tf.constant(place, tf.int64))
+        signature = (layout, tf.TensorSpec([None] if self.rows is None else [], tf.int64))
+        return Chunk(inputs, steps, self.rows, reader, signature=signature)
 
 
 class Grouping:
@@ -93,13 +93,13 @@ class Grouping:
             if not held:
                 began = time.monotonic()
             held.append(item)
-            held_bytes += _bytes(item[0])
+            held_bytes += batch_bytes(item[0])
             if not self._steady and waiting() and time.monotonic() - began > _GROUP_SECONDS:
                 yield self._join(held)
                 held, held_bytes = [], 0
 
     def _fits(self, held: list[Any], held_bytes: int, item: Any) -> bool:
-        if len(held) >= self._most or held_bytes + _bytes(item[0]) > GROUP_BYTES:
+        if len(held) >= self._most or held_bytes + batch_bytes(item[0]) > GROUP_BYTES:
             return False
         if held[0][1] == item[1]:
             return True
@@ -119,7 +119,7 @@ class Grouping:
 
 
 def _same_but_rows(a: Any, b: Any) -> bool:
-    """Whether two layouts (see `BatchCheck.layout`) of dense arrays differ in nothing but their rows."""
+    """Whether two layouts (see `PythonBatches`) of dense arrays differ in nothing but their rows."""
     return a[0] == b[0] and all(
         isinstance(p, tuple) and isinstance(q, tuple) and p[0] == q[0] and p[1][1:] == q[1][1:]
         for p, q in zip(a[1:], b[1:])
@@ -134,7 +134,8 @@ def _join_leaves(*leaves: Any) -> Any:
     return concat_rows(leaves)
 
 
-def _bytes(batch: Any) -> int:
+def batch_bytes(batch: Any) -> int:
+    """The bytes of all NumPy arrays and tensors of a batch."""
     total = 0
     for leaf in tf.nest.flatten(batch, expand_composites=True):
         if leaf is not None:

@@ -10,9 +10,9 @@ import multiprocessing
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from .batches import BatchCheck, common_spec, host_rows, noting_place, standard_batch
+from .batches import PythonBatches, noting_place
 from .calendar import RowOrder
-from .feed import FedSource, Group, Grouping
+from .feed import FedSource, Group
 from .source import Chunk
 
 ENDLESS = 2**62
@@ -46,21 +46,18 @@ class PyDatasetSource(FedSource):
         self._dataset = dataset
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
         self._set_order(self._make_order())
-        first = [self._batch(number) for number in range(min(2, self.calendar.rows))]
-        self.spec = self._layout = common_spec(first, "PyDataset")
-        self._check = BatchCheck(self.spec, "PyDataset")
-        self._grouping = Grouping(steady)
+        first = []
+        for number in range(min(2, self.calendar.rows)):
+            with noting_place(f"batch {number} of the PyDataset"):
+                first.append(dataset[number])
+        self._batches = PythonBatches(first, "PyDataset", steady)
+        self.spec = self._layout = self._batches.spec
         self._inside = False
         self._epochs_over = 0
 
     def _set_order(self, order: RowOrder) -> None:
         self.calendar: RowOrder = order
         self.rows = order.rows
-
-    def _batch(self, number: int) -> Any:
-        with noting_place(f"batch {number} of the PyDataset"):
-            item = self._dataset[number]
-        return standard_batch(item, "PyDataset", number)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts an epoch, after the dataset has been told that the last one is over."""
@@ -111,14 +108,14 @@ class PyDatasetSource(FedSource):
             chosen, last = order.indices(run.a_pass), run.first_row + run.batches
             numbers += range(run.first_row, last) if chosen is None else chosen[run.first_row : last].tolist()
         with contextlib.closing(_items(self._dataset, numbers)) as items:
-            yield from self._grouping.groups(self._checked(items, numbers, first), waiting)
+            yield from self._batches.groups(_noted(items, numbers, first), first, waiting)
 
-    def _checked(self, items: Any, numbers: list[int], first: int) -> Iterator[Any]:
-        for step, number in enumerate(numbers, first):
-            with noting_place(f"item {number} of the PyDataset, batch {step} of the epoch"):
-                item = next(items)
-            batch = standard_batch(item, "PyDataset", step)
-            yield batch, self._check.layout(batch, step), host_rows(batch)
+
+def _noted(items: Iterator[Any], numbers: list[int], first: int) -> Iterator[Any]:
+    for step, number in enumerate(numbers, first):
+        with noting_place(f"item {number} of the PyDataset, batch {step} of the epoch"):
+            item = next(items)
+        yield item
 
 
 def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | None) -> RowOrder:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .rows import batch_spec, concat_rows, gather_rows, slice_rows, take_rows
+from .rows import batch_spec, concat_rows, gather_rows, slice_rows
 
 Reader = Callable[[Any, Any], Any]
 
@@ -48,7 +48,7 @@ def slice_reader(rows: int, layout: str = "") -> Reader:
         first = start + tf.cast(i, tf.int64) * rows
         if _tracing.for_xla:
             return gather_rows(arrays, first + tf.range(rows, dtype=tf.int64))
-        return take_rows(arrays, first, rows)
+        return slice_rows(arrays, first, first + rows, rows)
 
     return read
 

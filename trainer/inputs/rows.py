@@ -50,74 +50,53 @@ def row_count(structure: Any) -> Any:
     Raises:
         ValueError: if there is no tensor in it.
     """
-    dynamic = None
-    for leaf in tf.nest.flatten(structure):
-        if leaf is None:
-            continue
-        static = _static_rows(leaf)
-        if static is not None:
-            return static
-        dynamic = leaf if dynamic is None or isinstance(leaf, tf.Tensor) else dynamic
-    if dynamic is None:
+    leaves = [_one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None]
+    if not leaves:
         raise ValueError("The batch holds no tensor, so it has no rows; give at least one array with rows.")
-    return _dynamic_rows(dynamic)
-
-
-def _static_rows(leaf: Any) -> int | None:
-    if is_extension(leaf):
-        return _static_rows(_first_field(leaf))
-    shape = getattr(leaf, "shape", None)
-    if isinstance(leaf, SparseRows):
-        shape = leaf.values.shape
-    if shape is None:
-        return None
-    shape = tf.TensorShape(shape)
-    if shape.rank is None or shape.rank == 0:
-        return None
-    return shape[0]
-
-
-def _dynamic_rows(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.cast(leaf.dense_shape[0], tf.int32)
+    known = (static_rows(leaf) for leaf in leaves)
+    number = next((rows for rows in known if rows is not None), None)
+    if number is not None:
+        return number
+    leaf = next((leaf for leaf in leaves if isinstance(leaf, tf.Tensor)), leaves[0])
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(out_type=tf.int32)
-    if isinstance(leaf, SparseRows):
-        return leaf.values.nrows(out_type=tf.int32)
-    if isinstance(leaf, tf.Tensor | tf.Variable):
-        return tf.shape(leaf)[0]
-    return _dynamic_rows(_first_field(leaf))
+    return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
 
 
-def _first_field(leaf: Any) -> Any:
-    return next(iter(_tensor_fields(leaf).values()))
+def _one_tensor(leaf: Any) -> Any:
+    """The leaf, or a tensor with the rows of one that is made of several."""
+    while is_extension(leaf):
+        leaf = next(iter(_tensor_fields(leaf).values()))
+    return leaf.values if isinstance(leaf, SparseRows) else leaf
 
 
-def slice_rows(structure: Any, start: Any, stop: Any) -> Any:
+def static_rows(leaf: Any) -> int | None:
+    """The rows of a tensor, an array or the spec of one, where they are known."""
+    shape = getattr(leaf, "shape", None)
+    shape = tf.TensorShape(None) if shape is None else tf.TensorShape(shape)  # type: ignore[arg-type]
+    return shape[0] if shape.rank else None
+
+
+def slice_rows(structure: Any, start: Any, stop: Any, rows: int | None = None) -> Any:
     """Rows `start` to `stop - 1` of every tensor in the structure.
 
     Args:
         structure: nest of tensors.
         start: int or integer scalar tensor.
-        stop: int or integer scalar tensor, not beyond the rows there are. Where both are ints the result's
-            rows are known while tracing.
+        stop: int or integer scalar tensor, not beyond the rows there are.
+        rows: `stop - start`, where that is known while tracing; not needed where both are ints.
 
     Returns:
         A nest of the same structure and kinds. Gradients flow through it.
 
     Context: any; in a graph or eagerly.
     """
-    return _map(lambda leaf: _slice_leaf(leaf, start, stop), structure)
-
-
-def take_rows(structure: Any, start: Any, rows: int) -> Any:
-    """`rows` rows from `start` on: as `slice_rows`, where their number is a constant and `start` need not be one."""
-    return _map(lambda leaf: _slice_leaf(leaf, start, start + rows, rows), structure)
-
-
-def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None = None) -> Any:
-    if rows is None and isinstance(start, int) and isinstance(stop, int):
+    if isinstance(start, int) and isinstance(stop, int):
         rows = stop - start
+    return _map(lambda leaf: _slice_leaf(leaf, start, stop, rows), structure)
+
+
+def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None) -> Any:
     if is_extension(leaf):
         return _by_fields(lambda part: _slice_leaf(part, start, stop, rows), leaf)
     if isinstance(leaf, tf.SparseTensor):
@@ -125,23 +104,15 @@ def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None = None) -> An
     if isinstance(leaf, SparseRows):
         return _dense_coordinates(leaf.columns[start:stop], leaf.values[start:stop], leaf.row_shape, rows)
     if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is not None:
-        rest = [-1] * (leaf.shape.rank - 1)
         size = rows if rows is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
-        begin = (
-            tf.stack([tf.cast(start, tf.int32), *([0] * len(rest))]) if not isinstance(start, int) else None
-        )
-        if begin is None:
-            begin = [start, *([0] * len(rest))]
-        part = tf.slice(leaf, begin, [size, *rest])
+        others = leaf.shape.rank - 1
+        begin = start if isinstance(start, int) else tf.cast(start, tf.int32)
+        part = tf.slice(leaf, [begin, *[0] * others], [size, *[-1] * others])
+    else:
+        part = leaf[start:stop]
+    if isinstance(part, tf.Tensor) and leaf.shape.rank:
         part.set_shape([rows, *leaf.shape[1:]])
-        return part
-    return _with_rows(leaf[start:stop], rows)
-
-
-def _with_rows(leaf: Any, rows: int | None) -> Any:
-    if rows is not None and isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-        leaf.set_shape([rows, *leaf.shape[1:]])
-    return leaf
+    return part
 
 
 def _slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None) -> tf.SparseTensor:
@@ -152,13 +123,9 @@ def _slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None
     offset = tf.concat([start[None], tf.zeros_like(leaf.dense_shape[1:])], 0)
     shape = tf.concat([(stop - start)[None], leaf.dense_shape[1:]], 0)
     result = tf.SparseTensor(indices - offset, tf.boolean_mask(leaf.values, kept), shape)
-    return _with_static_shape(result, [rows, *leaf.shape[1:]] if leaf.shape.rank else None)
-
-
-def _with_static_shape(sparse: tf.SparseTensor, shape: Any) -> tf.SparseTensor:
-    if shape is not None:
-        sparse.set_shape(tf.TensorShape(shape))
-    return sparse
+    if leaf.shape.rank:
+        result.set_shape([rows, *leaf.shape[1:]])
+    return result
 
 
 def gather_rows(structure: Any, indices: tf.Tensor) -> Any:
@@ -207,12 +174,11 @@ def _dense_coordinates(columns: Any, values: Any, row_shape: tf.Tensor, rows: in
     """Rows of entries as one `tf.SparseTensor`, its rows numbered from 0."""
     indices = tf.concat([columns.value_rowids()[:, None], columns.values], 1)
     shape = tf.concat([values.nrows()[None], row_shape], 0)
-    rest = tf.get_static_value(row_shape)
-    count = row_shape.shape[0]
     sparse = tf.SparseTensor(indices, values.values, shape)
-    if rest is not None:
-        return _with_static_shape(sparse, [rows, *[int(size) for size in rest]])
-    return _with_static_shape(sparse, [rows, *([None] * count)] if count is not None else None)
+    rest, count = tf.get_static_value(row_shape), row_shape.shape[0]
+    if count is not None:
+        sparse.set_shape([rows, *([None] * count if rest is None else map(int, rest))])
+    return sparse
 
 
 def concat_rows(structures: Sequence[Any]) -> Any:
@@ -226,7 +192,7 @@ def concat_rows(structures: Sequence[Any]) -> Any:
     """
     if len(structures) == 1:
         return structures[0]
-    return _map_many(_concat_leaves, structures)
+    return tf.nest.map_structure(_concat_leaves, *structures)
 
 
 def _concat_leaves(*leaves: Any) -> Any:
@@ -255,21 +221,15 @@ def spec_without_rows(leaf: Any) -> Any:
     if isinstance(spec, SparseRows.Spec):
         parts = (spec_without_rows(spec.columns), spec_without_rows(spec.values), spec.row_shape)
         return SparseRows.Spec(*parts)
-    if isinstance(spec, tf.TensorSpec):
-        shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
-        return tf.TensorSpec(shape, spec.dtype)
-    if isinstance(spec, tf.SparseTensorSpec):
-        shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
-        return tf.SparseTensorSpec(shape, spec.dtype)
+    if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
+        return spec
+    shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
-        shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return spec
+    return (tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec)(
+        shape, spec.dtype
+    )
 
 
 def _map(fn: Callable[[Any], Any], structure: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: None if leaf is None else fn(leaf), structure)
-
-
-def _map_many(fn: Callable[..., Any], structures: Sequence[Any]) -> Any:
-    return tf.nest.map_structure(fn, *structures)

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .batches import BatchCheck, common_spec, host_rows, noting_place, standard_batch
+from .batches import PythonBatches, noting_place
 from .calendar import Calendar
-from .feed import FedSource, Group, Grouping
+from .feed import FedSource, Group
 
 _log = logging.getLogger("unisono")
 
@@ -46,7 +46,6 @@ class StreamSource(FedSource):
         expected = _length(stream) if self.rewinds else None
         self.calendar = Calendar(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
         self._most_steps = steps_per_epoch
-        self._grouping = Grouping(steady)
         self._iterator: Iterator[Any] = iter(stream)
         self._first = list(_unread.pop(stream, ())) if _can_be_key(stream) else []
         while len(self._first) < 2:
@@ -57,12 +56,8 @@ class StreamSource(FedSource):
             self._first.append(item)
         if not self._first:
             raise ValueError(f"The {kind} gave no batch; it is empty or has been used up, make a new one.")
-        batches = [self._standard(item, number) for number, item in enumerate(self._first)]
-        self.spec = self._layout = common_spec(batches, kind)
-        self._check = BatchCheck(self.spec, kind)
-
-    def _standard(self, item: Any, number: int) -> Any:
-        return standard_batch(item, self._kind, number, lists=self.rewinds)
+        self._batches = PythonBatches(self._first, kind, steady, lists=self.rewinds)
+        self.spec = self._layout = self._batches.spec
 
     def _start_pass(self) -> None:
         self._iterator, self._first = iter(self._stream), []
@@ -74,17 +69,17 @@ class StreamSource(FedSource):
             self._start_pass()
 
     def _groups(self) -> Callable[[Callable[[], bool]], Iterator[Group]]:
-        batches = self._checked(self.calendar.epoch, self.calendar.step)
-        return lambda waiting: self._grouping.groups(batches, waiting)
+        first = self.calendar.step
+        items = self._items(self.calendar.epoch, first)
+        return lambda waiting: self._batches.groups(items, first, waiting)
 
-    def _checked(self, epoch: int, first: int) -> Iterator[Any]:
+    def _items(self, epoch: int, first: int) -> Iterator[Any]:
         for step in itertools.count(first) if self._most_steps is None else range(first, self._most_steps):
             with noting_place(f"batch {step} of epoch {epoch}, from the {self._kind}"):
                 item = self._next()
             if item is _END:
                 return
-            batch = self._standard(item, step)
-            yield batch, self._check.layout(batch, step), host_rows(batch)
+            yield item
 
     def _next(self) -> Any:
         return self._first.pop(0) if self._first else next(self._iterator, _END)
