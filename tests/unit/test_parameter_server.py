@@ -68,7 +68,7 @@ def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
         tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
     )
     assert row.numpy().tolist() == [1, 1, 3, 4, 5, 6]
-    assert layout.added(row.numpy()[None], 1).tolist() == [4]
+    assert layout.added(row.numpy()[None], layout.variables[1]).tolist() == [4]
     assert layout.logs_of(row.numpy())["raw"].tolist() == [5, 6]
 
 

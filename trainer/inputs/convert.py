@@ -19,15 +19,22 @@ from .rows import is_extension, sparse_rows
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
-def merge_number_lists(structure: Any) -> Any:
-    """Makes one array of every list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`)."""
-    if isinstance(structure, list | tuple) and not hasattr(structure, "_fields"):
-        if structure and _holds_scalars(structure):
-            return np.asarray(structure)
-        return type(structure)(merge_number_lists(part) for part in structure)
+def _standard_nest(structure: Any, merge: bool) -> Any:
+    """A nest with tuples in place of lists, as Keras and `tf.data` have them in batches.
+
+    Args:
+        structure: what was given.
+        merge: whether a list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
+    """
     if isinstance(structure, dict):
-        return {key: merge_number_lists(part) for key, part in structure.items()}
-    return structure
+        return {key: _standard_nest(part, merge) for key, part in structure.items()}
+    if not isinstance(structure, list | tuple):
+        return structure
+    named = hasattr(structure, "_fields")
+    if merge and not named and _holds_scalars(structure):
+        return np.asarray(structure)
+    parts = [_standard_nest(part, merge) for part in structure]
+    return type(structure)(*parts) if named else tuple(parts)
 
 
 def _holds_scalars(structure: Any) -> bool:
@@ -36,30 +43,19 @@ def _holds_scalars(structure: Any) -> bool:
     return isinstance(structure, _SCALARS)
 
 
-def _lists_to_tuples(structure: Any) -> Any:
-    """As Keras and `tf.data` do it: in a batch, a list of tensors is a tuple of tensors."""
-    if isinstance(structure, list):
-        return tuple(_lists_to_tuples(part) for part in structure)
-    if isinstance(structure, tuple):
-        parts = [_lists_to_tuples(part) for part in structure]
-        return type(structure)(*parts) if hasattr(structure, "_fields") else tuple(parts)
-    if isinstance(structure, dict):
-        return {key: _lists_to_tuples(part) for key, part in structure.items()}
-    return structure
-
-
-def host_arrays(name: str, structure: Any, complaint: str) -> Any:
+def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) -> Any:
     """A nest of arrays of any kind as a nest of NumPy arrays and tensors, with tuples in place of lists.
 
     Args:
         name: of the argument, for messages.
         structure: what was given.
         complaint: the message for a leaf that is no array, with `{place}` and `{kind}` in it.
+        merge: whether a list of Python numbers or strings is one array.
 
     Raises:
         TypeError: for such a leaf.
     """
-    structure = _lists_to_tuples(structure)
+    structure = _standard_nest(structure, merge)
     for place, leaf in named_leaves(name, structure):
         if not is_array(leaf):
             raise TypeError(complaint.format(place=place, kind=type(leaf).__name__))
@@ -78,9 +74,7 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
         "DataLoader or a generator of batches."
     )
     given = {"x": x, "y": y, "sample_weight": sample_weight}
-    x, y, sample_weight = (
-        host_arrays(name, merge_number_lists(part), complaint) for name, part in given.items()
-    )
+    x, y, sample_weight = (host_arrays(name, part, complaint, merge=True) for name, part in given.items())
     if y is None:
         return (x,)
     if sample_weight is None:

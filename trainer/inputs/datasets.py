@@ -43,18 +43,21 @@ class DatasetSource(Source):
             parts: int; elements that make one batch (one for each replica of this worker).
             per_worker: whether the elements are this worker's rows only.
         """
-        self._dataset = _refusing_external_state(dataset)
+        options = tf.data.Options()  # an iterator that cannot be saved exactly shall say so
+        options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
+        self._dataset = dataset.with_options(options)
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
-        elements = (
-            None if per_worker else known_length(dataset)
-        )  # the worker with the most data ends the epoch
+        elements = _length(dataset, steps_per_epoch)
+        if per_worker:  # the worker with the most data ends the epoch
+            elements = None
         self._counted = parts == 1 and elements is not None
         self.calendar = Calendar(steps_per_epoch, None if elements is None else -(-elements // parts))
         self.spec = batch_spec(self._element_spec)
         self._layout = f"{'this worker: ' if per_worker else ''}{self._element_spec}"
         if parts == 1:
-            self.batch_rows = _static_rows(self._element_spec)
+            shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(self._element_spec))
+            self.batch_rows = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
             if not per_worker and _is_dense(self.spec):
                 self.usual_rows = self.batch_rows or batch_size(dataset)
         self._saves: bool | None = None
@@ -215,7 +218,8 @@ class DistributedSource(DatasetSource):
         """
         self._dataset, self.per_worker = dataset, per_worker
         self._parts, self._counted, self._saves, self._element_spec = 1, False, False, None
-        self.calendar = Calendar(steps_per_epoch, expected=None if per_worker else known_length(dataset))
+        length = _length(dataset, steps_per_epoch)
+        self.calendar = Calendar(steps_per_epoch, expected=None if per_worker else length)
         self._iterator = iter(dataset)
         self._joining, self.spec = _joining_reader_of(strategy, self._iterator)
 
@@ -261,47 +265,31 @@ def as_tuple(element: Any) -> tuple[Any, ...]:
     return element
 
 
-def known_length(dataset: Any) -> int | None:
-    """Elements, or None if that is not known."""
-    count = _raw_cardinality(dataset)
+def _length(dataset: Any, steps_per_epoch: int | None) -> int | None:
+    """The elements of a dataset, or None if their number is not known.
+
+    Raises:
+        ValueError: there is none, or no end and no `steps_per_epoch`.
+    """
+    cardinality: Any = dataset.cardinality  # that of a distributed dataset is no method but a number
+    number: Any = cardinality() if callable(cardinality) else cardinality
+    count = int(number)
+    if count == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
+        raise ValueError(
+            "steps_per_epoch (None) must be given for a dataset that never ends; in evaluate and predict it is called "
+            "steps."
+        )
     if count == 0:
         raise ValueError("x is a dataset without any batch; give one with at least one row.")
     return count if count > 0 else None
 
 
-def is_infinite(dataset: Any) -> bool:
-    """Whether the dataset says that it never ends."""
-    return _raw_cardinality(dataset) == tf.data.INFINITE_CARDINALITY
-
-
-def _raw_cardinality(dataset: Any) -> int:
-    """What the dataset says; that of a distributed one is no method but a number."""
-    cardinality: Any = dataset.cardinality
-    number: Any = cardinality() if callable(cardinality) else cardinality
-    return int(number)
-
-
-def _static_rows(spec: Any) -> int | None:
-    for leaf in tf.nest.flatten(spec):
-        shape = getattr(leaf, "shape", None)
-        if shape is not None and shape.rank:
-            return shape[0]
-    return None
-
-
 def _is_dense(spec: Any) -> bool:
     """Whether all is numbers in tensors whose shapes are known but for the rows."""
-    leaves = tf.nest.flatten(spec)
-    return all(isinstance(leaf, tf.TensorSpec) and _is_full(leaf) for leaf in leaves)
-
-
-def _is_full(spec: tf.TensorSpec) -> bool:
-    known = bool(spec.shape.rank) and spec.shape[1:].is_fully_defined()
-    return known and spec.dtype not in (tf.string, tf.variant, tf.resource)
-
-
-def _refusing_external_state(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset with its options, and an iterator that says so if it cannot be saved exactly."""
-    options = tf.data.Options()
-    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
-    return dataset.with_options(options)
+    return all(
+        isinstance(leaf, tf.TensorSpec)
+        and bool(leaf.shape.rank)
+        and leaf.shape[1:].is_fully_defined()
+        and leaf.dtype not in (tf.string, tf.variant, tf.resource)
+        for leaf in tf.nest.flatten(spec)
+    )

@@ -18,7 +18,7 @@ from .arrays import ArraySource, StreamedArrays
 from .calendar import RowOrder
 from .class_weights import check_class_weight, class_weights
 from .convert import host_bytes, is_array, is_memory_mapped, standard_arrays
-from .datasets import DatasetSource, DistributedSource, as_tuple, is_infinite
+from .datasets import DatasetSource, DistributedSource, as_tuple
 from .pydataset import PyDatasetSource
 from .source import Source
 from .streams import StreamSource
@@ -83,7 +83,11 @@ def make_source(
     else:
         checks.alone(kind, y, sample_weight, batch_size)
         if shuffle == "batch":  # True is the default of `fit`: it says nothing
-            _warn_shuffle(shuffle, kind)
+            warnings.warn(
+                f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which "
+                "is expected to already be shuffled.",
+                stacklevel=3,
+            )
         source = _from_batches(x, kind, steps_per_epoch, shuffle, seed, strategy)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
@@ -121,14 +125,6 @@ def kind_of(x: Any) -> str:
     return "array"
 
 
-def _warn_shuffle(shuffle: Any, kind: str) -> None:
-    warnings.warn(
-        f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which is "
-        "expected to already be shuffled.",
-        stacklevel=4,
-    )
-
-
 def _from_arrays(
     arrays: Any, order: RowOrder, strategy: tf.distribute.Strategy, resident_bytes: int
 ) -> Source:
@@ -161,7 +157,6 @@ def _from_batches(
     if kind in ("generator", "iterable", "torch DataLoader"):
         return StreamSource(x, kind, steps_per_epoch, many_workers(strategy))
     if kind == "tf.distribute.DistributedDataset":
-        _check_finite(x, steps_per_epoch)
         return DistributedSource(x, steps_per_epoch, strategy, many_workers(strategy))
     parts, per_worker = 1, False
     if kind == "Keras data adapter":
@@ -175,16 +170,7 @@ def _from_batches(
         x = x.map(lambda element: (element,))
     as_tuple(x.element_spec)
     checks.batched(x.element_spec)
-    _check_finite(x, steps_per_epoch)
     return DatasetSource(x, steps_per_epoch, parts, per_worker)
-
-
-def _check_finite(dataset: Any, steps_per_epoch: int | None) -> None:
-    if steps_per_epoch is None and is_infinite(dataset):
-        raise ValueError(
-            "steps_per_epoch (None) must be given for a dataset that never ends; in evaluate and predict it is called "
-            "steps."
-        )
 
 
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:

@@ -53,7 +53,7 @@ def row_count(structure: Any) -> Any:
     leaves = [_one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None]
     if not leaves:
         raise ValueError("The batch holds no tensor, so it has no rows; give at least one array with rows.")
-    known = (static_rows(leaf) for leaf in leaves)
+    known = (_static_rows(leaf) for leaf in leaves)
     number = next((rows for rows in known if rows is not None), None)
     if number is not None:
         return number
@@ -70,7 +70,7 @@ def _one_tensor(leaf: Any) -> Any:
     return leaf.values if isinstance(leaf, SparseRows) else leaf
 
 
-def static_rows(leaf: Any) -> int | None:
+def _static_rows(leaf: Any) -> int | None:
     """The rows of a tensor, an array or the spec of one, where they are known."""
     shape = getattr(leaf, "shape", None)
     shape = tf.TensorShape(None) if shape is None else tf.TensorShape(shape)  # type: ignore[arg-type]

@@ -31,9 +31,7 @@ def split_for_validation(
         stay in their files.
 
     Raises:
-        ValueError: if x is no array, the share is not between 0 and 1, or one of the two parts would have no
-            row.
-        TypeError: if it is no number.
+        ValueError, TypeError: x is no array, the share is none, or one of the two parts would have no row.
     """
     if isinstance(validation_split, bool) or not isinstance(validation_split, numbers.Real):
         raise TypeError(f"validation_split ({validation_split!r}) must be a number between 0 and 1.")

@@ -25,21 +25,19 @@ class RowLayout:
 
         [done, applied, what the step adds to each variable of the metrics..., the step's own logs...]
 
+    Args:
+        model: built.
+        logs: what its step returns; None: the results of its metrics.
+
     Attributes:
         variables: the metrics' Keras variables.
         width: int; float64 numbers in a row.
     """
 
     def __init__(self, model: Any, logs: StepLogs | None = None) -> None:
-        """Reads the shapes.
-
-        Args:
-            model: built.
-            logs: what its step returns; None: the results of its metrics.
-        """
         self.logs = logs
         self.own_logs = own_logs = {} if logs is None else logs.own
-        self.variables = _unique(model.metrics_variables)
+        self.variables = list({id(v): v for v in model.metrics_variables}.values())
         self._shapes = [tuple(v.shape) for v in self.variables]
         self._log_shapes = [tuple(s.shape) for s in keras.tree.flatten(own_logs)]
         sizes = [int(np.prod(shape)) for shape in self._shapes + self._log_shapes]
@@ -52,13 +50,10 @@ class RowLayout:
         leaves = [*added, *keras.tree.flatten(logs)]
         return tf.concat([flags, *(tf.reshape(tf.cast(leaf, tf.float64), [-1]) for leaf in leaves)], 0)
 
-    def added(self, rows: np.ndarray, index: int) -> np.ndarray:
-        """What each of the steps adds to variable `index`: `[steps, *shape]`."""
+    def added(self, rows: np.ndarray, variable: Any) -> np.ndarray:
+        """What each of the steps adds to one of `variables`: `[steps, *shape]`."""
+        index = next(i for i, other in enumerate(self.variables) if other is variable)
         return rows[:, self._bounds[index] : self._bounds[index + 1]].reshape(-1, *self._shapes[index])
-
-    def index_of(self, variable: Any) -> int:
-        """Which of `variables` it is."""
-        return next(i for i, other in enumerate(self.variables) if other is variable)
 
     def logs_of(self, row: np.ndarray) -> Any:
         """The own logs of a step."""
@@ -108,14 +103,6 @@ def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
             object.__delattr__(metric, "result")
 
 
-def _unique(variables: Any) -> list[Any]:
-    found: list[Any] = []
-    for variable in variables:
-        if not any(variable is other for other in found):
-            found.append(variable)
-    return found
-
-
 class Totals:
     """The metrics' state, on the coordinator.
 
@@ -130,7 +117,6 @@ class Totals:
         self._state = [np.array(v.numpy()) for v in layout.variables]
         self._last: np.ndarray | None = None
         self.applied = 0
-        self.steps = 0
 
     def add(self, rows: np.ndarray) -> None:
         """Adds the steps of one execution, in their order, one by one: the sums that one device would have.
@@ -138,11 +124,10 @@ class Totals:
         Args:
             rows: float64 `[steps, width]`.
         """
-        for index, state in enumerate(self._state):
-            each = self._layout.added(rows, index).astype(state.dtype)
+        for index, (variable, state) in enumerate(zip(self._layout.variables, self._state)):
+            each = self._layout.added(rows, variable).astype(state.dtype)
             self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]
         self.applied += int(rows[:, 1].sum())
-        self.steps += len(rows)
         self._last = rows[-1]
 
     def logs(self) -> dict[str, Any]:

@@ -8,14 +8,13 @@ That holds for a function of `tf.distribute.InputContext` too: it is called here
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from ..inputs import Chunk, Source
+from ..inputs import Chunk
 from ..inputs.readers import slice_reader
 from ..inputs.rows import batch_spec, concat_rows, row_count
 
@@ -76,34 +75,6 @@ def _send(structure: Any) -> Any:
     return tf.nest.map_structure(
         lambda leaf: None if leaf is None else tf.identity(leaf), structure, expand_composites=True
     )
-
-
-class Pieces:
-    """Walks through one epoch of a source.
-
-    Args:
-        source: at its position.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._ready: collections.deque[Piece] = collections.deque()
-        self.ended = False
-
-    def next(self, steps: int) -> Piece | None:
-        """The next piece, of at most `steps` steps; None at the end of the epoch. Context: host."""
-        while not self._ready and not self.ended:
-            with tf.device(HOST):
-                chunk = self._source.take(steps)
-                if chunk is None:
-                    self.ended = True
-                else:
-                    self._ready.extend(pieces_of(chunk, self._end))
-        return self._ready.popleft() if self._ready else None
-
-    def _end(self, steps: int) -> None:
-        self.ended = True
-        self._source.drawn(steps)
 
 
 def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Piece]:

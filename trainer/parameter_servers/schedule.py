@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ...callbacks.wake import steps_to_wake
 from ..inputs import Source
-from .pieces import Piece, Pieces
+from .pieces import HOST, Piece, pieces_of
 
 _TARGET_SECONDS = 0.1
 MOST_STEPS = 512
@@ -71,29 +73,42 @@ class Schedule:
         most: int | None = None,
         next_stop: Callable[[int], int | None] = lambda step: None,
     ) -> None:
-        self._function, self._pieces = function, Pieces(source)
+        self._function, self._source = function, source
+        self._ready: collections.deque[Piece] = collections.deque()
+        self._ended = False
         self._begin, self._stopped, self._next_stop = begin, stopped, next_stop
         self._length = PieceLength(function.fixed_steps, function.lines // 2, epoch_steps, most)
         self._scheduled = self.done = step
         self._stop: int | None = None
-        self._first = self._draw()
-        self.empty = self._first is None
-        if self._first is not None:
-            function.prepare(self._first)
+        first = self._draw()
+        self.empty = first is None
+        if first is not None:
+            function.prepare(first)
+            self._ready.appendleft(first)
 
     def _draw(self) -> Piece | None:
+        """The next piece: what is left of the last chunk, or the beginning of another."""
         bound = self._next_stop(self.done)
         self._stop = None if bound is None else self.done + bound
         left = None if self._stop is None else self._stop - self._scheduled
         if left is not None and left <= 0:
             return None
-        return self._pieces.next(self._length.next(self._scheduled, left, self._function.most_steps))
+        while not self._ready and not self._ended:
+            steps = self._length.next(self._scheduled, left, self._function.most_steps)
+            with tf.device(HOST):
+                chunk = self._source.take(steps)
+                if chunk is not None:
+                    self._ready.extend(pieces_of(chunk, self._end))
+                self._ended = self._ended or chunk is None
+        return self._ready.popleft() if self._ready else None
+
+    def _end(self, steps: int) -> None:
+        self._ended = True
+        self._source.drawn(steps)
 
     def next(self) -> Piece | None:
         """The next piece; None where the data has ended, or until the steps under way are done."""
-        if self._stopped():
-            return None
-        piece, self._first = self._first or self._draw(), None
+        piece = None if self._stopped() else self._draw()
         if piece is not None:
             self._function.prepare(piece)
             self._begin(self._scheduled)

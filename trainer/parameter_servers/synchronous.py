@@ -166,7 +166,7 @@ class SynchronousSteps(WorkerSteps):
         tracker = self._model._loss_tracker
         if tracker is not None and total[0] > 0 and weight[1] > 0:
             factor = (total[1] * weight[0]) / (total[0] * weight[1])
-            self._layout.added(row, self._layout.index_of(tracker.total))[...] *= factor
+            self._layout.added(row, tracker.total)[...] *= factor
         return row
 
     def _make(self, piece: Piece) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ...distribute.parameter_servers.updates import beside
@@ -56,7 +55,7 @@ def step_row(
     noted = {id(variable): value for variable, value in writes.items()}
     added = []
     for variable in layout.variables:
-        start = writes_start(variable)
+        start = tf.zeros(variable.shape, variable.dtype)
         new = noted.pop(id(variable), start)
         added.append(tf.where(applied, new - start, tf.zeros_like(start)))
     own = {name: logs[name] for name in layout.own_logs} if layout.own_logs else {}
@@ -64,15 +63,10 @@ def step_row(
     return layout.pack(applied, added, own), state
 
 
-def writes_start(variable: keras.Variable) -> tf.Tensor:
-    """What a metric's variable holds when a step begins: nothing, so that it ends with what the step adds."""
-    return tf.zeros(variable.shape, variable.dtype)
-
-
 def snapshot(model: Any, writes: CollectedWrites, layout: RowLayout) -> dict[int, tf.Tensor]:
     """The state that the step reads: metrics at zero, and one value of everything that a layer may change."""
     for variable in layout.variables:
-        writes.state_mapping[id(variable)] = writes_start(variable)
+        writes.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)
     before = {}
     for variable in model.non_trainable_variables:
         value = tf.identity(tf.convert_to_tensor(variable._value))

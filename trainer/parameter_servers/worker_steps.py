@@ -99,31 +99,29 @@ class WorkerSteps(WorkerFunction):
         place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
         return self._traced(self._loop(piece), [piece.signature, count, place, count])
 
-    def _context(self, batch: Any, rows: int | None, worker: Any) -> StepContext:
+    def _step(
+        self, layout: RowLayout, batch: Any, rows: int | None, worker: Any
+    ) -> tuple[tf.Tensor, dict[str, Any]]:
+        """The row of one step, and its logs as it returned them."""
         total = rows if rows is not None else row_count(batch)
         weigh = self._training and accumulates(self._model.optimizer)
         stream = worker if self._num_workers > 1 else None
-        return StepContext(0, 1, total, total, self._training, weigh, stream=stream)
-
-    def _step(self, batch: Any, rows: int | None, worker: Any) -> tf.Tensor:
-        assert self._layout is not None
-        context = self._context(batch, rows, worker)
-        row, _ = worker_step(self._model, batch, context, self._layout, self._num_workers == 1)
-        return row
+        context = StepContext(0, 1, total, total, self._training, weigh, stream=stream)
+        return worker_step(self._model, batch, context, layout, self._num_workers == 1)
 
     def _loop(self, piece: Piece) -> Any:
-        reader, rows = piece.reader, piece.rows
+        layout, reader, rows = self._layout, piece.reader, piece.rows
+        assert layout is not None
 
         def run(inputs: Any, steps: tf.Tensor, place: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
             ledger = _Ledger(self._ledger, place) if self._training else None
             begin = ledger.steps_done() if ledger is not None else tf.constant(0)
-            width = self._layout.width if self._layout is not None else 0
-            returned = tf.TensorArray(tf.float64, steps, element_shape=[width], clear_after_read=False)
+            returned = tf.TensorArray(tf.float64, steps, element_shape=[layout.width], clear_after_read=False)
 
             def body(i: tf.Tensor, returned: tf.TensorArray) -> Any:
                 graph = tf.compat.v1.get_default_graph()
                 before = len(graph.get_operations())
-                row = self._step(reader(inputs, i), rows, worker)
+                row, _ = self._step(layout, reader(inputs, i), rows, worker)
                 if ledger is not None:
                     done = [op for op in graph.get_operations()[before:] if is_stateful(op)]
                     with tf.control_dependencies(done):
@@ -140,11 +138,12 @@ class WorkerSteps(WorkerFunction):
         return run
 
     def _eager(self, piece: Piece) -> Any:
+        layout = self._layout
+        assert layout is not None
+
         def run(inputs: Any, steps: int, worker: int) -> np.ndarray:
-            rows = [
-                self._step(piece.reader(inputs, tf.constant(i)), piece.rows, tf.constant(worker))
-                for i in range(steps)
-            ]
+            batches = (piece.reader(inputs, tf.constant(i)) for i in range(steps))
+            rows = [self._step(layout, batch, piece.rows, tf.constant(worker))[0] for batch in batches]
             return np.stack([row.numpy() for row in rows])
 
         return run
@@ -158,9 +157,8 @@ class WorkerSteps(WorkerFunction):
 
         def probe(inputs: Any) -> Any:
             batch = piece.reader(inputs, tf.constant(0))
-            context = self._context(batch, piece.rows, tf.constant(0))
             with noted_results(model.metrics) as noted:
-                logs = worker_step(model, batch, context, RowLayout(model), self._num_workers == 1)[1]
+                _, logs = self._step(RowLayout(model), batch, piece.rows, tf.constant(0))
             for name, value in (logs or {}).items():
                 for result, metric in noted:
                     if result is value:
@@ -187,13 +185,13 @@ class _Ledger:
         self._variable = variable
         self._number, self._line = tf.cast(place[0], tf.float64), tf.cast(place[1], tf.int32)
 
+    def _rows(self) -> tf.Tensor:
+        return tf.raw_ops.ResourceGather(resource=self._variable.handle, indices=self._line, dtype=tf.float64)
+
     def steps_done(self) -> tf.Tensor:
         """How many of the execution's steps are done; int32 scalar."""
         with tf.device(HOME):
-            line = tf.raw_ops.ResourceGather(
-                resource=self._variable.handle, indices=self._line, dtype=tf.float64
-            )
-            return tf.reduce_sum(tf.cast(tf.equal(line[:, 0], self._number), tf.int32))
+            return tf.reduce_sum(tf.cast(tf.equal(self._rows()[:, 0], self._number), tf.int32))
 
     def write(self, i: tf.Tensor, row: tf.Tensor) -> None:
         """Notes that step `i` is done."""
@@ -206,7 +204,4 @@ class _Ledger:
     def read(self, steps: tf.Tensor) -> tf.Tensor:
         """The rows of the first `steps` steps."""
         with tf.device(HOME):
-            line = tf.raw_ops.ResourceGather(
-                resource=self._variable.handle, indices=self._line, dtype=tf.float64
-            )
-            return tf.identity(line[:steps])
+            return tf.identity(self._rows()[:steps])
