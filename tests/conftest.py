@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import threading
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -16,12 +15,11 @@ import keras
 import pytest
 import tensorflow as tf
 from forked import Forked
+from helpers import open_files, threads_since
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
-
-GRACE = 10.0  # seconds for a thread that has been told to end
 
 
 def pytest_collection_modifyitems(items):
@@ -67,32 +65,6 @@ def nothing_left_behind(clean_keras_state):
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-
-
-def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
-    """The threads of Python that are alive and are not among `threads`, but for those that end in time."""
-    new = [t for t in threading.enumerate() if t not in threads and not _belongs_to_tensorflow(t)]
-    for thread in new:
-        thread.join(GRACE)
-    return [thread for thread in new if thread.is_alive()]
-
-
-def _belongs_to_tensorflow(thread: threading.Thread) -> bool:
-    """A thread of TensorFlow's own pools that has called Python once: Python knows no name and no end of it."""
-    return isinstance(thread, threading._DummyThread)
-
-
-def open_files() -> set[str]:
-    """The paths of the files that this process has open."""
-    found = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            target = os.readlink(descriptor)
-        except OSError:  # closed in between: the one by which the folder is read
-            continue
-        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
-            found.add(target)
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ import tensorflow as tf
 FLOAT32 = 1e-5
 # The same in float64 (53 bits), where nothing else may differ.
 FLOAT64 = 1e-12
+# Seconds for a thread that has been told to end.
+GRACE = 10.0
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
@@ -67,3 +72,29 @@ def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
 def stable_id(value: Any) -> str:
     """The text of a parameter without the addresses in it, so that test processes agree on the names of tests."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
+    """The threads of Python that are alive and are not among `threads`, but for those that end in time."""
+    new = [t for t in threading.enumerate() if t not in threads and not _belongs_to_tensorflow(t)]
+    for thread in new:
+        thread.join(GRACE)
+    return [thread for thread in new if thread.is_alive()]
+
+
+def _belongs_to_tensorflow(thread: threading.Thread) -> bool:
+    """A thread of TensorFlow's own pools that has called Python once: Python knows no name and no end of it."""
+    return isinstance(thread, threading._DummyThread)
+
+
+def open_files() -> set[str]:
+    """The paths of the files that this process has open."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:  # closed in between: the one by which the folder is read
+            continue
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
+            found.add(target)
+    return found

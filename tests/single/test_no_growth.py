@@ -3,12 +3,13 @@
 import gc
 import pathlib
 import resource
+import threading
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import mirrored, scope
+from helpers import mirrored, open_files, scope, threads_since
 
 import unisono
 
@@ -60,6 +61,75 @@ def test_hundred_fits_trace_once_and_keep_no_memory():
     assert after[2][:3] == after[20][:3] == after[100][:3]
     assert after[100][0] <= 2  # the full batch, and the last one
     assert after[100][3] - after[20][3] < MEGABYTES
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-ROWS // BATCH)
+
+    def __getitem__(self, number):
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        return X[rows], Y[rows]
+
+
+class Interruption(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+def fit_interrupted(model, folder):
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(dataset().prefetch(2), verbose=0, callbacks=[Interruption()])
+
+
+def fit_with_callbacks(model, folder):
+    callbacks = [
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        keras.callbacks.EarlyStopping("val_loss", restore_best_weights=True),
+        unisono.callbacks.JSONLines(folder / "log.jsonl"),
+        unisono.callbacks.TrainingReport(folder / "report.html"),
+        unisono.callbacks.ModelCheckpoint(folder / "model.keras"),
+        unisono.callbacks.BackupAndRestore(folder / "backup", save_freq=1),
+    ]
+    model.fit(X, Y, BATCH, epochs=2, verbose=0, validation_split=0.2, callbacks=callbacks)
+
+
+# How a fit is called, and the replicas of its model.
+FITS = {
+    "arrays": (1, lambda model, _: model.fit(X, Y, BATCH, verbose=0)),
+    "two replicas": (2, lambda model, _: model.fit(X, Y, BATCH, verbose=0, validation_data=(X, Y))),
+    "dataset": (1, lambda model, _: model.fit(dataset(), verbose=0, validation_data=dataset())),
+    "dataset on two replicas": (2, lambda model, _: model.fit(dataset().prefetch(2), verbose=0)),
+    "endless dataset": (1, lambda model, _: model.fit(dataset().repeat(), steps_per_epoch=2, verbose=0)),
+    "generator": (1, lambda model, _: model.fit(iter(Batches()), verbose=0)),
+    "PyDataset": (1, lambda model, _: model.fit(Batches(), verbose=0, validation_data=Batches())),
+    "PyDataset with threads": (1, lambda model, _: model.fit(Batches(workers=2), verbose=0)),
+    "interrupted": (1, fit_interrupted),
+    "callbacks": (1, fit_with_callbacks),
+}
+
+
+def iterators():
+    """The iterators over datasets that are alive."""
+    gc.collect()
+    return sum(isinstance(o, tf.data.Iterator) for o in gc.get_objects())
+
+
+def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(tmp_path):
+    models = {
+        name: model_under(mirrored(replicas) if replicas > 1 else None)
+        for name, (replicas, _) in FITS.items()
+    }
+    threads, files, after = set(threading.enumerate()), open_files(), []
+    for _ in range(50 // len(FITS)):
+        for name, (_, fit) in FITS.items():
+            fit(models[name], tmp_path)
+            assert not threads_since(threads), f"threads after {name}"
+            assert open_files() <= files, f"open files after {name}"
+        after.append((graphs(), iterators(), resident()))
+    assert after[1][:2] == after[-1][:2]
+    assert after[-1][1] == 0
+    assert after[-1][2] - after[1][2] < MEGABYTES
 
 
 def test_hundred_evaluations_and_predictions_trace_once_and_keep_no_memory():
