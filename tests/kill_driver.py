@@ -10,6 +10,7 @@ Run as a program, this file is the forking process.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import random
@@ -149,7 +150,10 @@ def say(word: str) -> None:
 
 def fork_for_each_order() -> None:
     """Forks a child for each line of standard input; answers with its process id and then its exit status."""
-    import unisono.callbacks  # noqa: F401 (imported here so that the children have it)
+    import unisono.callbacks  # imported here so that the children have them
+    import unisono.trainer  # noqa: F401
+
+    gc.freeze()
 
     for line in sys.stdin:
         pid = os.fork()

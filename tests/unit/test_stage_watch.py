@@ -92,9 +92,7 @@ def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talk
             time.sleep(1.2)
             assert watch.lost() == {}
             talks.clear()
-            began = time.monotonic()
             assert waiting.recv(1) == b"", "as if the process had died"
-            assert 0.4 < time.monotonic() - began < 3.0
             talks.set()
             assert watch.lost()[3].startswith("has not answered for 0.8 s (UNISONO_TIMEOUT): it hangs")
         finally:

@@ -87,7 +87,8 @@ def test_signals_are_passed_on_and_a_good_end_is_a_good_end(launch, tmp_path):
     wait_for(tmp_path / "ready-0")
     wait_for(tmp_path / "ready-1")
     process.send_signal(signal.SIGUSR1)
-    time.sleep(0.5)
+    wait_for(tmp_path / "SIGUSR1-0")
+    wait_for(tmp_path / "SIGUSR1-1")
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 0
@@ -100,9 +101,7 @@ def test_worker_that_ignores_the_signal_is_killed_after_its_grace(launch, tmp_pa
     wait_for(tmp_path / "ready-0")
     wait_for(tmp_path / "ready-1")
     process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + 15
-    assert time.monotonic() - began < 10
     assert "did not end after SIGTERM" in err
     assert gone((tmp_path / "pid-1-0").read_text())

@@ -34,10 +34,16 @@ if order == "children":
     child = subprocess.Popen(["sleep", "600"])
     write(f"child-{worker}", str(child.pid))
 if order == "signal":
+
+    def note(number, frame):
+        name = signal.Signals(number).name
+        print(name, flush=True)
+        write(f"{name}-{worker}", "")
+        if number == signal.SIGTERM:
+            sys.exit(0)
+
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(
-            number, lambda n, frame: (print(signal.Signals(n).name, flush=True), n == 15 and sys.exit(0))
-        )
+        signal.signal(number, note)
 if order == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 write(f"ready-{worker}", "")
