@@ -75,3 +75,7 @@ __all__ = [
     "read_backup",
     "verify_checkpoint",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

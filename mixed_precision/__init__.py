@@ -20,3 +20,7 @@ __all__ = [
     "policy_scope",
     "set_global_policy",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -67,6 +67,10 @@ __all__ = [
 __all__ += list(_published)  # pyright: ignore[reportUnsupportedDunderAll]  (signatures.pyi names them)
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def get(identifier: _Any) -> _Any:
     """`keras.optimizers.get`, with our stages."""
     with _our_classes():

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 import keras
 
-from .loss_scale.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from .multi_optimizer import MultiOptimizer as MultiOptimizer
 from .optimizer import Optimizer, Stage
 

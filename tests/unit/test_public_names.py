@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 
 import unisono
-from unisono import callbacks, distribute, mixed_precision, optimizers
+from unisono import callbacks, distribute, mixed_precision, optimizers, trainer
 
 FACE = {
     "Model",
@@ -38,36 +38,48 @@ def test_face_is_what_the_documentation_says():
         unisono.fit  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("package", "names"),
-    [
-        (
-            distribute,
-            [
-                "Pipeline",
-                "auto_strategy",
-                "cluster_resolver",
-                "global_batch_size",
-                "global_mean",
-                "simulate_devices",
-            ],
-        ),
-        (mixed_precision, ["LossScaleOptimizer", "Policy", "set_global_policy"]),
-        (callbacks, ["BackupAndRestore", "ModelCheckpoint", "EarlyStopping", "JSONLines", "TensorBoard"]),
-        (optimizers, ["Adam", "AdamW", "SGD", "RMSprop", "Optimizer", "adopt"]),
-    ],
-    ids=lambda value: getattr(value, "__name__", "names"),
-)
-def test_packages_export_what_the_documentation_says(package, names):
-    for name in names:
-        assert inspect.getdoc(getattr(package, name)), f"{package.__name__}.{name} says nothing of itself"
+DOCUMENTED = {
+    callbacks: ["BackupAndRestore", "ModelCheckpoint", "EarlyStopping", "JSONLines", "TensorBoard"],
+    distribute: ["Pipeline", "auto_strategy", "global_batch_size", "global_mean", "simulate_devices"],
+    mixed_precision: ["LossScaleOptimizer", "Policy", "set_global_policy"],
+    optimizers: ["Adam", "AdamW", "SGD", "RMSprop", "Optimizer", "adopt"],
+    trainer: ["Model", "Sequential", "adopt", "clone_model", "load_model", "rowwise"],
+}
+PACKAGES = pytest.mark.parametrize("package", DOCUMENTED, ids=lambda package: package.__name__)
 
 
-@pytest.mark.parametrize("package", [unisono, callbacks, distribute, mixed_precision, optimizers])
-def test_function_or_class_has_no_module_of_its_name_that_would_hide_it_once_imported(package):
-    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
-    names = [name for name in dir(package) if not inspect.ismodule(getattr(package, name))]
-    assert not modules.intersection(names)
+@PACKAGES
+def test_packages_export_what_the_documentation_says(package):
+    for name in DOCUMENTED[package]:
+        assert name in package.__all__
+        assert inspect.getdoc(getattr(package, name)), f"{package.__name__}.{name} has no docstring"
+
+
+@PACKAGES
+def test_packages_show_public_names_alone(package):
+    assert sorted(package.__all__) == dir(package)
+    for name in package.__all__:
+        value = getattr(package, name)
+        assert not name.startswith("_")
+        assert callable(value) or name in ("cluster_resolver", "schedules"), f"{name} is a module"
+
+
+def test_models_have_no_new_public_name_that_a_user_could_have_too():
+    assert public(unisono.Model) - public(keras.Model) == {"fit_state"}
+    trained = []
+    for module in (keras, unisono):
+        model = module.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        x = np.ones((4, 2))
+        model.fit(x, x[:, :1], verbose=0)
+        model.evaluate(x, x[:, :1], verbose=0)
+        model.predict(x, verbose=0)
+        trained.append(model)
+    assert public(trained[1]) - public(trained[0]) == {"fit_state"}
+
+
+def public(value):
+    return {name for name in dir(value) if not name.startswith("_")}
 
 
 def test_methods_take_all_of_keras_arguments():
