@@ -77,7 +77,7 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
 
 
 def backup_paths(directory: str | os.PathLike) -> list[Path]:
-    """The files that bear a backup's name, the newest first."""
+    """The files with a backup's name, the newest first."""
     try:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +90,7 @@ class BackupStore:
     """Writes and finds the backups of one run; owns the names in its directory. One process writes."""
 
     def __init__(self, directory: str | os.PathLike, keep: int):
-        """Args: `directory`; `keep`: int of at least 1, good files that stay after a save."""
+        """Args: `directory`; `keep`: int of at least 1, the number of files to keep after a save."""
         self.directory = Path(directory)
         self._keep = keep
 
@@ -110,7 +110,7 @@ class BackupStore:
         probe.unlink()
 
     def newest_good(self) -> tuple[Path | None, Any, list[str]]:
-        """Reads the newest backup that is whole.
+        """Reads the newest backup that is complete.
 
         Returns:
             `(path, content, problems)`: None and None where there is none; a sentence for each newer one that was
@@ -127,14 +127,11 @@ class BackupStore:
                 problems.append(str(error))
         return None, None, problems
 
-    def write(self, content: Any, summary: Mapping[str, Any]) -> tuple[Path, int]:
+    def write(self, content: Any, summary: Mapping[str, Any]) -> None:
         """Writes one backup under the next number, then removes the oldest beyond `keep`.
 
-        Returns:
-            `(path, bytes)`.
-
         Raises:
-            SaveError: nothing was written, nothing was removed.
+            SaveError: nothing was written and nothing was removed.
         """
         newest = backup_paths(self.directory)[:1]
         number = int(_NAME.match(newest[0].name)[1]) + 1 if newest else 1  # pyright: ignore[reportOptionalSubscript]
@@ -144,7 +141,6 @@ class BackupStore:
         for old in backup_paths(self.directory)[self._keep :]:
             with contextlib.suppress(OSError):
                 old.unlink()
-        return path, path.stat().st_size
 
     def delete_all(self) -> None:
         """Removes the backups, and the directory if nothing else is in it."""

@@ -16,6 +16,7 @@ from ..building import ensure_built
 from ..call_options import gradients_are_taken
 from ..optimizer import Optimizer
 from ..stages.run_stages import run_stages
+from ..stages.slices import map_values
 from . import scale_variables
 from .scale_rule import ScaleRule, ScaleState, make_rule, next_state
 
@@ -269,9 +270,8 @@ def _widen(value: tf.Tensor) -> tf.Tensor:
 
 def _widen_gradient(gradient: Any) -> Any:
     """Sums over replicas and division by the scale happen in float32, also for float16 variables."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_widen(gradient.values), gradient.indices, gradient.dense_shape)
-    return _widen(gradient) if isinstance(gradient, tf.Tensor) else gradient
+    known = isinstance(gradient, tf.Tensor | tf.IndexedSlices)
+    return map_values(_widen, gradient) if known else gradient
 
 
 register_class(keras.optimizers.LossScaleOptimizer, LossScaleOptimizer)
