@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import helpers
 import numpy_program
@@ -40,13 +38,10 @@ def test_gradient_tape_goes_through_numpy_code_in_a_custom_loop(replicas, expect
 
 @pytest.mark.process
 @pytest.mark.parametrize("promotion", ["float32", "float64"])
-def test_training_holds_with_numpy_behaviour_switched_on(promotion, expected):
+def test_training_holds_with_numpy_behaviour_switched_on(promotion, expected, forked, tmp_path):
     # It cannot be switched off again, so it gets a process of its own.
     program = pathlib.Path(numpy_program.__file__)
-    done = subprocess.run(
-        [sys.executable, str(program), promotion], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, found in json.loads(done.stdout.splitlines()[-1]).items():
+    printed = forked.run(program, promotion, folder=tmp_path)
+    for name, found in json.loads(printed.splitlines()[-1]).items():
         right = expected["loop" if name.startswith("loop") else "fit"]
         helpers.assert_close(found, right, helpers.FLOAT32, name)
