@@ -7,10 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.eager import context
 
-MultiWorkerExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+from .replaced import wrap
 
 
 def _context() -> Any:
@@ -71,62 +70,57 @@ def report_error(message: str) -> None:
 
 def wrap_multi_worker_start(around: Callable[[Any, Callable[[], None]], None]) -> None:
     """Has `around(cluster_resolver, start)` called wherever a MultiWorkerMirroredStrategy joins its cluster."""
-    original = MultiWorkerExtended._initialize_multi_worker
-    if hasattr(original, "wrapped"):
-        return
 
-    def initialize(self: Any, cluster_resolver: Any) -> None:
-        around(cluster_resolver, lambda: original(self, cluster_resolver))
+    def make(original: Any) -> Any:
+        def initialize(self: Any, cluster_resolver: Any) -> None:
+            around(cluster_resolver, lambda: original(self, cluster_resolver))
 
-    initialize.wrapped = original
-    MultiWorkerExtended._initialize_multi_worker = initialize
+        return initialize
+
+    wrap("_initialize_multi_worker", make)
 
 
 def check_before_start(check: Callable[[], None]) -> None:
     """Has `check()` called before a MultiWorkerMirroredStrategy reads TF_CONFIG."""
-    original = MultiWorkerExtended._initialize_strategy
-    if hasattr(original, "wrapped"):
-        return
 
-    def initialize(self: Any, cluster_resolver: Any, devices: Any) -> None:
-        if not devices and isinstance(
-            cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver
-        ):
-            check()
-        original(self, cluster_resolver, devices)
+    def make(original: Any) -> Any:
+        def initialize(self: Any, cluster_resolver: Any, devices: Any) -> None:
+            reads = isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver)
+            if not devices and reads:
+                check()
+            original(self, cluster_resolver, devices)
 
-    initialize.wrapped = original
-    MultiWorkerExtended._initialize_strategy = initialize
+        return initialize
+
+    wrap("_initialize_strategy", make)
 
 
 def wrap_local_devices(count_cpu_replicas: Callable[[], int]) -> None:
     """Lets a worker without accelerators have several replicas, one on each of its logical CPU devices."""
-    original = MultiWorkerExtended._initialize_local_devices
-    if hasattr(original, "wrapped"):
-        return
 
-    def devices(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
-        found, kind = original(self, cluster_resolver, worker_device)
-        if kind == "CPU":
-            found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
-        return found, kind
+    def make(original: Any) -> Any:
+        def devices(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+            found, kind = original(self, cluster_resolver, worker_device)
+            if kind == "CPU":
+                found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
+            return found, kind
 
-    devices.wrapped = original
-    MultiWorkerExtended._initialize_local_devices = devices  # pyright: ignore[reportAttributeAccessIssue]
+        return devices
+
+    wrap("_initialize_local_devices", make)
 
 
 def wrap_variable_creation(around: Callable[[], Any]) -> None:
     """Enters `around()` while workers create a variable: the first values come from the chief."""
-    original = MultiWorkerExtended._create_variable
-    if hasattr(original, "wrapped"):
-        return
 
-    def create(self: Any, next_creator: Any, **kwargs: Any) -> Any:
-        with around():
-            return original(self, next_creator, **kwargs)
+    def make(original: Any) -> Any:
+        def create(self: Any, next_creator: Any, **kwargs: Any) -> Any:
+            with around():
+                return original(self, next_creator, **kwargs)
 
-    create.wrapped = original
-    MultiWorkerExtended._create_variable = create
+        return create
+
+    wrap("_create_variable", make)
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:

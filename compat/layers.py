@@ -18,6 +18,11 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
 
 
+def takes_training(layer: keras.layers.Layer) -> bool:
+    """Whether `layer.call` has the argument `training`."""
+    return layer._call_has_training_arg
+
+
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The trainable variables that `layer` holds itself, not those of layers within it."""
     return [v for v in layer._trainable_variables if layer.trainable]

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
@@ -91,12 +90,3 @@ def num_workers_of(strategy: tf.distribute.Strategy) -> int:
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:
     """The cluster resolver that a `ParameterServerStrategy` was made with; its public property is None."""
     return strategy.cluster_resolver or strategy._cluster_resolver
-
-
-def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-    """The whole variable; Keras reads this when it saves."""
-    return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)
-
-
-if not hasattr(ShardedVariable, "__array__"):
-    ShardedVariable.__array__ = _array  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,28 +1,38 @@
-"""The functions of Keras that are replaced while a fit of ours runs, each with its reason.
+"""What is changed in Keras and TensorFlow from outside: functions that are replaced, and names that are added.
 
-What stands in for a function is made by the package that knows how, and handed down with `provide`. It does what Keras does
-where the thread computes no step of ours, so that plain Keras in another thread is not affected.
+- `REPLACED`: functions of Keras that are replaced while a step of ours is computed, in whatever thread; at any other time
+  each of them is the very original. What stands in for a function is made by the package that knows how, and handed down
+  with `provide`. It does what the original does in a thread that computes no step, so that plain Keras in another thread
+  is plain Keras.
+- `WRAPPED`: steps by which a MultiWorkerMirroredStrategy joins its cluster and creates variables. The strategy may be made
+  by TensorFlow's own class before anything of ours is called, so these stay.
+- `ADDED`: methods that classes of TensorFlow lack. Nothing that worked without them changes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-from keras.src.backend.common.variables import Variable as CommonVariable
+import numpy as np
+import tensorflow as tf
 from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow import random as backend_random
 from keras.src.losses import loss as loss_module
 from keras.src.random.seed_generator import SeedGenerator
-from keras.src.trainers.trainer import Trainer
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.sharded_variable import ShardedVariable
+from tensorflow.python.distribute.values import DistributedVariable
 
 
-class Replaced(NamedTuple):
-    """A function of Keras: the module or class that holds it, its name there, and why it is replaced."""
+class Changed(NamedTuple):
+    """A name that is changed: the module or class that holds it, the name there, and why."""
 
     owner: Any
     name: str
@@ -30,42 +40,139 @@ class Replaced(NamedTuple):
 
     @property
     def key(self) -> str:
-        """How `provide` names it: `Loss.__call__`, `random.uniform`."""
+        """What it is called here: `Loss.__call__`, `random.uniform`."""
         return f"{self.owner.__name__.rpartition('.')[2]}.{self.name}"
 
 
 REPLACED = (
-    Replaced(loss_module, "reduce_weighted_values", "a loss is divided by the weights of the global batch"),
-    Replaced(loss_module, "scale_loss_for_distribution", "the reduction above makes it superfluous"),
-    Replaced(loss_module, "unscale_loss_for_distribution", "the reduction above makes it superfluous"),
-    Replaced(
+    Changed(loss_module, "reduce_weighted_values", "a loss is divided by the weights of the global batch"),
+    Changed(loss_module, "scale_loss_for_distribution", "the reduction above makes it superfluous"),
+    Changed(loss_module, "unscale_loss_for_distribution", "the reduction above makes it superfluous"),
+    Changed(
         loss_module.Loss, "__call__", "a loss that may look at the whole batch sees the rows of all replicas"
     ),
-    Replaced(keras.layers.Layer, "add_loss", "an added loss is a mean or a sum over rows: replicas differ"),
-    Replaced(keras.layers.Layer, "_clear_losses", "losses of a replica whose thread is waiting must stay"),
-    Replaced(CommonVariable, "__int__", "TensorFlow's mirrored variables do not know it"),
-    Replaced(CommonVariable, "__float__", "TensorFlow's mirrored variables do not know it"),
-    Replaced(
+    Changed(
+        keras.layers.Layer,
+        "add_loss",
+        "an added loss is a mean or a sum over rows, which replicas join differently",
+    ),
+    Changed(
+        keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"
+    ),
+    Changed(
         backend_core.Variable, "handle", "a tape knows a variable assigned in this step by what was assigned"
     ),
-    Replaced(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
-    Replaced(backend_random, "uniform", "random numbers are the same under XLA"),
-    Replaced(backend_random, "normal", "random numbers are the same under XLA"),
-    Replaced(backend_random, "dropout", "random numbers are the same under XLA"),
-    Replaced(Trainer, "compile_from_config", "it must tell what the file said and what is Keras' default"),
-    Replaced(backend_numpy, "take", "rows of a variable are taken where they are, on a parameter server"),
-    Replaced(backend_nn, "_compute_moments_sync", "synchronized batch normalization counts no borrowed row"),
+    Changed(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
+    Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws"),
+    Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws"),
+    Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws"),
+    Changed(backend_numpy, "take", "rows of a variable are taken where they are, on a parameter server"),
+    Changed(backend_nn, "_compute_moments_sync", "synchronized batch normalization counts no borrowed row"),
 )
+
+WRAPPED = (
+    Changed(CollectiveAllReduceExtended, "_initialize_strategy", "TF_CONFIG is checked before it is read"),
+    Changed(
+        CollectiveAllReduceExtended, "_initialize_multi_worker", "a cluster is joined within a stated time"
+    ),
+    Changed(
+        CollectiveAllReduceExtended, "_initialize_local_devices", "a worker of CPUs may have several replicas"
+    ),
+    Changed(
+        CollectiveAllReduceExtended, "_create_variable", "workers create the same variables in the same order"
+    ),
+)
+
+ADDED = (
+    Changed(ShardedVariable, "__array__", "Keras reads a variable so when it saves"),
+    Changed(DistributedVariable, "__int__", "`int(optimizer.iterations)` in a loop of the user's own"),
+    Changed(DistributedVariable, "__float__", "`float(optimizer.learning_rate)` in a loop of the user's own"),
+)
+
+_lock = threading.Lock()
+_makers: dict[str, Callable[[Any], Any]] = {}
+_made: dict[str, tuple[Any, Any]] = {}  # for each name the last original and what stands in for it
+_installed: list[tuple[Changed, Any, Any]] = []
+_running = 0
 
 
 def provide(key: str, make: Callable[[Any], Any]) -> None:
-    """Replaces a function of `REPLACED` by `make(original)`; for a property, its getter. Once only."""
-    (replaced,) = (each for each in REPLACED if each.key == key)
-    found = vars(replaced.owner)[replaced.name]
-    original: Any = found.fget if isinstance(found, property) else found
-    if hasattr(original, "__unisono_original__"):
-        return
-    replacement: Any = functools.wraps(original)(make(original))
-    replacement.__unisono_original__ = original
-    value = property(replacement) if isinstance(found, property) else replacement
-    setattr(replaced.owner, replaced.name, value)
+    """Says what stands in for a function of `REPLACED`: `make(original)`; for a property, its getter."""
+    assert key in {each.key for each in REPLACED}, key
+    _makers[key] = make
+
+
+@contextlib.contextmanager
+def replaced_functions() -> Iterator[None]:
+    """The functions of `REPLACED` are replaced inside, and the originals again when the last such block ends."""
+    global _running
+    with _lock:
+        if not _running:
+            _install()
+        _running += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+            if not _running:
+                _restore()
+
+
+def _install() -> None:
+    for each in REPLACED:
+        if each.key in _makers:
+            original = _original(vars(each.owner)[each.name])
+            replacement = _replacement(each.key, original)
+            setattr(each.owner, each.name, replacement)
+            _installed.append((each, original, replacement))
+
+
+def _restore() -> None:
+    for each, original, replacement in _installed:
+        if vars(each.owner)[each.name] is replacement:  # else somebody has put a wrapper of his own around it
+            setattr(each.owner, each.name, original)
+    _installed.clear()
+
+
+def _original(found: Any) -> Any:
+    """What was there before us: a patch that began inside of a step and ends outside puts our replacement back."""
+    return getattr(found.fget if isinstance(found, property) else found, "__unisono_original__", found)
+
+
+def _replacement(key: str, original: Any) -> Any:
+    known, replacement = _made.get(key, (None, None))
+    if known is not original:
+        function: Any = original.fget if isinstance(original, property) else original
+        replacement = functools.wraps(function)(_makers[key](function))
+        replacement.__unisono_original__ = original
+        replacement = property(replacement) if isinstance(original, property) else replacement
+        _made[key] = original, replacement
+    return replacement
+
+
+def wrap(name: str, make: Callable[[Any], Any]) -> None:
+    """Puts `make(original)` in the place of a method of `WRAPPED`, for good; a second call for a name does nothing."""
+    (owner,) = (each.owner for each in WRAPPED if each.name == name)
+    original = getattr(owner, name)
+    if not hasattr(original, "__unisono_original__"):
+        wrapper: Any = functools.wraps(original)(make(original))
+        wrapper.__unisono_original__ = original
+        setattr(owner, name, wrapper)
+
+
+def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    """The whole variable."""
+    return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)
+
+
+def _number(kind: type) -> Callable[[Any], Any]:
+    def convert(self: Any) -> Any:
+        return kind(self.numpy())
+
+    return convert
+
+
+for _added, _method in zip(ADDED, (_array, _number(int), _number(float))):
+    if not hasattr(_added.owner, _added.name):
+        setattr(_added.owner, _added.name, _method)

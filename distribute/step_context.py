@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..compat.replaced import replaced_functions
+
 
 @dataclasses.dataclass
 class StepContext:
@@ -95,12 +97,13 @@ def note_varying_shape() -> None:
 
 @contextlib.contextmanager
 def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
-    """Makes `context` the current step of this thread. `None` hides an outer one."""
+    """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
     stack = getattr(_local, "stack", None)
     if stack is None:
         stack = _local.stack = []
     stack.append(context)
     try:
-        yield context
+        with replaced_functions() if context is not None else contextlib.nullcontext():
+            yield context
     finally:
         stack.pop()

@@ -81,7 +81,8 @@ def adopt(optimizer: Any) -> Any:
     Context: host.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        optimizer = keras.optimizers.get(optimizer)
+        with our_classes():
+            optimizer = keras.optimizers.get(optimizer)
     if optimizer is not None and type(optimizer) is not class_for(type(optimizer)):
         optimizer.__class__ = class_for(type(optimizer))
         optimizer.on_adopted()

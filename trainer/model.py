@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import zipfile
 from typing import Any, Self, cast
 
 import keras
@@ -86,6 +89,11 @@ def adopt(model: keras.Model) -> Model:
     Raises:
         TypeError: `model` is not a Keras model.
     """
+    return _adopt(model, {})
+
+
+def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
+    """See `adopt`; `arguments` are those of `compile` in the file that the model was loaded from."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"`adopt` takes a keras.Model. Received: {model!r} of type {type(model).__name__}")
     pipeline_step.attach(model)
@@ -94,7 +102,7 @@ def adopt(model: keras.Model) -> Model:
     model.__class__ = _adopted_class(type(model))  # pyright: ignore[reportArgumentType]  (a class can be hashed)
     compiled = model.compiled
     model._auto_steps = model.steps_per_execution == 1
-    model._auto_jit = _leaves_jit_to_us(vars(model).get("_arguments_in_file"))
+    model._auto_jit = _leaves_jit_to_us(arguments)
     model._forget_compiled()
     if compiled and model.optimizer is not None:
         from .step.variable_placement import bring_home
@@ -103,14 +111,14 @@ def adopt(model: keras.Model) -> Model:
     return model
 
 
-def _leaves_jit_to_us(in_file: dict[str, Any] | None) -> bool:
+def _leaves_jit_to_us(arguments: dict[str, Any]) -> bool:
     """Whether `jit_compile` was left at "auto".
 
     Files of ours leave out what is "auto". Keras writes what it made of it, so that its True may be the default.
     """
-    if in_file is None or "jit_compile" not in in_file:
+    if "jit_compile" not in arguments:
         return True
-    return bool(in_file["jit_compile"]) and "steps_per_execution" in in_file
+    return bool(arguments["jit_compile"]) and "steps_per_execution" in arguments
 
 
 @functools.cache
@@ -140,7 +148,15 @@ def load_model(
     """
     with our_classes():
         model = keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode)
-        return adopt(cast(keras.Model, model))
+    return _adopt(cast(keras.Model, model), _compile_arguments(filepath))
+
+
+def _compile_arguments(filepath: Any) -> dict[str, Any]:
+    """The arguments of `compile` that a `.keras` file holds; none for anything else."""
+    with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
+        with zipfile.ZipFile(filepath) as archive:
+            return json.loads(archive.read("config.json"))["compile_config"] or {}
+    return {}
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:

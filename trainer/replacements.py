@@ -1,4 +1,4 @@
-"""What stands in for the functions of Keras that are replaced: see `compat/replaced.py`, which has the reasons."""
+"""What stands in for the functions of Keras that are replaced: `compat/replaced.py` has the list, with reasons."""
 
 from __future__ import annotations
 
@@ -88,17 +88,6 @@ def _add_loss(original: Any) -> Any:
     return add_loss
 
 
-def _number(kind: type) -> Any:
-    def make(original: Any) -> Any:
-        def convert(self: Any) -> Any:
-            copied = isinstance(self._value, tf.distribute.DistributedValues) and self.ndim == 0
-            return kind(self.numpy()) if copied else original(self)
-
-        return convert
-
-    return make
-
-
 def _synchronized_moments(original: Any) -> Any:
     def moments(x: Any, axes: Any, keepdims: Any) -> Any:
         step = current_step()
@@ -134,14 +123,6 @@ def _clear_losses(original: Any) -> Any:
             layer._loss_ids -= mine
 
     return clear
-
-
-def _noting_arguments(original: Any) -> Any:
-    def compile_from_config(self: Any, config: dict[str, Any]) -> None:
-        original(self, config)
-        object.__setattr__(self, "_arguments_in_file", dict(config or {}))
-
-    return compile_from_config
 
 
 def _take(original: Any) -> Any:
@@ -196,14 +177,11 @@ for _key, _make in {
     "Loss.__call__": _loss_call,
     "Layer.add_loss": _add_loss,
     "Layer._clear_losses": _clear_losses,
-    "Variable.__int__": _number(int),
-    "Variable.__float__": _number(float),
     "Variable.handle": _handle,
     "SeedGenerator.next": _seed,
     "random.uniform": _uniform,
     "random.normal": _normal,
     "random.dropout": _dropout,
-    "Trainer.compile_from_config": _noting_arguments,
     "numpy.take": _take,
     "nn._compute_moments_sync": _synchronized_moments,
 }.items():

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from .. import mixed_precision
+from ..compat.replaced import replaced_functions
 from ..compat.serialization import deserialize_keras_object, our_classes
 from ..compat.training import KerasTrainer, TensorFlowTrainer, filter_traceback
 from ..distribute.step_context import current_step
@@ -373,7 +374,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
             rows: int or None; rows of a global batch, where known.
             training: bool; whether the model is going to be trained.
         """
-        with self.strategy_scope():
+        with replaced_functions(), self.strategy_scope():
             if self._pipeline is not None:
                 build_for_prediction(self, spec)
                 pipeline_step.prepare(self, rows, training)

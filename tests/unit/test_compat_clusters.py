@@ -5,10 +5,10 @@ import inspect
 import pytest
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager import context
 
-from unisono.compat.clusters import MultiWorkerExtended
+from unisono.compat.replaced import WRAPPED
 
 SERVICE = {
     "configure_coordination_service": {
@@ -41,22 +41,23 @@ def test_jobs_are_named_and_counted():
     assert (job.name, job.num_tasks) == ("worker", 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("_initialize_multi_worker", ["self", "cluster_resolver"]),
-        ("_initialize_local_devices", ["self", "cluster_resolver", "worker_device"]),
-        ("_create_variable", ["self", "next_creator", "kwargs"]),
-    ],
-)
-def test_start_of_a_worker_has_these_steps(name, arguments):
-    method = getattr(MultiWorkerExtended, name)
-    original = getattr(method, "wrapped", method)
-    assert list(inspect.signature(original).parameters) == arguments
-    assert collective_all_reduce_strategy.CollectiveAllReduceExtended is MultiWorkerExtended
+ARGUMENTS = {
+    "_initialize_strategy": ["self", "cluster_resolver", "devices"],
+    "_initialize_multi_worker": ["self", "cluster_resolver"],
+    "_initialize_local_devices": ["self", "cluster_resolver", "worker_device"],
+    "_create_variable": ["self", "next_creator", "kwargs"],
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED, ids=lambda each: each.name)
+def test_start_of_a_worker_has_these_steps(wrapped):
+    method = getattr(CollectiveAllReduceExtended, wrapped.name)
+    original = getattr(method, "__unisono_original__", method)
+    assert list(inspect.signature(original).parameters) == ARGUMENTS[wrapped.name]
+    assert wrapped.owner is CollectiveAllReduceExtended
 
 
 def test_size_of_packs_is_read_from_the_options():
-    source = inspect.getsource(MultiWorkerExtended.__init__)
+    source = inspect.getsource(CollectiveAllReduceExtended.__init__)
     assert "_communication_options" in source
     assert tf.distribute.experimental.CommunicationOptions(bytes_per_pack=8).bytes_per_pack == 8

@@ -82,6 +82,12 @@ def test_loss_scale_optimizer_in_a_file_is_ours_in_our_scope_and_keras_own_elsew
     assert copy.deepcopy(ours).min_scale == 4.0
 
 
+def test_plain_loss_scale_optimizer_is_written_and_read_by_keras_alone():
+    theirs = keras.optimizers.serialize(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    assert theirs["registered_name"] is None
+    assert type(keras.optimizers.deserialize(theirs)) is keras.optimizers.LossScaleOptimizer
+
+
 def test_make_again_keeps_the_variable_and_its_value():
     import tensorflow as tf
 

@@ -1,6 +1,5 @@
 """What the trainer touches of Keras without its promise is still there, and still what we take it for."""
 
-import inspect
 import random
 import threading
 
@@ -9,12 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.backend.common.variables import Variable as KerasVariable
-from keras.src.backend.tensorflow import core as backend_core
-from keras.src.backend.tensorflow import nn as backend_nn
-from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.losses import loss as loss_module
-from keras.src.random import seed_generator
 
 import unisono
 from unisono.compat.graphs import scratch_graph
@@ -23,7 +17,6 @@ from unisono.compat.random_state import global_seed_generator_state, thread_stat
 from unisono.compat.training import (
     CompileLoss,
     CompileMetrics,
-    KerasTrainer,
     Mean,
     compiled_loss,
     flat_losses,
@@ -31,47 +24,6 @@ from unisono.compat.training import (
 )
 from unisono.trainer.step import global_loss as exact_loss
 from unisono.trainer.step import global_metrics as exact_metrics
-
-REPLACED = {
-    "take": (backend_numpy, ["x", "indices", "axis"]),
-    "add_loss": (keras.layers.Layer, ["self", "loss"]),
-    "_clear_losses": (keras.layers.Layer, ["self"]),
-    "compile_from_config": (KerasTrainer, ["self", "config"]),
-    "reduce_weighted_values": (loss_module, ["values", "sample_weight", "mask", "reduction", "dtype"]),
-    "scale_loss_for_distribution": (loss_module, ["value"]),
-    "unscale_loss_for_distribution": (loss_module, ["value"]),
-    "__call__": (loss_module.Loss, ["self", "y_true", "y_pred", "sample_weight"]),
-    "next": (seed_generator.SeedGenerator, ["self", "ordered"]),
-    "__int__": (KerasVariable, ["self"]),
-    "__float__": (KerasVariable, ["self"]),
-    "_compute_moments_sync": (backend_nn, ["x", "axes", "keepdims"]),
-}
-
-
-@pytest.mark.parametrize("name", REPLACED)
-def test_replaced_functions_are_keras_own_with_the_same_arguments(name):
-    owner, arguments = REPLACED[name]
-    replacement = vars(owner)[name]
-    original = replacement.__unisono_original__
-    assert original.__module__.startswith("keras.src.")
-    assert list(inspect.signature(original).parameters) == arguments
-
-
-def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
-    prop = vars(backend_core.Variable)["handle"]
-    assert prop.fget.__unisono_original__.__module__ == "keras.src.backend.tensorflow.core"
-    variable = keras.Variable(1.0)
-    assert variable.handle is variable.value.handle
-    assert tf.is_tensor(variable.value) and variable._should_act_as_resource_variable
-
-
-def test_losses_look_their_reduction_up_where_we_replaced_it():
-    assert "reduce_weighted_values" in loss_module.Loss.__call__.__unisono_original__.__code__.co_names
-    assert "scale_loss_for_distribution" in inspect.getsource(loss_module.reduce_values)
-
-
-def test_synchronized_moments_are_looked_up_where_we_replaced_them():
-    assert "_compute_moments_sync" in backend_nn.moments.__code__.co_names
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,17 @@ the same rows twice. A mean stays as it is, a sum doubles.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.layers import layers_of, takes_training
+from ...compat.training import compute_output_spec
 from ...distribute.step_context import StepContext
 from ..inputs.placeholder_batches import made_up
 from .collected_writes import CollectedWrites
@@ -28,6 +30,7 @@ from .collected_writes import CollectedWrites
 _ROWS = 3
 _ADDS = "_unisono_adds_losses"
 _SUMS = "_unisono_added_sums"
+_HEARD = "_unisono_added_losses_heard"
 
 
 class _Listening(threading.local):
@@ -70,7 +73,8 @@ def find_sums(model: Any, x_spec: Any) -> None:
 
     Context: host, cross-replica, eager.
     """
-    layers = [layer for layer in model._flatten_layers() if layer.__dict__.get(_ADDS)]
+    _hear(model, x_spec)
+    layers = [layer for layer in layers_of(model) if layer.__dict__.get(_ADDS)]
     if not layers or all(_SUMS in layer.__dict__ for layer in layers):
         return
     for layer in layers:
@@ -86,6 +90,27 @@ def find_sums(model: Any, x_spec: Any) -> None:
         object.__setattr__(layer, _SUMS, tuple(n for n, pair in enumerate(pairs) if _doubles(*pair)))
 
 
+def _hear(model: Any, x_spec: Any) -> None:
+    """Learns which layers of the user's own add losses: they may have been built before anybody listened."""
+    own = [
+        layer
+        for layer in layers_of(model)
+        if not type(layer).__module__.startswith(("keras.src.", "unisono."))
+    ]
+    if own and not vars(model).get(_HEARD):
+        object.__setattr__(model, _HEARD, True)
+        with contextlib.suppress(Exception):
+            compute_output_spec(_call, model, keras.tree.map_structure(_symbolic, x_spec))
+
+
+def _symbolic(spec: tf.TensorSpec) -> keras.KerasTensor:
+    return keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
+
+
+def _call(model: Any, x: Any) -> Any:
+    return model(x, training=True) if takes_training(model) else model(x)
+
+
 def _doubles(once: float, twice: float) -> bool:
     """Whether the value is nearer to twice what it was than to what it was (random layers draw anew)."""
     return bool(np.isfinite([once, twice]).all()) and abs(twice - 2 * once) < abs(twice - once)
@@ -93,11 +118,11 @@ def _doubles(once: float, twice: float) -> bool:
 
 def _added(model: Any, x: Any) -> dict[int, list[float]]:
     with _listen() as values, CollectedWrites():
-        model(x, training=True) if model._call_has_training_arg else model(x)
+        _call(model, x)
     return values
 
 
-@contextmanager
+@contextlib.contextmanager
 def _listen() -> Iterator[dict[int, list[float]]]:
     _listening.values = values = {}
     try:

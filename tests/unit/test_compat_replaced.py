@@ -1,0 +1,149 @@
+"""The functions of Keras that are replaced: still what we take them for, and the originals where no step is computed."""
+
+import inspect
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.losses import loss as loss_module
+
+import unisono
+from unisono.compat import replaced
+from unisono.compat.replaced import ADDED, REPLACED, replaced_functions
+from unisono.distribute.step_context import StepContext, step_scope
+
+ARGUMENTS = {
+    "numpy.take": ["x", "indices", "axis"],
+    "Layer.add_loss": ["self", "loss"],
+    "Layer._clear_losses": ["self"],
+    "loss.reduce_weighted_values": ["values", "sample_weight", "mask", "reduction", "dtype"],
+    "loss.scale_loss_for_distribution": ["value"],
+    "loss.unscale_loss_for_distribution": ["value"],
+    "Loss.__call__": ["self", "y_true", "y_pred", "sample_weight"],
+    "SeedGenerator.next": ["self", "ordered"],
+    "Variable.handle": ["self"],
+    "nn._compute_moments_sync": ["x", "axes", "keepdims"],
+    "random.uniform": ["shape", "minval", "maxval", "dtype", "seed"],
+    "random.normal": ["shape", "mean", "stddev", "dtype", "seed"],
+    "random.dropout": ["inputs", "rate", "noise_shape", "seed"],
+}
+ORIGINALS = {each.key: vars(each.owner)[each.name] for each in REPLACED}
+
+
+def now():
+    return {each.key: vars(each.owner)[each.name] for each in REPLACED}
+
+
+def function_of(found):
+    return found.fget if isinstance(found, property) else found
+
+
+def are_keras_own(found):
+    return all(found[key] is ORIGINALS[key] for key in found)
+
+
+@pytest.mark.parametrize("each", REPLACED, ids=lambda each: each.key)
+def test_replaced_functions_are_keras_own_with_the_same_arguments(each):
+    found = function_of(vars(each.owner)[each.name])
+    assert found.__module__.startswith("keras.src.") and not hasattr(found, "__wrapped__")
+    assert list(inspect.signature(found).parameters) == ARGUMENTS[each.key]
+    assert each.reason
+
+
+def test_every_function_is_replaced_inside_and_the_very_original_outside():
+    assert are_keras_own(now())
+    with replaced_functions():
+        with replaced_functions():
+            pass
+        inside = now()
+    assert not [
+        key for key in inside if function_of(inside[key]).__wrapped__ is not function_of(ORIGINALS[key])
+    ]
+    assert are_keras_own(now())
+
+
+def test_last_thread_that_leaves_puts_the_originals_back():
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def other():
+        with replaced_functions():
+            entered.set()
+            may_leave.wait(20)
+
+    thread = threading.Thread(target=other)
+    with replaced_functions():
+        thread.start()
+        assert entered.wait(20)
+    assert not are_keras_own(now())
+    may_leave.set()
+    thread.join(20)
+    assert are_keras_own(now())
+
+
+def test_wrapper_that_somebody_puts_around_a_replaced_function_stays():
+    def mine(values, **kwargs):
+        return values
+
+    patch = pytest.MonkeyPatch()
+    with replaced_functions():
+        patch.setattr(loss_module, "reduce_weighted_values", mine)
+    assert loss_module.reduce_weighted_values is mine
+    with replaced_functions():
+        assert loss_module.reduce_weighted_values.__wrapped__ is mine
+    assert loss_module.reduce_weighted_values is mine
+    patch.undo()  # to what was there inside of the first block: our replacement
+    with replaced_functions():
+        pass
+    assert are_keras_own(now())
+
+
+def test_step_replaces_functions_and_an_error_in_it_puts_them_back():
+    with pytest.raises(ZeroDivisionError), step_scope(StepContext(0, 1, 1, 1)):
+        assert not are_keras_own(now())
+        raise ZeroDivisionError
+    assert are_keras_own(now())
+
+
+def test_originals_are_back_after_every_method_of_a_model():
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dropout(0.5)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    x, y = np.ones((4, 2)), np.ones((4, 1))
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(are_keras_own(now())))
+    model.fit(x, y, verbose=0, callbacks=[callback])
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    model.train_on_batch(x, y)
+    model.test_on_batch(x, y)
+    model.predict_on_batch(x)
+    assert seen == [True] and are_keras_own(now()) and not replaced._installed
+
+
+def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
+    variable = keras.Variable(1.0)
+    assert variable.handle is variable.value.handle
+    assert tf.is_tensor(variable.value) and variable._should_act_as_resource_variable
+
+
+def test_losses_look_their_reduction_up_where_it_is_replaced():
+    assert "reduce_weighted_values" in loss_module.Loss.__call__.__code__.co_names
+    assert "scale_loss_for_distribution" in inspect.getsource(loss_module.reduce_values)
+
+
+def test_synchronized_moments_are_looked_up_where_they_are_replaced():
+    from keras.src.backend.tensorflow import nn
+
+    assert "_compute_moments_sync" in nn.moments.__code__.co_names
+
+
+@pytest.mark.parametrize("added", ADDED, ids=lambda each: each.key)
+def test_added_methods_are_ours_because_tensorflow_lacks_them(added):
+    assert vars(added.owner)[added.name].__module__ == "unisono.compat.replaced"
+
+
+def test_scalar_of_a_mirrored_variable_is_a_number():
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        whole, real = keras.Variable(3, dtype="int32"), keras.Variable(0.5)
+    assert (int(whole), float(real)) == (3, 0.5)
