@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from ..compat.callbacks import batches_since_saving, is_default_hook, profiled_steps
+
 # These need only the state at the end of whatever execution runs; our own say so with `waits_for_executions`.
 _WAIT_FOR_EXECUTIONS = (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
 _BATCH_HOOKS = {
@@ -48,18 +50,16 @@ def _overrides(callback: Any, hook: str) -> bool:
     method = getattr(callback, hook)
     if hook in vars(callback):
         return True
-    return getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook) and not getattr(
-        method, "_is_default", False
-    )
+    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
+    return not inherited and not is_default_hook(method)
 
 
 def _model_checkpoint(callback: Any) -> int | None:
     if callback.save_freq == "epoch":
         return None
-    return max(1, callback.save_freq - callback._batches_seen_since_last_saving)
+    return max(1, callback.save_freq - batches_since_saving(callback))
 
 
 def _tensor_board(callback: Any) -> int | None:
-    if callback.update_freq == "epoch" and not callback._should_trace and not callback.write_steps_per_second:
-        return None
-    return 1
+    silent = callback.update_freq == "epoch" and not callback.write_steps_per_second
+    return None if silent and profiled_steps(callback) is None else 1

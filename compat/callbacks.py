@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 # Attributes in which Keras' own callbacks keep what they learn during training.
 CALLBACK_ATTRIBUTES = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -13,3 +16,69 @@ CALLBACK_ATTRIBUTES = {
     "History": ("history", "epoch"),
     "ProgbarLogger": ("seen",),
 }
+
+
+def is_default_hook(method: Callable[..., Any]) -> bool:
+    """Whether a hook of a callback is Keras' own, which does nothing."""
+    return getattr(method, "_is_default", False)
+
+
+# ModelCheckpoint
+
+
+def batches_since_saving(callback: Any) -> int:
+    """The batches that a `ModelCheckpoint` has seen since it saved."""
+    return callback._batches_seen_since_last_saving
+
+
+def choose_monitor_op(callback: Any) -> None:
+    """Has a `ModelCheckpoint` find out whether more or less of what it monitors is better."""
+    callback._set_monitor_op()
+
+
+def path_to_save(callback: Any, epoch: int, batch: int | None, logs: dict | None) -> str:
+    """The file of a `ModelCheckpoint` for this save, its placeholders filled in."""
+    return callback._get_file_path(epoch, batch, logs)
+
+
+def should_save(callback: Any, epoch: int, batch: int | None, logs: dict | None, path: Any) -> bool:
+    """Whether a `ModelCheckpoint` wants this model, after what it monitors."""
+    return callback._should_save_model(epoch, batch, logs, path)
+
+
+# TensorBoard
+
+
+def train_writer(callback: Any) -> Any:
+    """The summary writer of training; opened when it is first asked for."""
+    return callback._train_writer
+
+
+def validation_writer(callback: Any) -> Any:
+    """The summary writer of validation; opened when it is first asked for."""
+    return callback._val_writer
+
+
+def close_writers(callback: Any) -> None:
+    """Closes both writers."""
+    callback._close_writers()
+
+
+def profiled_steps(callback: Any) -> tuple[int, int] | None:
+    """The first and the last step of the profile; None without one."""
+    return (callback._start_batch, callback._stop_batch) if callback._should_trace else None
+
+
+def is_profiling(callback: Any) -> bool:
+    """Whether a profile has begun and not ended."""
+    return callback._is_tracing
+
+
+def start_profile(callback: Any) -> None:
+    """Begins the profile."""
+    callback._start_trace()
+
+
+def stop_profile(callback: Any) -> None:
+    """Ends the profile and writes it."""
+    callback._stop_trace()

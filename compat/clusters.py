@@ -121,8 +121,3 @@ def wrap_variable_creation(around: Callable[[], Any]) -> None:
         return create
 
     wrap("_create_variable", make)
-
-
-def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
-    """What the `CommunicationOptions` of a MultiWorkerMirroredStrategy say; 0: they leave it to TensorFlow."""
-    return strategy.extended._communication_options.bytes_per_pack

@@ -52,3 +52,63 @@ def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
     if strategy is tf.distribute.get_strategy():
         return contextlib.nullcontext()
     return strategy.scope()
+
+
+def call_count(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The variable that counts calls; with accumulation several of them make one update."""
+    return optimizer._iterations
+
+
+def own_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables of `optimizer` itself, not those of optimizers inside of it."""
+    return optimizer._variables
+
+
+def trained_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables that `optimizer` was built for."""
+    return optimizer._trainable_variables
+
+
+def own_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The learning rate as it was given: a variable, a schedule or a function."""
+    return optimizer._learning_rate
+
+
+def variable_key(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
+    """By what `optimizer` knows a variable."""
+    return optimizer._var_key(variable)
+
+
+def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables in which gradients are summed, one for each trained variable."""
+    return optimizer._accumulated_gradients
+
+
+def accumulator_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
+    """The variable in which the gradients of `variable` are summed."""
+    return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
+
+
+def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The moving average of each trained variable, or None."""
+    return optimizer._model_variables_moving_average
+
+
+def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
+    """Whether weight decay is applied to `variable`."""
+    return optimizer._use_weight_decay(variable)
+
+
+def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
+    """Refuses variables that `optimizer` was not built for."""
+    optimizer._check_variables_are_known(variables)
+
+
+def wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The optimizers in a `MultiOptimizer`; none in any other."""
+    return list(getattr(optimizer, "_inner_optimizers", ()))
+
+
+def index_of_optimizer(optimizer: Any, variable: Any) -> int:
+    """Which of its `wrapped_optimizers` a `MultiOptimizer` trains `variable` with."""
+    return optimizer._var_to_optimizer_idx[optimizer._var_key(variable)]

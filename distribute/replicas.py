@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.clusters import bytes_per_pack
+from ..compat.strategies import bytes_per_pack, traced_replica
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import note_varying_shape
 
@@ -149,9 +149,9 @@ def local_replica_index() -> int:
 
     Context: replica.
     """
-    index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
-    if isinstance(index, int):
-        return index
+    known = traced_replica()
+    if known is not None:
+        return known
     index = tf.get_static_value(replica_id())
     return int(index) % max(1, len(tf.distribute.get_strategy().extended.worker_devices))
 

@@ -59,9 +59,11 @@ def publish(cls: type, module: str) -> type:
     def extended_class() -> type:
         return extended[0]
 
-    made = type(own.__name__, (own,), {"__doc__": own.__doc__, "__module__": module, "_extended_class": None})
+    made = type(
+        own.__name__, (own,), {"__doc__": own.__doc__, "__module__": module, "_unisono_extended_class": None}
+    )
     extended.append(keras.saving.register_keras_serializable("unisono", own.__name__)(made))
-    own._extended_class = staticmethod(extended_class)
+    own._unisono_extended_class = staticmethod(extended_class)
     return own
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.optimizers import accumulator_of, call_count, own_learning_rate, trained_variables
 from ..distribute.parameter_servers.shards import created_beside
 from ..distribute.replicas import local_copy
 from .adoption import register_class
@@ -82,7 +83,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     def _mark_if_extended(self) -> None:
         """An optimizer with stages of its own cannot be opened by plain Keras and does not pretend to be Keras'."""
-        extended = getattr(type(self), "_extended_class", None)
+        extended = getattr(type(self), "_unisono_extended_class", None)
         if extended is not None and (self.gradient_transformers or self.gradient_aggregator is not None):
             object.__setattr__(self, "__class__", extended())
 
@@ -134,7 +135,7 @@ class Optimizer(SavedState, ReplicaRule):
         )
         with call_options(options):
             self.apply([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        return self._iterations
+        return call_count(self)
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -195,12 +196,12 @@ class Optimizer(SavedState, ReplicaRule):
                 "`trainable_variables` is missing and the optimizer is not built: give the variables, "
                 "or call `optimizer.build(trainable_variables)` first."
             )
-        if count != len(self._trainable_variables):
+        if count != len(trained_variables(self)):
             raise ValueError(
-                f"`grads` must have one gradient for each of the {len(self._trainable_variables)} variables that the "
+                f"`grads` must have one gradient for each of the {len(trained_variables(self))} variables that the "
                 f"optimizer was built with. Received: {count}"
             )
-        return self._trainable_variables
+        return trained_variables(self)
 
     def on_adopted(self) -> None:
         """Called once on an instance that `adopt` has given this class."""
@@ -240,7 +241,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     def accumulator_of(self, variable: Any) -> keras.Variable:
         """Where the weighted gradients of `variable` are summed; of its shape and dtype."""
-        return self._accumulated_gradients[self._get_variable_index(variable)]
+        return accumulator_of(self, variable)
 
     @property
     def has_accumulated(self) -> dict[Any, Any]:
@@ -262,8 +263,9 @@ class Optimizer(SavedState, ReplicaRule):
         return self._ours().setdefault("warned_missing", [])
 
     def _get_current_learning_rate(self) -> Any:
-        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return self._learning_rate(self.iterations)
+        rate = own_learning_rate(self)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
         return super()._get_current_learning_rate()
 
     def learning_rate_for(self, variables: Sequence[Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.optimizers import averages_of, decays, trained_variables
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
 from .shard_updates import updates_of
@@ -65,7 +66,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
             return
         for variable in variables:
             whole = getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
-            if self._use_weight_decay(whole):
+            if decays(self, whole):
                 copy = local_copy(variable)
                 rate = tf.cast(self.learning_rate, copy.dtype) * tf.cast(self.weight_decay, copy.dtype)
                 copy.assign_sub(copy * rate)
@@ -74,7 +75,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
         if not self.use_ema:
             return
         started = tf.not_equal(self.iterations, 0)
-        for variable, average in zip(trainable_variables, self._model_variables_moving_average):
+        for variable, average in zip(trainable_variables, averages_of(self)):
             if average is not None:
                 copy, mean = local_copy(variable), local_copy(average)
                 momentum = tf.cast(started, copy.dtype) * self.ema_momentum
@@ -86,7 +87,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
             return
 
         def overwrite() -> tf.Tensor:
-            self._overwrite_model_variables_with_average_value(self._trainable_variables)
+            self._overwrite_model_variables_with_average_value(trained_variables(self))
             return tf.constant(True)
 
         iterations: Any = self.iterations
@@ -95,7 +96,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
 
     def _overwrite_model_variables_with_average_value(self, trainable_variables: Sequence[Any]) -> None:
         with direct_writes():
-            for variable, average in zip(trainable_variables, self._model_variables_moving_average):
+            for variable, average in zip(trainable_variables, averages_of(self)):
                 if average is not None:
                     _copy(variable).assign(_copy(average))
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..compat.optimizers import own_variables
 from .adoption import rebuild
 
 
@@ -20,11 +21,11 @@ class SavedState(keras.optimizers.Optimizer):
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """The reverse of `get_weights`."""
-        super().set_weights(list(weights)[: len(self._variables)])
+        super().set_weights(list(weights)[: len(own_variables(self))])
         extra = self.__dict__.get("accumulated_weight")
         if extra is not None:
-            given = len(weights) > len(self._variables)
-            extra.assign(weights[len(self._variables)] if given else 0.0)
+            given = len(weights) > len(own_variables(self))
+            extra.assign(weights[len(own_variables(self))] if given else 0.0)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the state; between updates in Keras' own layout."""

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.layers import layers_of
-from ...compat.variables import is_read_together, sums_on_read
+from ...compat.variables import is_read_together, raw_value, sums_on_read
 
 
 class HostBuffers:
@@ -57,7 +57,7 @@ def variables_of(model: Any) -> dict[str, list[Any]]:
         for variable in variables:
             if id(variable) not in seen:
                 seen.add(id(variable))
-                seen.add(id(getattr(variable, "_value", variable)))
+                seen.add(id(raw_value(variable)))
                 result.append(variable)
         return result
 
@@ -92,7 +92,7 @@ def capture(
 
     Context: host (cross-replica).
     """
-    value = getattr(variable, "_value", variable)
+    value = raw_value(variable)
     copies = _copies(value, strategy)
     if len(copies) > 1 and (equal or not (is_read_together(value) or _differ(copies))):
         copies = copies[:1]
@@ -114,7 +114,7 @@ def restore(
 
     Context: host (cross-replica).
     """
-    value = getattr(variable, "_value", variable)
+    value = raw_value(variable)
     copies = _copies(value, strategy)
     worker, num_workers = place
     arrays = spread(saved, num_workers * len(copies), value, variable)
@@ -143,7 +143,7 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
             [
                 getattr(v, "path", None) or v.name,
                 [int(n) for n in v.shape],
-                tf.as_dtype(getattr(v, "_value", v).dtype).name,
+                tf.as_dtype(raw_value(v).dtype).name,
             ]
             for v in members
         ]

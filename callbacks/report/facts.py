@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.strategies import devices_of
+
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 
 
@@ -74,7 +76,7 @@ def _model(model: Any) -> dict[str, Any]:
 
 def _strategy(model: Any) -> dict[str, Any]:
     strategy = model.distribute_strategy
-    devices = getattr(strategy.extended, "_devices", None) or ["default device"]
+    devices = devices_of(strategy)
     return {
         "strategy": type(strategy).__name__,
         "replicas": strategy.num_replicas_in_sync,

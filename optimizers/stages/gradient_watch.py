@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...compat.optimizers import trained_variables
 from ...distribute.replicas import local_copy, num_replicas, shares_variables, update_copies
 from .slices import values_of
 
@@ -138,7 +139,7 @@ def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch,
     Context: host, inside the strategy's scope.
     """
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
-    variables = optimizer._trainable_variables
+    variables = trained_variables(optimizer)
     watch = optimizer.__dict__.get("_gradient_watch")
     if watch is not None and watch.guard >= guard and watch.ids == [id(v) for v in variables]:
         return watch, False

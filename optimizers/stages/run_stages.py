@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.optimizers import overwritten_by_gradient
+from ...compat.optimizers import call_count, check_known, overwritten_by_gradient, trained_variables
 from ...compat.variables import direct_writes
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id, update_copies
@@ -66,7 +66,7 @@ def run_stages(
     pairs = checks.checked_pairs(grads_and_vars)
     ensure_built(optimizer, [v for _, v in pairs])
     with direct_writes():
-        optimizer._check_variables_are_known([v for _, v in pairs])
+        check_known(optimizer, [v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs = checks.with_gradients(optimizer, pairs)
@@ -95,7 +95,7 @@ def run_stages(
                 for each, part in parts:
                     transform_and_apply(each, part, weight)
                 if all(each is not optimizer for each, _ in parts):
-                    local_copy(optimizer._iterations).assign_add(1)
+                    local_copy(call_count(optimizer)).assign_add(1)
 
         if applies is True:
             apply_all()
@@ -181,7 +181,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs, weight_total: Any) -> None
     else:
         update(pairs)
     with _once_there_is_one(pairs):
-        local_copy(optimizer._iterations).assign_add(1)
+        local_copy(call_count(optimizer)).assign_add(1)
 
 
 def apply(optimizer: Any, pairs: Pairs) -> None:
@@ -191,7 +191,7 @@ def apply(optimizer: Any, pairs: Pairs) -> None:
         with _once_there_is_one(pairs):
             optimizer.decay_weights(variables)
         optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
-    optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
+    optimizer._update_model_variables_moving_average(trained_variables(optimizer))
     optimizer.overwrite_with_average_when_due()
     for _, variable in pairs:
         if variable.constraint is not None:
