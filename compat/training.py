@@ -81,3 +81,63 @@ def pretending_built(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         object.__setattr__(optimizer, "built", False)
+
+
+def compiled_metrics(model: Any) -> Any | None:
+    """What `compile` made of the arguments `metrics` and `weighted_metrics`; None without any."""
+    return model._compile_metrics
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric that holds the mean of the loss; None before `compile`."""
+    return model._loss_tracker
+
+
+def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """`model.compute_loss`, with or without the argument `training`, as the user wrote it."""
+    return model._compute_loss(*args, **kwargs)
+
+
+def compile_config(model: Any) -> dict[str, Any]:
+    """The arguments of `compile` as a file will have them; what is taken out is left to its default."""
+    return model._compile_config.config
+
+
+def check_compiled(model: Any, method: str) -> None:
+    """Refuses a model without `compile`; the message names the method that was called."""
+    model._assert_compile_called(method)
+
+
+def logs_in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """The results in the order of the model's metrics: a number, or a list of them."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def strategy_of(model: Any) -> Any | None:
+    """The strategy that the model was built under; None for one that was built outside of any scope."""
+    return model._distribute_strategy
+
+
+def build_symbolically(model: Any, batch: Any) -> None:
+    """Makes the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`."""
+    model._symbolic_build(data_batch=batch)
+
+
+def epoch_to_begin_with(model: Any) -> int | None:
+    """The epoch that a callback of Keras has set to begin with."""
+    return model._initial_epoch
+
+
+def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
+    """Whether `fit` evaluates after this epoch."""
+    return model._should_eval(epoch, validation_freq)
+
+
+def settings_of(loss: Any) -> dict[str, Any]:
+    """The arguments that a loss class of Keras gives its function."""
+    return getattr(loss, "_fn_kwargs", {})
+
+
+def function_of(metric: MeanMetricWrapper) -> Any:
+    """The function whose mean the metric is."""
+    return metric._fn

@@ -19,6 +19,11 @@ def raw_value(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def autocast(variable: keras.Variable, value: Any) -> Any:
+    """`value` in the dtype that reading `variable` gives here."""
+    return variable._maybe_autocast(value)
+
+
 def stateless_scope() -> keras.StatelessScope | None:
     """The `keras.StatelessScope` that this thread collects writes in, or None."""
     return global_state.get_global_attribute(_SCOPE)

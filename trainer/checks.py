@@ -7,6 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.training import strategy_of
+from ..compat.variables import raw_value
+
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
     tf.distribute.MirroredStrategy,
@@ -63,15 +66,15 @@ def global_batch_size(model: Any, batch_size: Any, per_replica_batch_size: Any) 
 
 def check_home(model: Any, method: str) -> None:
     """Refuses a model whose variables do not belong to the strategy that it is to run under."""
-    if tf.distribute.has_strategy() and model._distribute_strategy is not tf.distribute.get_strategy():
+    if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
         raise ValueError(
             f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "
             f"{_built_where(model)}: build and compile the model under the `strategy.scope()` that it is trained in."
         )
-    home = model._distribute_strategy
+    home = strategy_of(model)
     check_strategy(home)
     for variable in model.variables:
-        value = getattr(variable, "_value", None)
+        value = raw_value(variable)
         if not isinstance(value, tf.Variable | tf.distribute.DistributedValues):
             continue
         owner = getattr(value, "distribute_strategy", None)
@@ -89,7 +92,7 @@ def check_home(model: Any, method: str) -> None:
 
 
 def _built_where(model: Any) -> str:
-    home = model._distribute_strategy
+    home = strategy_of(model)
     return "outside of any scope" if home is None else f"under {_name(home)}"
 
 

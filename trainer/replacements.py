@@ -8,9 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.layers import layers_of
+from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
+from ..compat.variables import autocast, raw_value
 from ..distribute.parameter_servers.shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import current_step
@@ -116,11 +117,7 @@ def _clear_losses(original: Any) -> Any:
         if step is None or step.num_replicas == 1 or step.writes is None:
             original(self)
             return
-        losses = step.writes.losses
-        for layer in layers_of(self):  # the ids of another replica, whose thread is waiting, must stay
-            mine = {id(loss) for loss in losses} & layer._loss_ids
-            losses[:] = [loss for loss in losses if id(loss) not in mine]
-            layer._loss_ids -= mine
+        drop_losses(self, step.writes.losses)  # those of another replica, whose thread is waiting, must stay
 
     return clear
 
@@ -128,9 +125,9 @@ def _clear_losses(original: Any) -> Any:
 def _take(original: Any) -> Any:
     def take(x: Any, indices: Any, axis: Any = None) -> Any:
         if isinstance(x, keras.Variable) and axis == 0 and not isinstance(indices, tf.SparseTensor):
-            rows = None if x._value is None else lookup(x, indices)
+            rows = None if raw_value(x) is None else lookup(x, indices)
             if rows is not None:
-                return x._maybe_autocast(rows)
+                return autocast(x, rows)
         return original(x, indices, axis)
 
     return take

@@ -145,3 +145,62 @@ def test_private_names_are_touched_in_compat_only(package):
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("keras.src", "tf.__internal__"):
                 raise AssertionError(f"{path.relative_to(ROOT)} touches {ast.unparse(node)}")
+
+
+PUBLIC_THOUGH = {
+    "_exit",
+    "_fields",
+}  # `os._exit`, and the fields of a named tuple: documented, in spite of the name
+
+
+def attributes(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(name, source of the object) of every private attribute that is read, written or asked for by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            name, owner = node.attr, node.value
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr", "object.__setattr__")
+            and len(node.args) > 1
+            and isinstance(node.args[1], ast.Constant)
+        ):
+            name, owner = str(node.args[1].value), node.args[0]
+        else:
+            continue
+        private = name.startswith("_") and not name.startswith(("__", "_unisono_"))
+        if private and name not in PUBLIC_THOUGH:
+            yield name, ast.unparse(owner)
+
+
+def names_of_our_own() -> set[str]:
+    """Every name that our code gives to a function, a class, a variable, or an attribute of `self`."""
+    found = set()
+    for package in [name for name in LEVELS if name != "compat"]:
+        for _, tree in modules(package).values():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    found.add(node.name)
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    found.add(node.id)
+                elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+                    found.update({node.attr} if isinstance(node.ctx, ast.Store) else ())
+    return found
+
+
+@functools.cache
+def names_in_compat() -> set[str]:
+    """The private attributes of Keras and TensorFlow."""
+    found = (attributes(tree) for _, tree in modules("compat").values())
+    return {name for each in found for name, owner in each if owner not in ("self", "cls")}
+
+
+@pytest.mark.parametrize("package", [name for name in LEVELS if name != "compat"])
+def test_private_attributes_are_touched_in_compat_only(package):
+    own = names_of_our_own()
+    for path, tree in modules(package).values():
+        for name, owner in attributes(tree):
+            where = f"{path.relative_to(ROOT)} touches `{owner}.{name}`"
+            assert name in own, where
+            assert owner in ("self", "cls") or owner.startswith("super(") or name not in names_in_compat(), (
+                where
+            )

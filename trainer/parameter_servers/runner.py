@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.fit_state import FitState
+from ...compat.optimizers import call_count
 from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import ParameterServerError, mode_of, pool_of
 from ...mixed_precision import skipped_steps
@@ -152,7 +153,7 @@ class _UpdateCount:
     def __init__(self, model: Any, steps: WorkerSteps) -> None:
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         known = steps.updates_on_workers and optimizer is not None and not model.has_own_train_step()
-        self._variable: Any = getattr(optimizer, "_iterations", None) if known else None
+        self._variable: Any = call_count(optimizer) if known else None
         self._start = int(self._variable.numpy()) if self._variable is not None else 0
 
     def correct(self, totals: Any, losses: int) -> None:

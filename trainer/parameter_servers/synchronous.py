@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
+from ...compat.training import loss_tracker
 from ...distribute.parameter_servers.updates import HOME, beside
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
@@ -163,7 +164,7 @@ class SynchronousSteps(WorkerSteps):
         """
         assert self._layout is not None
         total = np.sum([each for _, _, each in parts], axis=0)
-        tracker = self._model._loss_tracker
+        tracker = loss_tracker(self._model)
         if tracker is not None and total[0] > 0 and weight[1] > 0:
             factor = (total[1] * weight[0]) / (total[0] * weight[1])
             self._layout.added(row, tracker.total)[...] *= factor

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.variables import raw_value
 from ...distribute.parameter_servers.updates import beside
 from ...distribute.replicas import local_copy, update_copies
 from ...distribute.step_context import StepContext, step_scope
@@ -69,7 +70,7 @@ def snapshot(model: Any, writes: CollectedWrites, layout: RowLayout) -> dict[int
         writes.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)
     before = {}
     for variable in model.non_trainable_variables:
-        value = tf.identity(tf.convert_to_tensor(variable._value))
+        value = tf.identity(tf.convert_to_tensor(raw_value(variable)))
         before[id(variable)] = writes.state_mapping[id(variable)] = value
     return before
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.layers import without_layer_losses
-from ...compat.training import KerasTrainer, compiled_loss, flat_losses
+from ...compat.training import KerasTrainer, compiled_loss, compute_loss, flat_losses
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs.rows import slice_rows
 from ..step import global_loss as exact_loss
@@ -108,8 +108,8 @@ def own_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, traini
     """The loss without what layers add and without weight regularizers: the stages see to these."""
     if _overrides_compute_loss(model):
         with without_layer_losses(model):
-            return model._compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+            return compute_loss(
+                model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
     loss = None
     compiled = compiled_loss(model)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...compat.graphs import scratch_graph
-from ...compat.training import compute_output_spec, pretending_built, unpack_x_y_sample_weight
+from ...compat.layers import layers_of
+from ...compat.training import (
+    build_symbolically,
+    compiled_loss,
+    compiled_metrics,
+    compute_loss,
+    compute_output_spec,
+    pretending_built,
+    unpack_x_y_sample_weight,
+)
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from .. import checks
@@ -63,12 +73,12 @@ def _trace_own_step(model: Any, spec: Any, own_step: Any, training: bool) -> Non
 
 
 def _unbuilt(model: Any) -> int:
-    return sum(not layer.built for layer in model._flatten_layers(include_self=False))
+    return sum(not layer.built for layer in layers_of(model)[1:])
 
 
 def build_for_prediction(model: Any, spec: Any) -> None:
     """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
-    if all(layer.built for layer in model._flatten_layers()):
+    if all(layer.built for layer in layers_of(model)):
         return
     if _needs_real_tensors(spec):
         _build_with_placeholders(model, spec[:1])
@@ -98,8 +108,8 @@ def _build_with_placeholders(model: Any, spec: Any) -> None:
         if len(spec) == 1:
             return y_pred
         for part, method in (
-            (model._compile_metrics, model.compute_metrics),
-            (model._compile_loss, model._compute_loss),
+            (compiled_metrics(model), model.compute_metrics),
+            (compiled_loss(model), functools.partial(compute_loss, model)),
         ):
             if part is not None and not part.built:
                 method(x, y, y_pred, sample_weight)
@@ -126,9 +136,9 @@ def _build_symbolically(model: Any, batch: Any, build_optimizer: bool) -> None:
     built = optimizer is None or optimizer.built
     if not build_optimizer and not built:
         with pretending_built(optimizer):
-            model._symbolic_build(data_batch=batch)
+            build_symbolically(model, batch)
         return
-    model._symbolic_build(data_batch=batch)
+    build_symbolically(model, batch)
 
 
 def _as_nest(spec: Any) -> Any:

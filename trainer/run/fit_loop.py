@@ -18,7 +18,7 @@ from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
 from ...callbacks.wake import steps_to_wake
-from ...compat.training import pythonify_logs, unpack_x_y_sample_weight
+from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from .. import checks
@@ -103,8 +103,8 @@ def _train(
     model.stop_training = False
     model.make_train_function()
     callbacks.on_train_begin()
-    if model._initial_epoch:  # a callback of Keras may set it in on_train_begin
-        state.epoch = model._initial_epoch
+    # A callback of Keras may set the first epoch in on_train_begin.
+    state.epoch = epoch_to_begin_with(model) or state.epoch
     _choose_way(model, a, state)
     logs = None
     workers = Workers(model, "stop_training")
@@ -198,7 +198,7 @@ def _epoch(
         model.stop_training = True
         return {}
     state.epoch_logs = dict(logs)
-    if validation is not None and model._should_eval(epoch, a.validation_freq):
+    if validation is not None and evaluates_after(model, epoch, a.validation_freq):
         state.times.lap("other")
         val_logs = evaluate(model, validation, a.verbose, callbacks)
         state.times.lap("validation")

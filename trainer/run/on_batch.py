@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.training import convert_to_np_if_not_ragged, pythonify_logs
+from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from ..inputs import Chunk, make_source
 from ..inputs.rows import batch_spec
 from ..parameter_servers import training as async_fit
@@ -29,7 +29,7 @@ def on_batch(
     if training:
         check_progress(model, chunk, 1)
     logs = pythonify_logs(logs)
-    return logs if return_dict else model._flatten_metrics_in_order(logs)
+    return logs if return_dict else logs_in_order(model, logs)
 
 
 @names_lost_stages

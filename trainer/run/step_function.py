@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ...compat.graphs import effects, first_graph, graph_function
 from ...compat.random_state import thread_state
+from ...compat.training import compiled_loss
 from ...compat.variables import plain_variable
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
@@ -246,7 +247,7 @@ class StepFunction:
         if worker_rows is not None:
             total = tf.reduce_sum(worker_rows)
         weigh = self._training and accumulates(model.optimizer)
-        losses = model._compile_loss.metrics if model._compile_loss is not None else []
+        losses = compiled_loss(model).metrics if compiled_loss(model) is not None else []
         if self._alone:
             with exact_updates(losses, losses):
                 logs = self._on_one(on_replica, batch, total, weigh)

@@ -22,6 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.layers import layers_of
 from ...compat.random_state import global_seed_generator_state
 from ...distribute.workers.agreement import spans_workers
 from ..step.variable_placement import optimizers_of
@@ -253,7 +254,7 @@ def _file(model: Any, source: Any) -> pathlib.Path | None:
     devices = [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()]
     facts = [
         [[str(v.shape), str(v.dtype)] for v in model.variables],
-        [type(layer).__name__ for layer in model._flatten_layers()],
+        [type(layer).__name__ for layer in layers_of(model)],
         [type(o).__name__ for o in optimizers_of(model)],
         str(source.spec),
         [type(source).__name__, *_layout(source)],

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.variables import raw_value
 from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -29,15 +30,15 @@ class CollectedWrites(keras.StatelessScope):
         """Notes one assignment (Keras calls this)."""
         variable, value = update
         value = tf.cast(value, variable.dtype)
-        if variable.trainable and value.dtype.is_floating and variable._value is not None:
-            value = _beginning_of_gradients(value, tf.convert_to_tensor(variable._value))
+        if variable.trainable and value.dtype.is_floating and raw_value(variable) is not None:
+            value = _beginning_of_gradients(value, tf.convert_to_tensor(raw_value(variable)))
         self.variables[id(variable)] = variable
         super().add_update((variable, value))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """The noted value, or the variable's own (Keras calls this)."""
         noted = super().get_current_value(variable)
-        return variable._value if noted is None else noted
+        return raw_value(variable) if noted is None else noted
 
     def items(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """(variable, last value) pairs, in the order of the first assignment."""

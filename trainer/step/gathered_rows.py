@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext, current_step
 from .replica_slices import replica_bounds
 
@@ -43,10 +44,10 @@ def _gather(value: Any) -> Any:
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
         return value
-    mask = getattr(value, "_keras_mask", None)
+    mask = get_keras_mask(value)
     result = _gather_dense(value)
     if mask is not None:
-        result._keras_mask = tf.cast(_gather_dense(tf.cast(mask, tf.int32)), tf.bool)
+        set_keras_mask(result, tf.cast(_gather_dense(tf.cast(mask, tf.int32)), tf.bool))
     return result
 
 

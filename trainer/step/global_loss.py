@@ -28,7 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.training import squeeze_or_expand_to_same_rank
+from ...compat.training import settings_of, squeeze_or_expand_to_same_rank
 from ...distribute.replicas import all_reduce_sum, num_replicas
 from ...distribute.step_context import StepContext, current_step, step_scope
 from .collectives import refuse_collective
@@ -71,7 +71,7 @@ def works_on_rows(loss: keras.Loss) -> bool:
     fn = getattr(loss, "fn", None)
     if getattr(fn, "_unisono_rowwise", False):
         return True
-    kwargs = getattr(loss, "_fn_kwargs", {})
+    kwargs = settings_of(loss)
     return fn in _ROWWISE_FUNCTIONS and kwargs.get("axis", -1) not in (0, None)
 
 

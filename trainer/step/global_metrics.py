@@ -17,7 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.training import CompileMetrics, Mean, MeanMetricWrapper, MetricsList, Sum
+from ...compat.training import CompileMetrics, Mean, MeanMetricWrapper, MetricsList, Sum, function_of
+from ...compat.variables import raw_value
 from ...distribute.replicas import all_reduce_sum_packed, local_copy, shares_variables
 from ...distribute.step_context import current_step
 from .gathered_rows import own_rows_of_all
@@ -42,7 +43,7 @@ def counts_own_rows(metric: keras.metrics.Metric) -> bool:
     if not _is_stock(type(metric)):
         return False
     if type(metric) is MeanMetricWrapper:
-        fn = metric._fn
+        fn = function_of(metric)
         return getattr(fn, "_unisono_rowwise", False) or fn in _ROWWISE_FUNCTIONS or _is_stock_function(fn)
     return True
 
@@ -115,7 +116,7 @@ def _exact_result(metric: Any, original: Callable[..., Any]) -> Callable[..., An
 def _state_over_replicas(metric: Any, step: Any) -> list[tf.Tensor]:
     """The state of a metric as it will be read after this step, from what each replica has noted so far."""
     local, shared = counts_own_rows(metric), shares_variables()
-    old = [tf.identity(local_copy(v._value)) for v in metric.variables]
+    old = [tf.identity(local_copy(raw_value(v))) for v in metric.variables]
     noted = [step.writes.state_mapping.get(id(v)) for v in metric.variables]
     new = [before if value is None else tf.cast(value, before.dtype) for value, before in zip(noted, old)]
     if shared and not local:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.layers import layers_of
 from ...distribute.step_context import current_step
 from .collectives import refuse_collective
 from .gathered_rows import own_rows_of_all, value_with_full_gradient
@@ -26,7 +27,7 @@ def exact_regularizers(model: Any) -> Iterator[None]:
 
     Context: cross-replica, around `strategy.run`; the regularizers are called in replica context.
     """
-    layers = [layer for layer in model._flatten_layers() if _looks_at_all_rows(layer.activity_regularizer)]
+    layers = [layer for layer in layers_of(model) if _looks_at_all_rows(layer.activity_regularizer)]
     originals = [layer.activity_regularizer for layer in layers]
     for layer, original in zip(layers, originals):
         object.__setattr__(layer, "activity_regularizer", _on_all_rows(original))

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.layers import forget_losses
-from ...compat.training import unpack_x_y_sample_weight
+from ...compat.layers import forget_losses, takes_training
+from ...compat.training import compute_loss, loss_tracker, unpack_x_y_sample_weight
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import StepContext, current_step, step_scope
@@ -100,7 +100,7 @@ def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[A
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = forward(model, x, training=True)
-        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        loss = compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
     gradients = gradient(tape, scaled, variables) if variables else []
@@ -115,14 +115,14 @@ def default_test_step(model: Any, data: Any) -> dict[str, Any]:
     assert step is not None
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     y_pred = forward(model, x, training=False)
-    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+    loss = compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
     track_loss(model, loss, step)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def forward(model: Any, x: Any, training: bool) -> Any:
     """The model's outputs; `training` is passed where the model's `call` takes it."""
-    return model(x, training=training) if model._call_has_training_arg else model(x)
+    return model(x, training=training) if takes_training(model) else model(x)
 
 
 def track_loss(model: Any, loss: tf.Tensor, step: StepContext) -> None:
@@ -132,7 +132,7 @@ def track_loss(model: Any, loss: tf.Tensor, step: StepContext) -> None:
     """
     if loss.shape.rank != 0 and step.num_replicas > 1:
         loss = loss * step.share(loss.dtype)
-    model._loss_tracker.update_state(loss, sample_weight=step.rows)
+    loss_tracker(model).update_state(loss, sample_weight=step.rows)
 
 
 def _zero_unless(alive: Any, gradient: Any) -> Any:

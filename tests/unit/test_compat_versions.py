@@ -1,0 +1,105 @@
+"""Every private name is known to the check at import, and a version that lacks one is refused in one sentence."""
+
+import ast
+import importlib
+import os
+import pathlib
+import pkgutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import unisono
+from unisono.compat import versions
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGES = ("callbacks", "distribute", "mixed_precision", "optimizers", "trainer")
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith(("__", "_unisono", "_abc_", "_tf_extension"))
+
+
+def test_every_attribute_that_compat_touches_is_in_the_table():
+    known = {name for names in versions.attributes().values() for name in names.split()}
+    touched = set()
+    for path in (ROOT / "compat").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                touched.add(node.attr)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+                name = getattr(node.args[1], "value", "")
+                touched |= {name} if isinstance(name, str) and is_private(name) else set()
+    own = {"_attributes", "_CoordinatedClosureQueue"}
+    assert touched - own <= known
+
+
+def test_every_private_method_that_is_overridden_is_in_the_table():
+    known = {name for names in versions.overridden().values() for name in names}
+    found = set()
+    for package in PACKAGES:
+        home = importlib.import_module(f"unisono.{package}")
+        for module in pkgutil.walk_packages(home.__path__, f"unisono.{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    for module in [module for name, module in sys.modules.items() if name.startswith("unisono.")]:
+        for cls in [value for value in vars(module).values() if isinstance(value, type)]:
+            for number, base in enumerate(cls.__mro__):
+                above = [
+                    c
+                    for c in cls.__mro__[number + 1 :]
+                    if c.__module__.startswith(("keras.src", "tensorflow"))
+                ]
+                if base.__module__.startswith("unisono."):
+                    for name in filter(is_private, vars(base)):
+                        found |= {name} if any(name in vars(c) for c in above) else set()
+    assert {"_backend_update_step", "_save_model"} <= found <= known
+
+
+def test_bounds_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {f"{name}{bounds}" for name, bounds in versions.SUPPORTED.items()} <= set(project["dependencies"])
+
+
+FAKES = {
+    "a function": (
+        "from keras.src.losses import loss; del loss.reduce_weighted_values",
+        "reduce_weighted_values",
+    ),
+    "a class": ("from keras.src.trainers import compile_utils as c; del c.CompileLoss", "CompileLoss"),
+    "a method": (
+        "from keras.src.trainers.trainer import Trainer; del Trainer._symbolic_build",
+        "Model._symbolic_build",
+    ),
+    "an attribute": (
+        "from keras.src.losses.losses import LossFunctionWrapper as W\n"
+        "def init(self, fn, **kwargs): self.fn = fn\n"
+        "W.__init__ = init",
+        "LossFunctionWrapper._fn_kwargs",
+    ),
+    "an overridden method": (
+        "from keras.src.callbacks.progbar_logger import ProgbarLogger as P; del P._update_progbar",
+        "ProgbarLogger._update_progbar",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_version_without_a_name_is_refused_in_one_sentence(kind):
+    take_away, name = FAKES[kind]
+    program = f"import keras\n{take_away}\nimport unisono.compat"
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=120
+    )
+    last = run.stderr.strip().splitlines()[-1]
+    assert run.returncode == 1 and last.startswith("ImportError: Unisono works with tensorflow>=2.20"), (
+        run.stderr
+    )
+    assert name in last and last.endswith("install versions that it works with.") and last.count(". ") == 0
+
+
+def test_installed_versions_have_every_name():
+    assert unisono and versions.missing_attributes() == []
