@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import whole_number
 from .safe_file import remove_leftovers, rename_safely, sum_path, temporary_path, write_sum
 
@@ -140,11 +141,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Keras' hook for one save that is due."""
         logs = logs or {}
         if self.monitor_op is None and (self.save_best_only or self.keep_best):
-            self._set_monitor_op()
-        path = Path(self._get_file_path(epoch, batch, logs))
+            choose_monitor_op(self)
+        path = Path(path_to_save(self, epoch, batch, logs))
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
-        if not self._should_save_model(epoch, batch, logs, path) or not self._wanted(str(path), value):
+        if not should_save(self, epoch, batch, logs, path) or not self._wanted(str(path), value):
             return
         self._saved = [*self._others(str(path)), (str(path), value)]
         if self._writes_files():

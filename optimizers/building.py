@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.optimizers import set_strategy
+from ..compat.optimizers import call_count, own_learning_rate, own_variables, set_strategy, wrapped_optimizers
 from ..compat.variables import stateless_scope
 from ..distribute.variables import move_variables
 
@@ -54,7 +54,7 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """The optimizers that `optimizer` wraps, at any depth; it builds them."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    wrapped = list(getattr(optimizer, "_inner_optimizers", ())) + ([] if inner is None else [inner])
+    wrapped = wrapped_optimizers(optimizer) + ([] if inner is None else [inner])
     return wrapped + [deeper for each in wrapped for deeper in inner_optimizers(each)]
 
 
@@ -66,7 +66,9 @@ def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     if not optimizer.built:
         set_strategy(optimizer, strategy)
         if tf.distribute.has_strategy():
-            move_variables((*optimizer._variables, optimizer._iterations, optimizer._learning_rate), strategy)
+            move_variables(
+                (*own_variables(optimizer), call_count(optimizer), own_learning_rate(optimizer)), strategy
+            )
 
 
 def run_in_thread(fn: Callable[[], Any]) -> Any:

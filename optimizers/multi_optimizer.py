@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from ..compat.optimizers import index_of_optimizer, wrapped_optimizers
 from .adoption import adopt, register_class
 from .optimizer import Optimizer
 
@@ -27,7 +28,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
 
     def on_adopted(self) -> None:
         """Converts the optimizers inside too."""
-        for inner in self._inner_optimizers:
+        for inner in wrapped_optimizers(self):
             adopt(inner)
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -38,7 +39,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         """
         super().build(variables)
         self.on_adopted()
-        for inner in self._inner_optimizers:
+        for inner in wrapped_optimizers(self):
             if inner.gradient_aggregator is not None:
                 raise ValueError(
                     f"`gradient_aggregator` of {inner.name}, inside a MultiOptimizer, would never be called: gradients "
@@ -47,9 +48,9 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
 
     def split(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, list[tuple[Any, Any]]]]:
         """The pairs of each optimizer, without those that have none."""
-        parts: list[tuple[Any, list[tuple[Any, Any]]]] = [(inner, []) for inner in self._inner_optimizers]
+        parts: list[tuple[Any, list[tuple[Any, Any]]]] = [(inner, []) for inner in wrapped_optimizers(self)]
         for gradient, variable in pairs:
-            parts[self._var_to_optimizer_idx[self._var_key(variable)]][1].append((gradient, variable))
+            parts[index_of_optimizer(self, variable)][1].append((gradient, variable))
         return [(inner, part) for inner, part in parts if part]
 
     @property

@@ -15,7 +15,15 @@ import tensorflow as tf
 from .. import mixed_precision
 from ..compat.replaced import replaced_functions
 from ..compat.serialization import deserialize_keras_object, our_classes
-from ..compat.training import KerasTrainer, TensorFlowTrainer, filter_traceback
+from ..compat.training import (
+    KerasTrainer,
+    TensorFlowTrainer,
+    check_compiled,
+    compile_config,
+    filter_traceback,
+    logs_in_order,
+    strategy_of,
+)
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from ..mixed_precision.skipped_steps import step_logs
@@ -94,9 +102,9 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
         self._auto_steps = steps_per_execution == "auto"
         self._auto_jit = jit_compile == "auto"
         if self._auto_steps:
-            self._compile_config.config.pop("steps_per_execution", None)
+            compile_config(self).pop("steps_per_execution", None)
         if self._auto_jit:
-            self._compile_config.config.pop("jit_compile", None)
+            compile_config(self).pop("jit_compile", None)
         self._forget_compiled()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -112,9 +120,9 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
 
     def strategy_scope(self) -> Any:
         """The scope of the strategy that the model was built under; nothing to enter where there is none."""
-        if self._distribute_strategy is None or tf.distribute.get_strategy() is self._distribute_strategy:
+        if strategy_of(self) is None or tf.distribute.get_strategy() is strategy_of(self):
             return contextlib.nullcontext()
-        return self._distribute_strategy.scope()
+        return strategy_of(self).scope()
 
     def _forget_compiled(self) -> None:
         self.train_function = None
@@ -181,8 +189,8 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
     def reset_metrics(self) -> None:
         """Sets every metric to its initial state, on all replicas."""
         super().reset_metrics()
-        if self._distribute_strategy is not None:
-            give_first_replica_the_state(self.metrics, self._distribute_strategy)
+        if strategy_of(self) is not None:
+            give_first_replica_the_state(self.metrics, strategy_of(self))
 
     # What users call.
 
@@ -299,7 +307,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
         )
         with contextlib.closing(source):
             logs = evaluate(self, source, verbose, callbacks)
-        return logs if return_dict else self._flatten_metrics_in_order(logs)
+        return logs if return_dict else logs_in_order(self, logs)
 
     @filter_traceback
     def predict(
@@ -361,7 +369,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
     def _ready(self, method: str) -> None:
         """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""
         checks.check_home(self, method)
-        self._assert_compile_called(method)
+        check_compiled(self, method)
         if method in ("fit", "train_on_batch"):
             check_policy_order(self, unless_trained=True)
         bring_home(self)

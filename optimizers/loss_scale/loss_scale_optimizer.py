@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.optimizers import build_base_optimizer
+from ...compat.optimizers import accumulators_of, build_base_optimizer, call_count, own_variables
 from ...compat.serialization import save_under_keras_name
 from ...distribute.replicas import in_replica_context, local_copy, update_copies
 from ..adoption import adopt, register_class
@@ -101,7 +101,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
     @property
     def variables(self) -> list[Any]:
         """The scale with its counters, then the inner optimizer's variables."""
-        return [*self._variables, *self.inner_optimizer.variables]
+        return [*own_variables(self), *self.inner_optimizer.variables]
 
     def scale_loss(self, loss: Any) -> tf.Tensor:
         """`loss * scale`; in float32 if the loss is narrower, since the scaled loss would not fit.
@@ -132,7 +132,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             The calls that the inner optimizer has counted; a skipped one is not counted.
         """
         super().apply_gradients(grads_and_vars, *args, **kwargs)
-        return self.inner_optimizer._iterations
+        return call_count(self.inner_optimizer)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Aggregates and unscales the gradients, applies them if all are finite, and moves the scale.
@@ -185,7 +185,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         Context: replica.
         """
         inner, steps = self.inner_optimizer, self.inner_optimizer.gradient_accumulation_steps
-        calls = local_copy(inner._iterations)
+        calls = local_copy(call_count(inner))
         done = tf.where(finite, calls, calls + 1)
         due = tf.equal(done % steps, 0)
         skip = tf.logical_and(due, tf.logical_not(finite))
@@ -195,7 +195,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         calls.assign(tf.where(skip, done - steps, done))
 
         def drop() -> tf.Tensor:
-            for variable in [*inner._accumulated_gradients, inner.accumulated_weight]:
+            for variable in [*accumulators_of(inner), inner.accumulated_weight]:
                 if variable is not None:
                     copy = local_copy(variable)
                     copy.assign(tf.zeros_like(copy))
@@ -211,8 +211,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """The reverse of `get_weights`."""
-        own = len(self._variables)
-        for variable, weight in zip(self._variables, weights):
+        own = len(own_variables(self))
+        for variable, weight in zip(own_variables(self), weights):
             variable.assign(weight)
         self.inner_optimizer.set_weights(list(weights)[own:])
 

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.optimizers import overwritten_by_gradient, track_apart
+from ...compat.optimizers import call_count, overwritten_by_gradient, track_apart, variable_key
 from ...distribute.replicas import local_copy
 from .slices import assign_add, dense, times
 
@@ -28,7 +28,7 @@ def create_weight(optimizer: Any) -> None:
     It is not among Keras' own variables of an optimizer, so that a saved state still fits plain Keras.
     """
     weight = keras.Variable(
-        float(int(optimizer._iterations.numpy()) % optimizer.gradient_accumulation_steps),
+        float(int(call_count(optimizer).numpy()) % optimizer.gradient_accumulation_steps),
         dtype="float64",
         trainable=False,
         name="accumulated_weight",
@@ -49,13 +49,13 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
     """
     accumulators = {id(v): local_copy(optimizer.accumulator_of(v)) for _, v in pairs}
     for _, variable in pairs:
-        optimizer.has_accumulated.setdefault(optimizer._var_key(variable), variable)
-    given = {optimizer._var_key(v) for _, v in pairs}
+        optimizer.has_accumulated.setdefault(variable_key(optimizer, variable), variable)
+    given = {variable_key(optimizer, v) for _, v in pairs}
     absent = [v for key, v in optimizer.has_accumulated.items() if key not in given]
     carried = local_copy(optimizer.accumulated_weight)
     weight = tf.cast(weight_total, tf.float64)
     total = carried + weight
-    due = (local_copy(optimizer._iterations) + 1) % optimizer.gradient_accumulation_steps == 0
+    due = (local_copy(call_count(optimizer)) + 1) % optimizer.gradient_accumulation_steps == 0
 
     def joined(gradient: Any, variable: Any) -> Any:
         accumulator = accumulators[id(variable)]

@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from ... import optimizers
-from ...compat.training import no_automatic_dependency_tracking
+from ...compat.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
+from ...compat.training import no_automatic_dependency_tracking, strategy_of
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.variables import move_variables
 from .global_metrics import leaf_metrics
@@ -25,13 +26,13 @@ def bring_home(model: Any) -> None:
             adopted = optimizers.adopt(value)
             if adopted is not value:
                 no_automatic_dependency_tracking(setattr)(model, name, adopted)
-    home = model._distribute_strategy
+    home = strategy_of(model)
     if home is None:
         return
     for optimizer in optimizers_of(model):
         for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if part is not None and getattr(part, "_distribution_strategy", home) is not home:
-                part._distribution_strategy = home
+            if part is not None and optimizer_strategy(part) is not home:
+                set_strategy(part, home)
         move(optimizer.variables, home)
     for metric in leaf_metrics(model.metrics):
         move(metric.variables, home)
@@ -48,7 +49,7 @@ def optimizers_of(model: Any) -> list[keras.optimizers.Optimizer]:
 
 def accumulates(optimizer: Any) -> bool:
     """Whether the optimizer, or one inside of it, joins the gradients of several calls into one update."""
-    inside = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
+    inside = [getattr(optimizer, "inner_optimizer", None), *wrapped_optimizers(optimizer)]
     own = getattr(optimizer, "gradient_accumulation_steps", None)
     return bool(own) or any(accumulates(each) for each in inside if each is not None)
 
