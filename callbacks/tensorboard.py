@@ -9,6 +9,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.callbacks import (
+    close_writers,
+    is_profiling,
+    profiled_steps,
+    start_profile,
+    stop_profile,
+    train_writer,
+    validation_writer,
+)
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from .step_hooks import add_step_hook, remove_step_hook
 
@@ -31,8 +40,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         frequency: Any = self.update_freq
         if frequency != "epoch":
             wanted.append(frequency - done % frequency)
-        if self._should_trace:
-            wanted += [at - done for at in (self._start_batch - 1, self._stop_batch) if at > done]
+        first, last = profiled_steps(self) or (0, 0)
+        wanted += [at - done for at in (first - 1, last) if at > done]
         return min(wanted, default=None)
 
     def set_model(self, model: Any) -> None:
@@ -47,7 +56,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Opens the writer and adds the count of steps to the step."""
         self._global_train_batch = self._global_test_batch = self._last_step = 0
         if self._writes_in_steps():
-            self._enter("train", self._train_writer)
+            self._enter("train", train_writer(self))
             self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -63,8 +72,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Begins a profile when its first step is next."""
         self._last_step = self.model.fit_state.step
         self._batch_start_time = time.time()
-        if self._should_trace and self._global_train_batch + 1 == self._start_batch:
-            self._start_trace()
+        first, _ = profiled_steps(self) or (None, None)
+        if self._global_train_batch + 1 == first:
+            start_profile(self)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes what is due, and ends a profile after its last step."""
@@ -78,11 +88,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.update_freq != "epoch" and total % self.update_freq == 0:
             seconds = max(time.time() - self._batch_start_time, 1e-9)
             rate = {"steps_per_second": steps / seconds} if self.write_steps_per_second else {}
-            with self._train_writer.as_default(), tf.summary.record_if(True):
+            with train_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in {**(logs or {}), **rate}.items():
                     tf.summary.scalar(f"batch_{name}", value, step=total)
-        if self._is_tracing and total >= self._stop_batch:
-            self._stop_trace()
+        if is_profiling(self) and total >= (profiled_steps(self) or (0, 0))[1]:
+            stop_profile(self)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the epoch's logs and histograms, whatever `update_freq` is."""
@@ -97,7 +107,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self._count("test", self._global_test_batch)
             self.model.make_test_function(force=True)
         self.model.test_function.way = "graph"
-        self._enter("test", self._val_writer)
+        self._enter("test", validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Nothing: the steps count themselves."""
@@ -108,7 +118,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self._global_test_batch = int(self._counters["test"].numpy())
         optimizer = self.model.optimizer
         if optimizer is not None and hasattr(optimizer, "iterations"):
-            with self._val_writer.as_default(), tf.summary.record_if(True):
+            with validation_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in (logs or {}).items():
                     step = int(optimizer.iterations.numpy())
                     tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
@@ -119,10 +129,10 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def on_train_end(self, logs: Any = None) -> None:
         """Closes what is open."""
         self._leave("train")
-        if self._is_tracing:
-            self._stop_trace()
+        if is_profiling(self):
+            stop_profile(self)
         self._take_out()
-        self._close_writers()
+        close_writers(self)
 
     def on_fit_exit(self) -> None:
         """Closes what is open, also after an error."""
@@ -171,5 +181,5 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def _write_keras_model_train_graph(self) -> None:
         graph = self.model.train_function.graph()
         if graph is not None:
-            with self._train_writer.as_default(), tf.summary.record_if(True):
+            with train_writer(self).as_default(), tf.summary.record_if(True):
                 tf.summary.graph(graph)
