@@ -141,14 +141,13 @@ def _original(found: Any) -> Any:
 
 
 def _replacement(key: str, original: Any) -> Any:
-    known, replacement = _made.get(key, (None, None))
-    if known is not original:
+    if _made.get(key, (None, None))[0] is not original:
         function: Any = original.fget if isinstance(original, property) else original
-        replacement = functools.wraps(function)(_makers[key](function))
+        replacement: Any = functools.wraps(function)(_makers[key](function))
         replacement.__unisono_original__ = original
         replacement = property(replacement) if isinstance(original, property) else replacement
         _made[key] = original, replacement
-    return replacement
+    return _made[key][1]
 
 
 def wrap(name: str, make: Callable[[Any], Any]) -> None:

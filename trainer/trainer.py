@@ -120,9 +120,10 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
 
     def strategy_scope(self) -> Any:
         """The scope of the strategy that the model was built under; nothing to enter where there is none."""
-        if strategy_of(self) is None or tf.distribute.get_strategy() is strategy_of(self):
+        strategy = strategy_of(self)
+        if strategy is None or tf.distribute.get_strategy() is strategy:
             return contextlib.nullcontext()
-        return strategy_of(self).scope()
+        return strategy.scope()
 
     def _forget_compiled(self) -> None:
         self.train_function = None

@@ -151,9 +151,9 @@ class _UpdateCount:
     """The optimizer's count of updates, made right after a worker was lost while it was counting."""
 
     def __init__(self, model: Any, steps: WorkerSteps) -> None:
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         known = steps.updates_on_workers and optimizer is not None and not model.has_own_train_step()
-        self._variable: Any = call_count(optimizer) if known else None
+        self._variable: Any = call_count(optimizer) if known and optimizer is not None else None
         self._start = int(self._variable.numpy()) if self._variable is not None else 0
 
     def correct(self, totals: Any, losses: int) -> None:

@@ -247,7 +247,8 @@ class StepFunction:
         if worker_rows is not None:
             total = tf.reduce_sum(worker_rows)
         weigh = self._training and accumulates(model.optimizer)
-        losses = compiled_loss(model).metrics if compiled_loss(model) is not None else []
+        loss = compiled_loss(model)
+        losses = [] if loss is None else loss.metrics
         if self._alone:
             with exact_updates(losses, losses):
                 logs = self._on_one(on_replica, batch, total, weigh)
