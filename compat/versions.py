@@ -92,7 +92,7 @@ def overridden() -> dict[Any, dict[str, str]]:
             "_should_save_on_batch": once,
             "_is_improvement": "what is not a number is never better",
         },
-        keras.callbacks.ProgbarLogger: {"_update_progbar": once},
+        keras.callbacks.ProgbarLogger: {"_update_progbar": once, "_finalize_progbar": once},
         keras.callbacks.TensorBoard: {
             "_compute_steps_per_second": once,
             "_write_keras_model_train_graph": "the graph is that of our own step function",
@@ -101,9 +101,12 @@ def overridden() -> dict[Any, dict[str, str]]:
 
 
 def missing_attributes() -> list[str]:
-    """The names of the two tables that the installed versions lack, as `Owner.name`."""
+    """The names of the tables, and those that are replaced, that the installed versions lack, as `Owner.name`."""
+    from .replaced import REPLACED, WRAPPED
+
     tables = [(owner, names.split()) for owner, names in attributes().items()]
     tables += [(owner, list(names)) for owner, names in overridden().items()]
+    tables += [(each.owner, [each.name]) for each in (*REPLACED, *WRAPPED)]
     found = []
     for owner, names in tables:
         lacking = {name for name in names if not hasattr(owner, name)}
