@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras.src.losses import loss as loss_module
 
 import unisono
+import unisono.trainer  # provides what stands in for the functions
 from unisono.compat import replaced
 from unisono.compat.replaced import ADDED, REPLACED, replaced_functions
 from unisono.distribute.step_context import StepContext, step_scope
