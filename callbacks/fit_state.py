@@ -44,6 +44,7 @@ class FitState:
 
     Attributes:
         epoch: int; the current epoch, 0-based.
+        first_epoch: int; the epoch at which `fit` was asked to begin.
         step: int; steps of this epoch that are done. Callbacks read it at any hook; `BackupAndRestore` sets `epoch` and
             `step` in `on_train_begin` when it resumes.
         epochs: int; the epoch at which `fit` ends.
@@ -65,6 +66,7 @@ class FitState:
     """
 
     epoch: int = 0
+    first_epoch: int = 0
     step: int = 0
     epochs: int = 1
     steps_per_epoch: int | None = None

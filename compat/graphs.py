@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
@@ -54,3 +55,8 @@ def effects() -> Iterator[list[tf.Operation]]:
 def is_stateful(operation: tf.Operation) -> bool:
     """Whether the operation reads or changes anything but its inputs."""
     return bool(operation.op_def.is_stateful) or operation.type in ("While", "If", "PartitionedCall")
+
+
+def operations_are_deterministic() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism()` was called."""
+    return bool(config.is_op_determinism_enabled())

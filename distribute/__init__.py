@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .devices import simulate_devices as simulate_devices
     from .means import global_batch_size as global_batch_size
     from .means import global_mean as global_mean
-    from .parameter_servers.strategy import ParameterServerStrategy as ParameterServerStrategy
-    from .parameter_servers.worker_pool import ParameterServerError as ParameterServerError
+    from .parameter_servers import ParameterServerError as ParameterServerError
+    from .parameter_servers import ParameterServerStrategy as ParameterServerStrategy
     from .pipeline import Pipeline as Pipeline
     from .pipeline import StageError as StageError
     from .workers.cluster import is_chief as is_chief
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .workers.peer_watch import meeting as meeting
 
 _MODULE_OF = {
-    "ParameterServerError": "parameter_servers.worker_pool",
-    "ParameterServerStrategy": "parameter_servers.strategy",
+    "ParameterServerError": "parameter_servers",
+    "ParameterServerStrategy": "parameter_servers",
     "Pipeline": "pipeline",
     "StageError": "pipeline",
     "auto_strategy": "automatic",

@@ -36,8 +36,8 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         communication_options: `tf.distribute.experimental.CommunicationOptions`, for several workers.
 
     Raises:
-        ClusterError: TF_CONFIG or Slurm's variables describe a cluster that cannot be.
-        TimeoutError: a worker did not come within UNISONO_TIMEOUT seconds (60).
+        ClusterError: TF_CONFIG or Slurm's variables are wrong.
+        TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
     """
     cluster = read_cluster()
     if cluster is not None and cluster.has_parameter_servers:

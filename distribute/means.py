@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
@@ -37,16 +37,14 @@ def global_mean(
 
         part_r = sum_i w_i v_i / sum over replicas of n_r
 
-    Replicas may hold different numbers of rows, or none. The gradient of the part, summed over the replicas (which is
-    what an optimizer does), is the gradient of the mean.
+    Replicas may hold different numbers of rows, or none. The gradients of the parts, summed over the replicas (which is
+    what an optimizer does), are the gradient of the mean.
 
     Args:
         values: float tensor (rows, ...) of this replica; usually one loss for each row (`reduction="none"`).
-        sample_weight: tensor whose shape is a prefix of that of `values` ((rows,) is usual), or one that
-            broadcasts to it. None: ones.
-        reduction: what is counted. `"sum_over_batch_size"`, the default of every Keras loss: n_r is the number
-            of values, so that weights change the size of the mean. `"mean_with_sample_weight"`: n_r is the sum
-            of the weights.
+        sample_weight: tensor whose shape is a prefix of that of `values` ((rows,) is usual) or broadcasts to it, or None.
+        reduction: what n_r is. `"sum_over_batch_size"`, the default of every Keras loss: the number of values, so that
+            weights change the size of the mean. `"mean_with_sample_weight"`: the sum of the weights.
 
     Returns:
         A scalar of the dtype of `values` (float32 for float16 and bfloat16, whose sums would lose digits); 0
@@ -61,7 +59,7 @@ def global_mean(
     >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
     1.25
     """
-    if reduction not in ("sum_over_batch_size", "mean_with_sample_weight"):
+    if reduction not in get_args(Reduction):
         raise ValueError(
             '`reduction` must be "sum_over_batch_size" or "mean_with_sample_weight": the sum is no mean. '
             f"Received: {reduction!r}"
@@ -73,16 +71,16 @@ def global_mean(
     values = tf.convert_to_tensor(values)
     if not values.dtype.is_floating or values.dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)
-    weights = None if sample_weight is None else _fit_weights(sample_weight, values)
-    weighted = values if weights is None else values * weights
-    if weights is not None and reduction == "mean_with_sample_weight":
-        count = tf.reduce_sum(tf.broadcast_to(weights, tf.shape(values)))
-    else:
-        count = tf.cast(tf.size(values), values.dtype)
+    total, count = tf.reduce_sum(values), tf.cast(tf.size(values), values.dtype)
+    if sample_weight is not None:
+        weights = _fit_weights(sample_weight, values)
+        total = tf.reduce_sum(values * weights)
+        if reduction == "mean_with_sample_weight":
+            count = tf.reduce_sum(tf.broadcast_to(weights, tf.shape(values)))
     step = current_step()
     if step is not None and not (isinstance(step.rows, int) and step.rows > 0):
         count = tf.where(step.alive, count, tf.zeros_like(count))
-    part = tf.math.divide_no_nan(tf.reduce_sum(weighted), all_reduce_sum([count])[0])
+    part = tf.math.divide_no_nan(total, all_reduce_sum([count])[0])
     return part if step is None else tf.math.divide_no_nan(part, step.share(part.dtype))
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..compat.strategies import bytes_per_pack, traced_replica
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
-from .step_context import note_varying_shape
+from .step_context import current_step
 
 _BYTES_PER_PACK = 2**20
 
@@ -61,8 +61,9 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     tensors = list(tensors)
     if not tensors or num_replicas() == 1:
         return tensors
-    if any(isinstance(t, tf.IndexedSlices) and t.indices.shape.num_elements() is None for t in tensors):
-        note_varying_shape()  # slices are gathered
+    step = current_step()
+    if step is not None and any(_is_slices_of_unknown_number(t) for t in tensors):
+        step.shapes_vary = True  # slices are gathered
     context = tf.distribute.get_replica_context()
     result: list[Any] = [None] * len(tensors)
     for group in _by_dtype(tensors):  # over several workers TensorFlow packs what it is given into one tensor
@@ -72,6 +73,10 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
         for i, total in zip(group, sums):
             result[i] = total
     return result
+
+
+def _is_slices_of_unknown_number(tensor: Any) -> bool:
+    return isinstance(tensor, tf.IndexedSlices) and tensor.indices.shape.num_elements() is None
 
 
 def _packs(tensors: Sequence[Any]) -> Any:
@@ -165,24 +170,24 @@ def shares_variables() -> bool:
     )
 
 
-def update_copies(fn: Callable[..., Any], *args: Any) -> Any:
-    """Runs `fn(*args)` so that each copy of each variable is written exactly once.
+def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, to be called on every replica so that each copy of each variable is written exactly once.
 
-    Where every replica has its own copies, `fn` runs on each replica and writes its own: the arguments must be equal on
-    all replicas for the copies to stay equal. Where all share one copy, `fn` runs once, with the first replica's
-    arguments; on parameter servers, while no other worker writes. Inside `fn` write through `local_copy(variable)` or
+    Where every replica has its own copies, that is `fn` itself: each replica writes its own, and the arguments must be equal
+    on all replicas for the copies to stay equal. Where all share one copy, it runs once, with the first replica's arguments;
+    on parameter servers, while no other worker writes. Inside `fn` write through `local_copy(variable)` or
     `keras.Optimizer.assign`; `tf.cond` is allowed.
 
     Context: replica; without a strategy any.
     """
     context = tf.distribute.get_replica_context()
     if context is None or not shares_variables():
-        return fn(*args)
+        return fn
     if on_parameter_servers() and num_replicas() == 1:
-        return update_on_servers(fn, args)
+        return lambda *args: update_on_servers(fn, args)
 
     def once(strategy: tf.distribute.Strategy, *per_replica: Any) -> Any:
         first = tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], per_replica)
         return fn(*first)
 
-    return context.merge_call(once, args=args)
+    return lambda *args: context.merge_call(once, args=args)

@@ -17,7 +17,7 @@ def main() -> int:
     """Serves until a signal ends the process.
 
     Returns:
-        2 if TF_CONFIG is missing or wrong, or another process has the port; otherwise it does not return.
+        2 if TF_CONFIG is missing or wrong, or if another process uses the port; otherwise it does not return.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the server to return
     try:

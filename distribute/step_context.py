@@ -1,7 +1,7 @@
 """What one replica knows about the step that it is computing.
 
-The trainer enters a `StepContext` around the user's code, because between the two stands code that we do not call with
-arguments of our own: a `train_step`, a loss, a metric, an optimizer. Everything in it is a tensor of the step's graph or
+The trainer enters a `StepContext` around the user's code, because between the two is code that it does not call with
+arguments of its own: a `train_step`, a loss, a metric, an optimizer. Everything in it is a tensor of the step's graph or
 a Python constant; nothing in it outlives the step.
 """
 
@@ -19,8 +19,8 @@ from ..compat.replaced import replaced_functions
 
 
 @dataclasses.dataclass
-class StepContext:
-    """This replica's part of the global batch.
+class ReplicaRows:
+    """One replica's rows of the global batch.
 
     Attributes:
         replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers.
@@ -28,55 +28,75 @@ class StepContext:
         rows: int or int32 scalar tensor; rows of the global batch that this replica holds. Can be 0: the replica then
             computes on one borrowed row, whose effects are dropped (`alive` is false).
         global_rows: int or int32 scalar tensor; rows of the global batch.
-        training: bool; whether the step updates weights.
-        weigh_losses: bool; whether losses must note their weight totals although there is one replica (accumulation).
-        compiles: bool; whether this replica's forward and backward pass is to be compiled by XLA.
-        in_xla: bool; whether this part of the step is compiled by XLA, where no collective can stand.
-        weight_totals: scalar tensors; the all-reduced divisor of each loss that is not divided by its rows (masks,
-            `mean_with_sample_weight`), in the order of the losses.
-        known_totals: list of scalar tensors or None; the weight totals where they are known beforehand (a micro-batch
-            of a pipeline divides by those of the whole batch).
-        writes: the scope that collects the writes of Keras variables in this step.
         first_row: int or int32 scalar tensor or None; where this replica's rows begin in the global batch. None: the
             rows are shared out evenly, in the order of the replicas.
-        verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
-        stream: None or int32 scalar tensor; mixed into the seeds of random layers, so that asynchronous workers that read
-            the same random state draw different numbers.
-        scales: the loss scale that each optimizer has read in this step, by `id`: another worker may change it meanwhile.
-        added_losses: how many losses each layer has added in this step, by `id`.
-        shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
-            TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
-        take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
     """
 
     replica_id: Any
     num_replicas: int
     rows: Any
     global_rows: Any
-    training: bool = True
-    weigh_losses: bool = False
-    compiles: bool = False
-    in_xla: bool = False
-    weight_totals: list[Any] = dataclasses.field(default_factory=list)
-    verdicts: list[Any] = dataclasses.field(default_factory=list)
-    known_totals: list[Any] | None = None
-    writes: Any = None
     first_row: Any = None
-    stream: Any = None
-    scales: dict[int, Any] = dataclasses.field(default_factory=dict)
-    added_losses: dict[int, int] = dataclasses.field(default_factory=dict)
-    shapes_vary: bool = False
-    take_gradients: Any = None
 
     @property
     def alive(self) -> Any:
         """Whether this replica has rows of its own: a bool when that is known while tracing, else a bool tensor."""
         return self.rows > 0
 
+    @property
+    def certainly_alive(self) -> bool:
+        """Whether it is known while tracing that this replica has rows of its own."""
+        return isinstance(self.rows, int) and self.rows > 0
+
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
         """`rows / global_rows`, the weight of a mean over this replica's rows in the global mean; a scalar."""
         rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
         return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
+
+
+@dataclasses.dataclass
+class StepContext(ReplicaRows):
+    """A replica's rows, and what code inside of Keras leaves for the step around it.
+
+    Attributes:
+        random_stream: None, int or int32 scalar tensor; mixed into the seeds of random layers, so that replicas (and
+            asynchronous workers that read the same random state) draw different numbers.
+        compute: the function that computes loss, gradients and outputs in `Model.train_step`; None: as it is written.
+        in_xla: bool; whether this part of the step is compiled by XLA, where no collective can be.
+        weigh_losses: bool; whether losses note their weight totals although there is one replica (accumulation).
+        weight_totals: scalar tensors; the all-reduced divisor of each loss that is not divided by its rows (masks,
+            `mean_with_sample_weight`), in the order of the losses.
+        known_totals: list of scalar tensors or None; the weight totals where they are known beforehand (a micro-batch
+            of a pipeline divides by those of the whole batch).
+        writes: the scope that collects the writes of Keras variables in this step.
+        verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
+        notes: what objects keep for the rest of this step, under keys of their own.
+        shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
+            TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
+        take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
+    """
+
+    random_stream: Any = None
+    compute: Any = None
+    in_xla: bool = False
+    weigh_losses: bool = False
+    weight_totals: list[Any] = dataclasses.field(default_factory=list)
+    known_totals: list[Any] | None = None
+    writes: Any = None
+    verdicts: list[Any] = dataclasses.field(default_factory=list)
+    notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    shapes_vary: bool = False
+    take_gradients: Any = None
+
+    @property
+    def weight_total(self) -> Any:
+        """The divisor of the step's loss where exactly one loss has one of its own; else None: the rows."""
+        return self.weight_totals[0] if len(self.weight_totals) == 1 else None
+
+    @property
+    def applied(self) -> Any:
+        """Whether every optimizer applied its update: bool scalar tensor; None where none could skip."""
+        return tf.reduce_all(tf.stack(self.verdicts)) if self.verdicts else None
 
 
 _local = threading.local()
@@ -88,11 +108,14 @@ def current_step() -> StepContext | None:
     return stack[-1] if stack else None
 
 
-def note_varying_shape() -> None:
-    """Notes in the current step, if there is one, that a collective may have another shape in another step."""
+def this_step() -> StepContext:
+    """The step that this thread computes, for code that is only ever called inside one."""
     step = current_step()
-    if step is not None:
-        step.shapes_vary = True
+    if step is None:
+        raise RuntimeError(
+            "This function is a part of a step of `fit`, `evaluate` or `predict`: call it inside of one."
+        )
+    return step
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from .stages import clipping
 class ReplicaRule(keras.optimizers.Optimizer):
     """How an update rule reads and writes: assignments, clipping, weight decay and moving averages of one replica.
 
-    Context: its methods run where variables are written (`distribute.replicas.update_copies`).
+    Context: its methods run where variables are written (`distribute.replicas.once_per_copy`).
     """
 
     def assign(self, variable: Any, value: Any) -> None:

@@ -13,6 +13,7 @@ import keras
 from ..compat.serialization import our_classes, save_as
 from ..compat.training import KerasFunctional, TensorFlowTrainer
 from .pipeline import step as pipeline_step
+from .step.variable_placement import place_with_model
 from .trainer import Trainer
 
 
@@ -105,9 +106,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     model._auto_jit = _leaves_jit_to_us(arguments)
     model._forget_compiled()
     if compiled and model.optimizer is not None:
-        from .step.variable_placement import bring_home
-
-        bring_home(model)
+        place_with_model(model)
     return model
 
 

@@ -57,12 +57,9 @@ def _seed(original: Any) -> Any:
     def next(self: Any, ordered: bool = True) -> Any:
         seed = original(self, ordered)
         step = current_step()
-        if step is None or getattr(self, "_unisono_same_on_replicas", False):
+        if step is None or step.random_stream is None or getattr(self, "_unisono_same_on_replicas", False):
             return seed
-        stream = step.stream if step.num_replicas == 1 else step.replica_id
-        if stream is None:
-            return seed
-        stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(stream, tf.int64)
+        stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.random_stream, tf.int64)
         mixed = tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32)
         return tf.cast(mixed, seed.dtype)
 

@@ -1,7 +1,7 @@
 """`Trainer`: Keras' training methods, made exact under every strategy. Mixed into every model class of ours.
 
 It owns what a model knows about its training: the compiled step functions and the state of a running `fit`. What a step
-computes is in `step.py`, how steps are looped in `step_function.py`, how epochs run in `fit_loop.py`.
+computes is in `step/train_step.py`, how steps are looped in `run/step_function.py`, how epochs run in `run/fit_loop.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from .. import mixed_precision
-from ..compat.replaced import replaced_functions
 from ..compat.serialization import deserialize_keras_object, our_classes
 from ..compat.training import (
     KerasTrainer,
@@ -24,21 +23,18 @@ from ..compat.training import (
     logs_in_order,
     strategy_of,
 )
-from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from ..mixed_precision.skipped_steps import step_logs
 from . import checks
 from .inputs import make_source
 from .pipeline import step as pipeline_step
 from .run import fit_loop
-from .run.build import build_for, build_for_prediction
 from .run.evaluation_loops import evaluate, predict
-from .run.functions import predict_function, step_function
 from .run.on_batch import on_batch, predict_on_batch
-from .step import added_losses
-from .step import train_step as step
+from .runner import runner_of
 from .step.global_metrics import give_first_replica_the_state
-from .step.variable_placement import bring_home, optimizers_of
+from .step.train_step import default_test_step, default_train_step
+from .step.variable_placement import optimizers_of, place_with_model
 
 
 class Trainer(keras.Model if TYPE_CHECKING else object):
@@ -48,6 +44,11 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
     _pipeline: Any = None
     _auto_steps = True
     _auto_jit = True
+
+    @property
+    def _fixed_steps(self) -> int | None:
+        """The steps of an execution, where `compile` was given them."""
+        return None if self._auto_steps else self.steps_per_execution
 
     @filter_traceback
     def compile(
@@ -84,7 +85,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
         checks.check_home(self, "compile")
         pipeline_step.attach(self)
         check_policy_order(self)
-        with self.strategy_scope():
+        with self._strategy_scope():
             optimizer = wrap_optimizer(keras.optimizers.get(optimizer), self, auto_scale_loss)
             plain_steps = 1 if steps_per_execution == "auto" else steps_per_execution
             TensorFlowTrainer.compile(
@@ -115,10 +116,10 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
                 return
             self.compile(**deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
-            with self.strategy_scope():
+            with self._strategy_scope():
                 self.optimizer.build(self.trainable_variables)
 
-    def strategy_scope(self) -> Any:
+    def _strategy_scope(self) -> Any:
         """The scope of the strategy that the model was built under; nothing to enter where there is none."""
         strategy = strategy_of(self)
         if strategy is None or tf.distribute.get_strategy() is strategy:
@@ -132,59 +133,38 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
 
     # The steps. A subclass may override them; they are called in replica context.
 
-    def train_step(self, data: Any) -> dict[str, Any]:
-        """One step on this replica's rows: forward, loss, gradients, update. Override it to train in your own way."""
-        if current_step() is None:
-            return TensorFlowTrainer.train_step(self, data)
-        if self._pipeline is not None:
-            return pipeline_step.train_step(self, data)
-        return step.default_train_step(self, data)
-
-    def test_step(self, data: Any) -> dict[str, Any]:
-        """One step of evaluation on this replica's rows."""
-        if current_step() is None:
-            return TensorFlowTrainer.test_step(self, data)
-        if self._pipeline is not None:
-            return pipeline_step.test_step(self, data)
-        return step.default_test_step(self, data)
+    train_step = default_train_step
+    test_step = default_test_step
 
     def predict_step(self, data: Any) -> Any:
         """One step of prediction: the outputs for this replica's rows."""
-        if self._pipeline is not None and current_step() is not None:
-            return pipeline_step.predict_step(self, data)
         return TensorFlowTrainer.predict_step(self, data)
 
-    def overrides_step(self, name: str) -> bool:
+    def _overrides_step(self, name: str) -> bool:
         """Whether a subclass has its own "train_step", "test_step" or "predict_step"."""
         return _overridden(self, name, Trainer)
 
-    def has_own_logs(self, training: bool) -> bool:
+    def _has_own_logs(self, training: bool) -> bool:
         """Whether a step may return logs that are not the results of `self.metrics`."""
-        own_step = (
-            _overridden(self, "train_step", Trainer) if training else _overridden(self, "test_step", Trainer)
-        )
+        own_step = self._overrides_step("train_step" if training else "test_step")
         return own_step or _overridden(self, "compute_metrics", KerasTrainer)
-
-    def has_own_train_step(self) -> bool:
-        """Whether `train_step` is overridden."""
-        return _overridden(self, "train_step", Trainer)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that runs training steps; kept until `compile` is called again."""
         if self.train_function is None or force:
-            self.train_function = step_function(self, training=True)
+            self.train_function = runner_of(self).train_function(self)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function that runs evaluation steps."""
         if self.test_function is None or force:
-            self.test_function = step_function(self, training=False)
+            self.test_function = runner_of(self).test_function(self)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function that runs prediction steps."""
         if self.predict_function is None or force:
-            self.predict_function = predict_function(self)
+            self.predict_function = runner_of(self).predict_function(self)
         return self.predict_function
 
     def reset_metrics(self) -> None:
@@ -266,7 +246,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
             fast_dev_run=fast_dev_run,
         )
         self._ready("fit")
-        return fit_loop.fit(self, arguments)
+        return fit_loop.fit(self, arguments, runner_of(self))
 
     @filter_traceback
     def evaluate(
@@ -307,7 +287,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
             strategy=self.distribute_strategy,
         )
         with contextlib.closing(source):
-            logs = evaluate(self, source, verbose, callbacks)
+            logs = evaluate(self, source, verbose, callbacks, runner_of(self))
         return logs if return_dict else logs_in_order(self, logs)
 
     @filter_traceback
@@ -341,7 +321,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
             strategy=self.distribute_strategy,
         )
         with contextlib.closing(source):
-            return predict(self, source, verbose, callbacks)
+            return predict(self, source, verbose, callbacks, runner_of(self))
 
     def train_on_batch(
         self,
@@ -353,19 +333,19 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
     ) -> Any:
         """One step on one global batch, as `keras.Model.train_on_batch`."""
         self._ready("train_on_batch")
-        return on_batch(self, True, x, y, sample_weight, class_weight, return_dict)
+        return on_batch(self, runner_of(self), True, x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """The loss and metrics of one global batch, as `keras.Model.test_on_batch`."""
         self._ready("test_on_batch")
-        return on_batch(self, False, x, y, sample_weight, None, return_dict)
+        return on_batch(self, runner_of(self), False, x, y, sample_weight, None, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """The outputs for one global batch, as `keras.Model.predict_on_batch`."""
         checks.check_home(self, "predict_on_batch")
-        return predict_on_batch(self, x)
+        return predict_on_batch(self, runner_of(self), x)
 
     def _ready(self, method: str) -> None:
         """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""
@@ -373,37 +353,13 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
         check_compiled(self, method)
         if method in ("fit", "train_on_batch"):
             check_policy_order(self, unless_trained=True)
-        bring_home(self)
+        place_with_model(self)
 
-    def build_for(self, spec: Any, rows: int | None = None, training: bool = True) -> None:
-        """Creates every variable that training needs: of the model, its metrics and its optimizers.
-
-        Args:
-            spec: nest of `tf.TypeSpec` of one batch.
-            rows: int or None; rows of a global batch, where known.
-            training: bool; whether the model is going to be trained.
-        """
-        with replaced_functions(), self.strategy_scope():
-            if self._pipeline is not None:
-                build_for_prediction(self, spec)
-                pipeline_step.prepare(self, rows, training)
-            build_for(self, spec, training)
-            if self.distribute_strategy.num_replicas_in_sync > 1 or self._pipeline is not None:
-                added_losses.find_sums(self, spec[0])
-        bring_home(self)  # the metrics of `compile` are among the model's only now
-
-    def build_for_prediction(self, spec: Any) -> None:
-        """Creates the variables of the model."""
-        with self.strategy_scope():
-            build_for_prediction(self, spec)
-            if self._pipeline is not None:
-                pipeline_step.prepare(self, None, training=False)
-
-    def explain_batch(self, batch: Any) -> tuple[str, list[dict[str, Any]]]:
+    def _explain_batch(self, batch: Any) -> tuple[str, list[dict[str, Any]]]:
         """What is not finite when a step is computed on `batch`, as a sentence, and the batch's statistics."""
         statistics = mixed_precision.batch_statistics(batch)
         try:
-            with self.strategy_scope():
+            with self._strategy_scope():
                 return str(mixed_precision.diagnose(self, batch)), statistics
         except Exception as error:  # a train_step of the user's own may need more than the model and a loss
             return (
@@ -411,7 +367,7 @@ class Trainer(keras.Model if TYPE_CHECKING else object):
                 statistics,
             )
 
-    def optimizer_logs(self) -> dict[str, Any]:
+    def _optimizer_logs(self) -> dict[str, Any]:
         """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""
         return step_logs(optimizers_of(self))
 

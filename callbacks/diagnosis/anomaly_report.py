@@ -59,7 +59,7 @@ class AnomalyReport(keras.callbacks.Callback):
         self.report, self._watches, self._steps_before = None, [], 0
         optimizers = [v for v in vars(self.model).values() if hasattr(v, "gradient_transformers")]
         guarded = [o for o in optimizers if getattr(o, "inner_optimizer", None) is None and o.built]
-        with self.model.strategy_scope():
+        with self.model._strategy_scope():
             found = [watch_gradients(optimizer, guard=True) for optimizer in guarded]
             self._watches = [watch for watch, _ in found]
             for watch in self._watches:
@@ -81,7 +81,7 @@ class AnomalyReport(keras.callbacks.Callback):
         if self.report is not None:  # a step that parameter servers had already begun
             return
         step = self.model.fit_state.step
-        with self.model.strategy_scope():
+        with self.model._strategy_scope():
             tripped = [watch for watch in self._watches if watch.tripped]
             good = min((watch.good_steps for watch in tripped), default=0)
         if tripped:
@@ -111,7 +111,7 @@ class AnomalyReport(keras.callbacks.Callback):
 
     def _explain(self, step: int, gradients: list[str], exact: bool) -> None:
         batch = self._batch.batch if self._batch is not None else None
-        first, statistics = self.model.explain_batch(batch) if batch is not None and gradients else ("", [])
+        first, statistics = self.model._explain_batch(batch) if batch is not None and gradients else ("", [])
         self.report = {
             "epoch": self._epoch,
             "step": step,

@@ -68,7 +68,7 @@ class Diagnosis(keras.callbacks.Callback):
         self._compiled = 0
         self._watch = None
         if spans_workers(self.model.distribute_strategy) and getattr(self.model.optimizer, "built", False):
-            with self.model.strategy_scope():
+            with self.model._strategy_scope():
                 self._watch, new = watch_gradients(self.model.optimizer)
             if new:
                 self.model.make_train_function(force=True)
@@ -104,7 +104,7 @@ class Diagnosis(keras.callbacks.Callback):
         seconds = self.model.fit_state.times.seconds
         found: dict[str, Any] = {part: seconds.get(part, 0.0) for part in ("input", "compute", "callbacks")}
         if self._watch is not None:
-            with self.model.strategy_scope():
+            with self.model._strategy_scope():
                 waited = self._watch.all_reduce_seconds
             if waited:
                 found["waited"] = sum(waited) / len(waited)

@@ -81,7 +81,7 @@ class TrainingReport(keras.callbacks.Callback):
         ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
         if not self.gradient_norm or not ours or on_parameter_servers(self.model.distribute_strategy):
             return
-        with self.model.strategy_scope():
+        with self.model._strategy_scope():
             self._watch, new = watch_gradients(optimizer)
         if new:
             self.model.make_train_function(force=True)
@@ -123,7 +123,7 @@ class TrainingReport(keras.callbacks.Callback):
         }
         mine = {"steps": steps, "seconds": seconds, "memory": memory_bytes()}
         if self._watch is not None:
-            with self.model.strategy_scope():
+            with self.model._strategy_scope():
                 mine["waited"] = self._watch.all_reduce_seconds
         workers = gather_json(mine, self.model.distribute_strategy)
         if not state.chief:
@@ -171,7 +171,7 @@ class TrainingReport(keras.callbacks.Callback):
             "learning_rate": None if learning_rate is None else _scalar(learning_rate),
         }
         if self._watch is not None:
-            with self.model.strategy_scope():
+            with self.model._strategy_scope():
                 result["gradient_norm"] = self._watch.norm
         return result
 

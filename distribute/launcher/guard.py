@@ -1,4 +1,4 @@
-"""Nothing is left behind: a small process that ends the workers when the launcher itself is killed."""
+"""No process is left behind: a small process that ends the workers when the launcher itself is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Guard:
         os.write(self._write, b"+%d\n" % group)
 
     def remove(self, group: int) -> None:
-        """Takes a group that has ended from the guard: its number may be given to somebody else."""
+        """Removes a group that has ended: its number may be given to another process."""
         os.write(self._write, b"-%d\n" % group)
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in u
 class Launcher:
     """Runs a script on every worker until all are done.
 
-    It owns the calendar of attempts: which failure is reported, whether there is another attempt, how long an end may
-    take. What a process is and how it ends is `Processes`.
+    It owns the calendar of attempts: which failure is reported, whether there is another attempt, how long ending may
+    take. `Processes` knows what a process is and how it ends.
 
     Args:
         script: path of the script and its arguments.
@@ -116,7 +116,7 @@ class Launcher:
                         _say(f"{found}: starting it again")
                         processes.start(task)
                     else:
-                        _say(f"{found}: training goes on without it")
+                        _say(f"{found}: training continues without it")
                     continue
                 failure = failure or found
                 if self._stopping is None:

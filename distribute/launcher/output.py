@@ -109,4 +109,4 @@ class Output:
         try:
             print(f"{prefix} {text}", file=target, flush=True)
         except (BrokenPipeError, ValueError, UnicodeEncodeError):
-            return  # nobody reads us any more; the workers go on
+            return  # nobody reads the output any more; the workers continue

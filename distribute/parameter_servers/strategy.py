@@ -15,18 +15,7 @@ from ...compat.replaced import replaced_functions
 from ..arguments import whole_number
 from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_tf_config
-from .updates import on_parameter_servers
-from .worker_pool import ParameterServerError, WorkerPool
-
-__all__ = [
-    "ParameterServerError",
-    "ParameterServerMode",
-    "ParameterServerStrategy",
-    "check_cluster",
-    "mode_of",
-    "on_parameter_servers",
-    "pool_of",
-]
+from .worker_pool import WorkerPool
 
 _modes: weakref.WeakKeyDictionary[Any, ParameterServerMode] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
@@ -34,7 +23,7 @@ _pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServerMode:
-    """How workers keep pace with each other.
+    """How far workers may be ahead of each other.
 
     Attributes:
         max_staleness: int or None; no worker runs more than so many steps ahead of the slowest. None: no bound.
@@ -66,7 +55,7 @@ class ParameterServerMode:
 
 
 class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
-    """`tf.distribute.ParameterServerStrategy`, which checks its cluster first and knows the mode of training.
+    """`tf.distribute.ParameterServerStrategy` that checks its cluster first and knows the mode of training.
 
     Args:
         cluster_resolver: None: what TF_CONFIG describes.
@@ -76,7 +65,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         timeout: float; seconds after which a lost cluster is an error. None: what the launcher set, else 60.
 
     Raises:
-        ValueError: the cluster or an argument cannot be right: one sentence with the cure.
+        ValueError: the cluster or an argument is wrong; one sentence with the cure.
 
     Context: host, on the coordinator alone. Workers and servers run `python -m unisono.distribute.server`.
     """

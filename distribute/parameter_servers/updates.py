@@ -18,8 +18,8 @@ from ...compat.parameter_servers import ShardedVariable
 from ...compat.variables import raw_value
 
 _locks: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
-HOME = "/job:ps/replica:0/task:0/device:CPU:0"
-"""Where the lock is and the small work between reading and writing happens."""
+FIRST_SERVER = "/job:ps/replica:0/task:0/device:CPU:0"
+"""The server that holds the lock and does the small work between reading and writing."""
 
 
 def on_parameter_servers(strategy: Any = None) -> bool:
@@ -45,20 +45,20 @@ def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     mutex = _mutex(tf.distribute.get_strategy())
     graph = tf.compat.v1.get_default_graph()
     arrived = [leaf for leaf in tf.nest.flatten(list(args), expand_composites=True) if tf.is_tensor(leaf)]
-    with tf.device(HOME), tf.control_dependencies(arrived):
+    with tf.device(FIRST_SERVER), tf.control_dependencies(arrived):
         lock = tf.raw_ops.MutexLock(mutex=mutex)
     before = len(graph.get_operations())
-    with tf.device(HOME), tf.control_dependencies([lock]):
+    with tf.device(FIRST_SERVER), tf.control_dependencies([lock]):
         result = fn(*args)
     done = [op for op in graph.get_operations()[before:] if is_stateful(op)]
-    with tf.device(HOME), tf.control_dependencies(done):
+    with tf.device(FIRST_SERVER), tf.control_dependencies(done):
         tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     return result
 
 
 def _mutex(strategy: Any) -> tf.Tensor:
     if strategy not in _locks:
-        with tf.init_scope(), tf.device(HOME):
+        with tf.init_scope(), tf.device(FIRST_SERVER):
             _locks[strategy] = tf.raw_ops.MutexV2(shared_name=f"unisono_{id(strategy)}", container="")
     return _locks[strategy]
 
@@ -99,15 +99,12 @@ def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[
 
 def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
     """The tensors, on `device`; one dtype, static shapes."""
-    if len(tensors) > 1:
-        joined = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-    else:
-        joined = tensors[0]
+    if len(tensors) == 1:
+        with tf.device(device):
+            return [tf.identity(tensors[0])]
+    joined = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
     with tf.device(device):
-        joined = tf.identity(joined)
-        if len(tensors) == 1:
-            return [joined]
-        parts = tf.split(joined, [tensor.shape.num_elements() for tensor in tensors])
+        parts = tf.split(tf.identity(joined), [tensor.shape.num_elements() for tensor in tensors])
         return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
 
 

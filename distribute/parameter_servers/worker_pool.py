@@ -1,7 +1,7 @@
 """Work for the workers of a coordinator: each takes the next piece, and what a lost worker had is given to another.
 
-TensorFlow's `ClusterCoordinator` brings the threads, one for each worker, and reconnects to workers that come back. In
-each thread one loop of ours takes pieces of work from a common list until the list is closed.
+TensorFlow's `ClusterCoordinator` provides the threads, one for each worker, and reconnects to workers that come back. In
+each thread one loop takes pieces of work from a common list until the list is closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RESPONSE = 20.0  # seconds that a task has for running a small operation
 
 
 class ParameterServerError(RuntimeError):
-    """A parameter server, or every worker, is gone: training cannot go on. A restart goes on from the last backup."""
+    """A parameter server, or every worker, is gone: training cannot continue. A restart continues from the last backup."""
 
 
 class WorkerPool:
@@ -107,7 +107,7 @@ class WorkerPool:
             if not self.answers("ps", index):
                 raise ParameterServerError(
                     f"Parameter server {index} at {address} does not answer, and the variables on it are lost: start "
-                    "the cluster again; a fit with `BackupAndRestore` then goes on from the last backup."
+                    "the cluster again; a fit with `BackupAndRestore` then continues from the last backup."
                 ) from cause
 
     def responds(self, kind: str, index: int, seconds: float | None = None) -> bool:
@@ -225,7 +225,7 @@ class Phase:
             raise
 
     def _check_workers(self, quiet_since: float) -> None:
-        """After `timeout` without a result: is there anybody at work, and does it still do anything?"""
+        """After `timeout` without a result: is any worker busy, and does it still make progress?"""
         pool = self._pool
         if time.monotonic() - quiet_since < pool.timeout:
             return

@@ -24,9 +24,8 @@ def balance(
         costs: N numbers; the cost of each block, in any unit, not negative.
         stages: int; K, 1 to N.
         cut_costs: N - 1 numbers or None; what a cut after block i sends, in any unit; None: 0 everywhere.
-        memory_of: callable or None; `memory_of(stage, start, stop)` is what blocks start to stop - 1 need
-            as that stage, in the unit of `memory_limit`.
-        memory_limit: number or None; what one stage may need.
+        memory_of: callable or None; `memory_of(stage, start, stop)`: what blocks start to stop - 1 need as that stage.
+        memory_limit: number or None; what one stage may need, in the same unit.
 
     Returns:
         The number of blocks in each stage; K ints that sum to N.
@@ -37,7 +36,7 @@ def balance(
     blocks = len(costs)
     if not 1 <= stages <= blocks:
         raise ValueError(f"stages ({stages}) must be from 1 to the number of blocks ({blocks})")
-    cuts = list(cut_costs) if cut_costs is not None else [0.0] * (blocks - 1)
+    cuts = [0.0] * (blocks - 1) if cut_costs is None else cut_costs
     sums = _running_sums(costs)
     worst = (math.inf, math.inf, math.inf)
     # best[j]: (slowest stage, sent over cuts, sum of squares) of the best way to cut the first j blocks.

@@ -29,7 +29,7 @@ _watch: StageWatch | None = None
 
 
 class StageError(RuntimeError):
-    """The process of a stage has died or hangs: training cannot go on. A restart goes on from the last backup."""
+    """The process of a stage has died or hangs: training cannot continue. A restart continues from the last backup."""
 
 
 def connect(addresses: Sequence[str] | None = None, timeout: float | None = None) -> list[str]:
@@ -76,7 +76,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
 
 
 def _join(watch: StageWatch, addresses: Sequence[str]) -> None:
-    """Has TensorFlow join the cluster, in a thread: it would wait for ever for a process that is lost meanwhile."""
+    """Has TensorFlow join the cluster, in a thread: it would wait without end for a process that is lost meanwhile."""
     cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
     errors: list[Exception] = []
 
@@ -142,7 +142,7 @@ def _raise_if_lost(watch: StageWatch, cause: Exception, stages_of: dict[int, lis
     ]
     if said:
         raise StageError(
-            f"{'; '.join(said)}. Start all stages again: a fit with `BackupAndRestore` then goes on from the last backup."
+            f"{'; '.join(said)}. Start all stages again: a fit with `BackupAndRestore` then continues from the last backup."
         ) from cause
 
 

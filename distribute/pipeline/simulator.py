@@ -95,10 +95,16 @@ def simulate(
     jobs = SCHEDULES[schedule](stages, micro_batches) if isinstance(schedule, str) else list(schedule)
     costs = {"forward": list(forward), "backward": backward}
     again = {(*job, "backward"): forward[job[0]] for job in recomputed(jobs)} if rematerialize else {}
-    spans = _play(jobs, costs, cuts, again)
+    return _summarize(_play(jobs, costs, cuts, again), jobs, micro_batches, costs)
+
+
+def _summarize(
+    spans: list[Span], jobs: Sequence[Job], micro_batches: int, costs: dict[str, list[float]]
+) -> Simulation:
+    stages = len(costs["forward"])
     duration = max(span.stop for span in spans) - min(span.start for span in spans)
     busy = sum(span.stop - span.start for span in spans)
-    work = micro_batches * (sum(forward) + sum(backward))
+    work = micro_batches * (sum(costs["forward"]) + sum(costs["backward"]))
     return Simulation(
         spans=sorted(spans, key=lambda span: (span.start, span.stage)),
         stages=stages,

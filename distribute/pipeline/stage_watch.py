@@ -1,7 +1,7 @@
-"""A stage that hangs or is gone: noticed from outside, and whoever waits for it gets an error.
+"""A stage that hangs or is gone: noticed from outside, so that whatever waits for it gets an error.
 
-TensorFlow waits for ever for a process that is stopped and for a machine that fell silent. So a thread for each stage's
-process asks it again and again, at its gRPC port, whether it is there: a server that lives says so at once, however
+TensorFlow waits without end for a process that is stopped and for a machine that is gone. So a thread for each stage's
+process asks it again and again, at its gRPC port, whether it is there: a live server answers at once, however
 much it has to compute. Once it has not for too long, the connections to it are ended, which TensorFlow takes as
 the death of that process: everything that waits for it fails, in a function or outside of one.
 """
@@ -56,7 +56,7 @@ class StageWatch:
             ticker.stop(_ANSWER + self._pause)
 
     def lost(self) -> dict[int, str]:
-        """For each process that is lost what is the matter with it. Asks those that have answered so far once more."""
+        """For each lost process what is wrong with it. Asks those that have answered so far once more."""
         found = {}
         for task, address in self.addresses.items():
             if task in self._silent:

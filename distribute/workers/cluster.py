@@ -20,7 +20,7 @@ JOBS = ("chief", "worker", "ps", "evaluator", "stage")
 
 
 class ClusterError(ValueError):
-    """The description of the cluster cannot be right; the message names the mistake and the cure."""
+    """The description of the cluster is wrong; the message names the mistake and the cure."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,82 +115,64 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ClusterError(f"TF_CONFIG is not JSON ({error}). Received: {_short(text)}") from None
+        raise _wrong(f"is not JSON ({error})", text) from None
     if not isinstance(config, dict):
-        raise ClusterError(
-            f"TF_CONFIG must be a JSON object with 'cluster' and 'task'. Received: {_short(text)}"
-        )
+        raise _wrong("must be a JSON object with 'cluster' and 'task'", text)
     if config == {}:
         return None
     if not config.get("cluster"):
-        raise ClusterError(
-            f"TF_CONFIG has no 'cluster': name the addresses of all tasks, or unset it. Received: {_short(text)}"
-        )
-    jobs = _read_jobs(config["cluster"])
-    kind, index = _read_task(config, jobs)
-    return Cluster(jobs, kind, index)
-
-
-def _read_jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(cluster, dict):
-        raise ClusterError(
-            f"TF_CONFIG's 'cluster' must map task types to lists of addresses. Received: {_short(cluster)}"
-        )
-    jobs = {}
-    for kind, addresses in cluster.items():
-        if kind not in JOBS:
-            raise ClusterError(
-                f"TF_CONFIG's 'cluster' has the unknown task type {kind!r}: use {', '.join(JOBS[:-1])}."
-            )
-        if isinstance(addresses, dict):  # TensorFlow allows {"0": address, "2": address}
-            addresses = _dense(kind, addresses)
-        if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
-            raise ClusterError(
-                f"TF_CONFIG's {kind!r} must be a list of addresses 'host:port'. Received: {_short(addresses)}"
-            )
-        for address in addresses:
-            try:
-                split_address(address)
-            except ValueError as error:
-                raise ClusterError(f"TF_CONFIG's {kind!r} is wrong: {error}") from None
-        jobs[kind] = tuple(addresses)
+        raise _wrong("has no 'cluster': name the addresses of all tasks, or unset it", text)
+    if not isinstance(config["cluster"], dict):
+        raise _wrong("must have a 'cluster' that maps task types to lists of addresses", config["cluster"])
+    jobs = {kind: _read_addresses(kind, addresses) for kind, addresses in config["cluster"].items()}
     counts = collections.Counter(address for addresses in jobs.values() for address in addresses)
     if not counts:
         raise ClusterError("TF_CONFIG's 'cluster' names no task: give at least one 'worker' address.")
-    twice = [address for address, count in counts.items() if count > 1]
-    if twice:
-        raise ClusterError(f"TF_CONFIG gives the address {twice[0]} to two tasks: each needs one of its own.")
+    address, count = counts.most_common(1)[0]
+    if count > 1:
+        raise ClusterError(f"TF_CONFIG gives the address {address} to two tasks: each needs one of its own.")
     if len(jobs.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be one.")
-    return jobs
+    return Cluster(jobs, *_read_task(config.get("task"), jobs))
 
 
-def _dense(kind: str, addresses: dict[str, Any]) -> list[Any]:
-    try:
-        return [addresses[str(index)] for index in range(len(addresses))]
-    except KeyError:
+def _wrong(what: str, received: Any) -> ClusterError:
+    text = received if isinstance(received, str) else repr(received)
+    return ClusterError(f"TF_CONFIG {what}. Received: {text if len(text) <= 200 else text[:200] + '...'}")
+
+
+def _read_addresses(kind: str, addresses: Any) -> tuple[str, ...]:
+    if kind not in JOBS:
         raise ClusterError(
-            f"TF_CONFIG's {kind!r} must name every index from 0 to {len(addresses) - 1}. "
-            f"Received: {sorted(addresses)}"
-        ) from None
-
-
-def _read_task(config: dict[str, Any], jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
-    task = config.get("task")
-    if not isinstance(task, dict) or "type" not in task:
-        raise ClusterError(
-            f"TF_CONFIG has no 'task': say which task this process is, for instance "
-            f'{{"type": "worker", "index": 0}}. Received: {_short(task)}'
+            f"TF_CONFIG's 'cluster' has the unknown task type {kind!r}: use {', '.join(JOBS[:-1])}."
         )
+    if isinstance(addresses, dict):  # TensorFlow allows {"0": address, "2": address}
+        if set(addresses) != {str(index) for index in range(len(addresses))}:
+            raise _wrong(f"must give {kind!r} every index from 0 to {len(addresses) - 1}", sorted(addresses))
+        addresses = [addresses[str(index)] for index in range(len(addresses))]
+    if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
+        raise _wrong(f"is wrong about {kind!r}, which must be a list of addresses 'host:port'", addresses)
+    for address in addresses:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ClusterError(f"TF_CONFIG's {kind!r} is wrong: {error}") from None
+    return tuple(addresses)
+
+
+def _read_task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+    if not isinstance(task, dict) or "type" not in task:
+        example = '{"type": "worker", "index": 0}'
+        raise _wrong(f"has no 'task': say which task this process is, for instance {example}", task)
     kind = task["type"]
-    if not isinstance(kind, str) or kind not in jobs or not jobs[kind]:
+    if not isinstance(kind, str) or not jobs.get(kind):
         raise ClusterError(
             f"TF_CONFIG's task type must be one that its 'cluster' has ({', '.join(sorted(jobs))}). "
             f"Received: {kind!r}"
         )
     index = task.get("index", 0 if kind == "chief" else None)
     try:
-        number = int(index) if not isinstance(index, bool | float) else None
+        number = None if isinstance(index, bool | float) else int(index)
     except (TypeError, ValueError):
         number = None
     if number is None:
@@ -222,11 +204,6 @@ def _read_slurm() -> Cluster:
         raise ClusterError(f"Slurm's variables do not describe the tasks of a job step: {error}") from None
     jobs = {kind: tuple(addresses) for kind, addresses in spec.as_dict().items()}
     return Cluster(jobs, resolver.task_type, resolver.task_id)
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def _current() -> Cluster | None:

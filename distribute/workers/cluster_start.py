@@ -1,4 +1,4 @@
-"""Joining a cluster: everybody is there, and a peer that is lost later is noticed within a stated time.
+"""Joining a cluster: all workers are there, and a peer that is lost later is noticed within a stated time.
 
 `install()` puts this around every `tf.distribute.MultiWorkerMirroredStrategy`, whoever makes it.
 """
@@ -63,7 +63,7 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
 
 
 def _take_sigterm_back() -> None:
-    """TensorFlow's coordination service has taken SIGTERM for itself: a worker would not end, nor save, when asked to."""
+    """Undoes that TensorFlow's coordination service handles SIGTERM: a worker would neither end nor save when asked to."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
 

@@ -1,7 +1,7 @@
-"""This process's own TCP connections to an address, whoever opened them: ended, or kept under the kernel's eye.
+"""This process's own TCP connections to an address, whoever opened them: ended, or watched by the kernel.
 
-TensorFlow gives no handle on the connections of its gRPC runtime, and waits on them for ever for a peer that hangs. To shut
-one down makes it raise wherever it waits.
+TensorFlow gives no access to the connections of its gRPC runtime, and waits on them without end for a peer that hangs.
+Shutting one down makes TensorFlow raise wherever it waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A peer that hangs: noticed because it does not come to the step at which the others wait for it.
 
-A peer that dies or is stopped falls silent, and TensorFlow's own heartbeat ends the collectives of the others. One that
-sleeps in Python still has a heart. So every worker tells the others how many meeting points (executions, agreements) it
+When a peer dies or is stopped, TensorFlow's own heartbeat ends the collectives of the others. One that sleeps in Python
+still sends heartbeats. So every worker tells the others how many meeting points (executions, agreements) it
 has come to, and one that waits at a meeting point for too long looks who has not come.
 """
 
@@ -55,7 +55,7 @@ class PeerWatch:
 
     @contextlib.contextmanager
     def meeting(self, familiar: bool) -> Iterator[None]:
-        """Around one meeting point. `familiar`: it has been here before, so its length is known (nothing compiles)."""
+        """Around one meeting point. `familiar`: it has run before, so nothing compiles and its duration is known."""
         self._allowance = self._timeout + _SLOWER * self._longest if familiar else float("inf")
         self._count += 1
         began = self._since = time.monotonic()
@@ -91,7 +91,7 @@ class PeerWatch:
         self._published = count
 
     def _complaint(self, count: int, waited: float) -> str | None:
-        """Whom this worker waits for in vain; None when all have come and may still be computing."""
+        """Which workers have not come; None when all have come and may still be computing."""
         late = [i for i in range(self._peers) if i != self._me and self._count_of(i, count) < count]
         if late:
             names = " and ".join(f"worker {i}" for i in late)
@@ -103,7 +103,7 @@ class PeerWatch:
         if waited > self._allowance:
             return (
                 f"an execution has taken {waited:.0f} s, where the longest took {self._longest:.1f} s: a worker hangs "
-                f"inside of it. Allow more time with UNISONO_TIMEOUT (now {self._timeout:g} s)."
+                f"in it. Allow more time with UNISONO_TIMEOUT (now {self._timeout:g} s)."
             )
         return None
 

@@ -1,7 +1,7 @@
-"""Is everybody there? Asked over plain sockets before TensorFlow joins the cluster, because it would wait for an hour.
+"""Whether all workers are there: asked over plain sockets before TensorFlow joins the cluster, as it would wait for an hour.
 
-Each worker listens at its own address, says who it is to whoever connects, and asks all others. Once it has seen them
-all it gives its port to TensorFlow's server. A peer that is already there with that server counts as seen.
+Each worker listens at its own address, identifies itself to whoever connects, and asks all others. Once it has seen them
+all it leaves its port to TensorFlow's server. A peer that is already there with that server counts as seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
     Args:
         cluster: this process must be one of its workers.
         timeout: float; seconds.
-        program: what every worker must run, as a text without spaces (a digest); "" is not compared.
+        program: digest of what every worker must run, a string without spaces; "" is not compared.
 
     Raises:
         ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program.
@@ -82,7 +82,7 @@ def _answering(cluster: Cluster, mark: bytes) -> Iterator[None]:
         listener = _listen(*split_address(cluster.address))
     except OSError as error:
         raise ClusterError(
-            f"worker {cluster.worker_index} is to listen at {cluster.address}, but this port is in use by another "
+            f"worker {cluster.worker_index} must listen at {cluster.address}, but this port is in use by another "
             f"process ({error.strerror}): end that process, or give another port in TF_CONFIG."
         ) from None
 

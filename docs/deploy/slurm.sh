@@ -18,7 +18,7 @@
 
 set -euo pipefail
 
-# A job that was preempted, lost a node or ran out of time is queued again; it goes on from its last backup.
+# A job that was preempted, lost a node or ran out of time is queued again; it continues from its last backup.
 attempts=${SLURM_RESTART_COUNT:-0}
 echo "attempt $attempts on $SLURM_JOB_NODELIST"
 

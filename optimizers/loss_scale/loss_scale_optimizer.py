@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...compat.optimizers import accumulators_of, build_base_optimizer, call_count, own_variables
 from ...compat.serialization import save_under_keras_name
-from ...distribute.replicas import in_replica_context, local_copy, update_copies
+from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
 from ..call_options import gradients_are_taken
@@ -166,9 +166,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
     def _write(self, fn: Any, *args: Any) -> None:
         """Runs `fn(*args)` so that each copy of the scale's variables is written once."""
         if in_replica_context():
-            update_copies(fn, *args)
+            once_per_copy(fn)(*args)
         else:
-            tf.distribute.get_strategy().run(lambda *each: update_copies(fn, *each), args=args)
+            tf.distribute.get_strategy().run(lambda *each: once_per_copy(fn)(*each), args=args)
 
     def _next(self, finite: Any) -> ScaleState:
         return next_state(scale_variables.read(self), finite, self.rule)

@@ -70,7 +70,7 @@ def note(optimizer: Any, scale: tf.Tensor) -> None:
     """
     step = current_step()
     if step is not None:
-        step.scales[id(optimizer)] = scale
+        step.notes["scale", id(optimizer)] = scale
     elif not tf.executing_eagerly():
         tf.compat.v1.get_default_graph().get_collection_ref(_key(optimizer))[:] = [scale]
 
@@ -79,11 +79,11 @@ def noted(optimizer: Any) -> tf.Tensor | None:
     """The scale that the loss was last multiplied with; None if that is not known in the current graph."""
     step = current_step()
     if tf.executing_eagerly():
-        return None if step is None else step.scales.get(id(optimizer))
+        return None if step is None else step.notes.get(("scale", id(optimizer)))
     graph = tf.compat.v1.get_default_graph()
     if step is None:
         return next(iter(graph.get_collection(_key(optimizer))), None)
-    scale = step.scales.get(id(optimizer))
+    scale = step.notes.get(("scale", id(optimizer)))
     return scale if getattr(scale, "graph", None) is graph else None
 
 

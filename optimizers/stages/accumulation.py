@@ -45,7 +45,7 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
         weight_total: scalar; the weight of this call.
         update: stages 4 and 5.
 
-    Context: where variables are written (`update_copies`).
+    Context: where variables are written (`once_per_copy`).
     """
     accumulators = {id(v): local_copy(optimizer.accumulator_of(v)) for _, v in pairs}
     for _, variable in pairs:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.optimizers import trained_variables
-from ...distribute.replicas import local_copy, num_replicas, shares_variables, update_copies
+from ...distribute.replicas import local_copy, num_replicas, once_per_copy, shares_variables
 from .slices import values_of
 
 
@@ -108,14 +108,14 @@ class GradientWatch:
         squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values.values()]
         norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
         if not self.guard:
-            update_copies(lambda norm: local_copy(self._norm).assign(norm), norm)
+            once_per_copy(lambda norm: local_copy(self._norm).assign(norm))(norm)
             return verdict
         finite = tf.constant(True)
         found = {key: tf.reduce_all(tf.math.is_finite(value)) for key, value in values.items()}
         bad = tf.stack([tf.logical_not(found.get(key, finite)) for key in self.ids])
         finite = tf.logical_not(tf.reduce_any(bad))
         before = tf.identity(local_copy(self._tripped))
-        update_copies(self._note, norm, finite, before, bad)
+        once_per_copy(self._note)(norm, finite, before, bad)
         return tf.logical_and(tf.convert_to_tensor(verdict), tf.logical_and(finite, tf.logical_not(before)))
 
     def _note(self, norm: Any, finite: Any, before: Any, bad: Any) -> None:

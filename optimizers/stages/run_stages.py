@@ -8,13 +8,14 @@
 
 Stages 1 to 3 run in replica context. From there on every replica holds the same bits, so each computes the same update
 for its own copies with no further communication: stages 4 and 5 may stand in a conditional, in a loop, under XLA. Where
-all replicas share one copy they run once (`distribute.replicas.update_copies`).
+all replicas share one copy they run once (`distribute.replicas.once_per_copy`).
 
 With accumulation, stages 4 and 5 happen at every k-th call, on the weighted mean of the k gradients.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ import tensorflow as tf
 from ...compat.optimizers import call_count, check_known, overwritten_by_gradient, trained_variables
 from ...compat.variables import direct_writes
 from ...distribute.parameter_servers.updates import send_to_servers
-from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id, update_copies
+from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, once_per_copy, replica_id
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
@@ -83,27 +84,9 @@ def run_stages(
         verdict = tf.logical_and(verdict, tf.logical_not(veto))
     if watch is not None:
         verdict = watch.look(pairs, verdict)
-    earlier = EarlierWrites([v for _, v in pairs])
-
-    def write(applies: Any, gradients: Sequence[Any], weight: Any) -> None:
-        aggregated = [(g, v) for g, (_, v) in zip(gradients, pairs)]
-
-        def apply_all() -> None:
-            with direct_writes():
-                earlier.flush()
-                parts = optimizer.split(aggregated)
-                for each, part in parts:
-                    transform_and_apply(each, part, weight)
-                if all(each is not optimizer for each, _ in parts):
-                    local_copy(call_count(optimizer)).assign_add(1)
-
-        if applies is True:
-            apply_all()
-        else:
-            tf.cond(applies, lambda: _nothing(apply_all), lambda: _nothing(None))
-
-    gradients = send_to_servers([g for g, _ in pairs], [v for _, v in pairs])
-    update_copies(write, verdict, gradients, weight_total)
+    variables = [v for _, v in pairs]
+    write = functools.partial(update, optimizer, variables, EarlierWrites(variables))
+    once_per_copy(write)(verdict, send_to_servers([g for g, _ in pairs], variables), weight_total)
     step = current_step()
     if step is not None and verdict is not True:
         step.verdicts.append(verdict)
@@ -165,38 +148,62 @@ def transform(optimizer: Any, pairs: Pairs) -> Pairs:
     return [(g, v) for g, (_, v) in zip(clipped, pairs)]
 
 
-def transform_and_apply(optimizer: Any, pairs: Pairs, weight_total: Any) -> None:
-    """Stages 4 and 5 of one optimizer for its part of the variables, or the accumulation of its gradients."""
+def update(
+    optimizer: Any,
+    variables: list[Any],
+    earlier: EarlierWrites,
+    verdict: Any,
+    gradients: Sequence[Any],
+    weight: Any,
+) -> None:
+    """Stages 4 and 5 where the verdict is true: of the optimizer, or of each one inside for its part of the variables.
 
-    def update(pairs: Pairs) -> None:
-        with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
-            direct = [(g, v) for g, v in pairs if overwritten_by_gradient(v)]
-            pairs = transform(optimizer, [(g, v) for g, v in pairs if not overwritten_by_gradient(v)])
-            for gradient, variable in direct:
-                optimizer.assign(variable, gradient)
-            apply(optimizer, pairs)
+    Args:
+        optimizer: built.
+        variables: those that have a gradient.
+        earlier: what the step has written to them before.
+        verdict: True, or bool scalar tensor.
+        gradients: aggregated and unscaled.
+        weight: scalar; the weight total of this call, for accumulation.
 
-    if optimizer.gradient_accumulation_steps:
-        accumulate(optimizer, pairs, weight_total, update)
-    else:
-        update(pairs)
-    with _once_there_is_one(pairs):
-        local_copy(call_count(optimizer)).assign_add(1)
+    Context: where variables are written (`once_per_copy`).
+    """
+    if verdict is not True:
+        accepted = functools.partial(update, optimizer, variables, earlier, True, gradients, weight)
+        tf.cond(verdict, lambda: _nothing(accepted), lambda: _nothing(None))
+        return
+    with direct_writes():
+        earlier.flush()
+        parts = optimizer.split(list(zip(gradients, variables)))
+        for each, part in parts:
+            if each.gradient_accumulation_steps:
+                accumulate(each, part, weight, functools.partial(transform_and_apply, each))
+            else:
+                transform_and_apply(each, part)
+            with _once_there_is_one(part):
+                local_copy(call_count(each)).assign_add(1)
+        if all(each is not optimizer for each, _ in parts):
+            local_copy(call_count(optimizer)).assign_add(1)
 
 
-def apply(optimizer: Any, pairs: Pairs) -> None:
-    """Stage 5: writes the weights and the slots; the order is Keras'."""
-    if pairs:
-        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        with _once_there_is_one(pairs):
-            optimizer.decay_weights(variables)
-        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
-    optimizer._update_model_variables_moving_average(trained_variables(optimizer))
-    optimizer.overwrite_with_average_when_due()
-    for _, variable in pairs:
-        if variable.constraint is not None:
-            copy = local_copy(variable)
-            copy.assign(variable.constraint(copy))
+def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
+    """Stages 4 and 5: writes the weights and the slots; the order of what stage 5 does is Keras'."""
+    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+        direct = [(g, v) for g, v in pairs if overwritten_by_gradient(v)]
+        pairs = transform(optimizer, [(g, v) for g, v in pairs if not overwritten_by_gradient(v)])
+        for gradient, variable in direct:
+            optimizer.assign(variable, gradient)
+        if pairs:
+            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+            with _once_there_is_one(pairs):
+                optimizer.decay_weights(variables)
+            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
+        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
+        optimizer.overwrite_with_average_when_due()
+        for _, variable in pairs:
+            if variable.constraint is not None:
+                copy = local_copy(variable)
+                copy.assign(variable.constraint(copy))
 
 
 def _once_there_is_one(pairs: Pairs) -> Any:
@@ -214,7 +221,7 @@ def _weight_total(options: CallOptions) -> Any:
     step = current_step()
     if step is None:
         return 1
-    return step.weight_totals[0] if len(step.weight_totals) == 1 else step.global_rows
+    return step.global_rows if step.weight_total is None else step.weight_total
 
 
 def _in_every_replica(

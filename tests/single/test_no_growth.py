@@ -45,10 +45,7 @@ def graphs():
 
 def traces(function):
     """All traces of the functions that a step function owns."""
-    compiled = function._compiled.values()
-    return sum(
-        f.experimental_get_tracing_count() for f in compiled if hasattr(f, "experimental_get_tracing_count")
-    )
+    return function.compilations()
 
 
 def test_hundred_fits_trace_once_and_keep_no_memory():

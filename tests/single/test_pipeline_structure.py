@@ -45,7 +45,7 @@ def traced(schedule: str, rematerialize: bool = False, stages: int = 2, micro_ba
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:
         run = PipelinedStep(
-            plan.chain, plan.stages, tf.split(x, micro_batches), micro_steps(8, micro_batches, True)
+            plan.chain, plan.stages, tf.split(x, micro_batches), micro_steps(8, micro_batches)
         )
         result = run.train(plan.jobs, head, True, lambda value: value, rematerialize)
         return [result.gradients[id(v)] for v in model.trainable_variables]

@@ -87,7 +87,7 @@ def golden_step(
 
     def step() -> Any:
         parts = [x[first:last] for first, last in itertools.pairwise(edges)]
-        run = PipelinedStep(chain, stages, parts, micro_steps(ROWS, count, True))
+        run = PipelinedStep(chain, stages, parts, micro_steps(ROWS, count))
         jobs = SCHEDULES[schedule](len(sizes), count)
         result = run.train(jobs, head, schedule == "1f1b", lambda value: value, rematerialize)
         return result.loss, [result.gradients[id(v)] for v in chain.model.trainable_variables]
@@ -390,7 +390,7 @@ def test_dropout_draws_another_mask_for_each_micro_batch():
         model = unisono.Sequential([keras.Input((50,)), layers.Dropout(0.5), layers.Activation("linear")])
         model.compile("sgd", lambda y, p: keras.ops.mean(p, axis=-1))
     plan = model._pipeline.plan(model)
-    run = PipelinedStep(plan.chain, plan.stages, [tf.ones((1, 50))] * 4, micro_steps(4, 4, True))
+    run = PipelinedStep(plan.chain, plan.stages, [tf.ones((1, 50))] * 4, micro_steps(4, 4))
     masks = run.forward(plan.forward_jobs).outputs.numpy()
     assert len({tuple(row) for row in masks}) == 4
     keras.backend.clear_session(free_memory=False)

@@ -1,8 +1,6 @@
 """Speed never costs exactness: whichever way steps are run, numbers and calls of callbacks are the same."""
 
-import dataclasses
 import itertools
-import json
 import time
 
 import keras
@@ -13,10 +11,8 @@ from helpers import FLOAT32, assert_close, mirrored
 
 import unisono
 from unisono.callbacks.wake import steps_to_wake
-from unisono.trainer.inputs import make_source
 from unisono.trainer.run import predict_loop
-from unisono.trainer.run import xla_choice as tuner
-from unisono.trainer.run.execution_length import Pace
+from unisono.trainer.run.execution_length import ExecutionLength
 from unisono.trainer.step import xla_random
 
 ROWS, BATCH = 70, 8  # nine steps; the last batch holds six rows
@@ -128,19 +124,6 @@ def test_rows_of_a_table_under_xla(rule, table):
         assert sorts == (not jit or table == 5000)
         assert np.array_equal(words.embeddings.numpy()[WORDS.max() + 1 :], before[WORDS.max() + 1 :])
     assert_close(found[True][1], found[False][1], FLOAT32, "variables")
-
-
-def test_trial_does_not_take_the_cost_of_a_call_for_that_of_steps():
-    now = [0.0]
-
-    def function(chunk):
-        now[0] += 7e-3 + 70e-6 * chunk.steps
-
-    @dataclasses.dataclass
-    class Steps:
-        steps: int
-
-    assert tuner._seconds_a_step(function, Steps(1024), lambda: now[0]) < 1.3 * 70e-6
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -296,20 +279,20 @@ class Clock:
         return self.now
 
 
-def executions(pace, clock, steps, seconds_a_step):
+def executions(length, clock, steps, seconds_a_step):
     """The sizes of the executions of an epoch of `steps` steps."""
     sizes = []
     while sum(sizes) < steps:
-        size = min(pace.next(), steps - sum(sizes))
+        size = min(length.next(), steps - sum(sizes))
         clock.now += size * seconds_a_step
-        pace.done(size)
+        length.done(size)
         sizes.append(size)
     return sizes
 
 
 def test_executions_grow_until_they_last_as_long_as_they_should():
     clock = Clock()
-    sizes = executions(Pace(None, [], clock=clock), clock, 5000, seconds_a_step=1e-4)
+    sizes = executions(ExecutionLength(None, [], clock=clock), clock, 5000, seconds_a_step=1e-4)
     assert sizes[0] == 1
     assert all(later <= 8 * earlier for earlier, later in itertools.pairwise(sizes))
     assert max(sizes) in (999, 1000)  # 0.1 s
@@ -317,19 +300,19 @@ def test_executions_grow_until_they_last_as_long_as_they_should():
 
 def test_slow_steps_are_run_one_by_one():
     clock = Clock()
-    assert executions(Pace(None, [], clock=clock), clock, 5, seconds_a_step=0.3) == [1] * 5
+    assert executions(ExecutionLength(None, [], clock=clock), clock, 5, seconds_a_step=0.3) == [1] * 5
 
 
 def test_executions_end_where_a_callback_wants_to_be_called():
     clock = Clock()
-    pace = Pace(None, [Steps(7), Steps(10)], clock=clock)
-    ends = np.cumsum(executions(pace, clock, 70, seconds_a_step=1e-6))
+    length = ExecutionLength(None, [Steps(7), Steps(10)], clock=clock)
+    ends = np.cumsum(executions(length, clock, 70, seconds_a_step=1e-6))
     assert set(range(7, 71, 7)) | set(range(10, 71, 10)) <= set(ends.tolist())
 
 
 def test_fixed_steps_leave_callbacks_to_wait():
     clock = Clock()
-    assert executions(Pace(4, [Steps(3)], clock=clock), clock, 12, seconds_a_step=1.0) == [4] * 3
+    assert executions(ExecutionLength(4, [Steps(3)], clock=clock), clock, 12, seconds_a_step=1.0) == [4] * 3
 
 
 def test_callback_says_when_it_wants_to_be_called():
@@ -338,312 +321,3 @@ def test_callback_says_when_it_wants_to_be_called():
     assert steps_to_wake(keras.callbacks.EarlyStopping(), 3) is None
     assert steps_to_wake(keras.callbacks.LambdaCallback(on_train_batch_end=print), 3) == 1
     assert steps_to_wake(keras.callbacks.LambdaCallback(on_epoch_end=print), 3) is None
-
-
-# Which way is chosen.
-
-
-class Function:
-    """A step function that costs what it is said to cost, by a clock of its own."""
-
-    def __init__(self, clock, operations=(), tracing=0.1, **seconds_a_step):
-        self.clock, self.names, self.tracing, self.costs = clock, set(operations), tracing, seconds_a_step
-        self.way, self.calls, self.choices = tuner.GRAPH, [], {}
-
-    def operations(self, chunk):
-        self.clock.now += self.tracing
-        return self.names
-
-    def __call__(self, chunk):
-        self.calls.append((self.way, chunk.steps))
-        cost = self.costs[self.way]
-        if isinstance(cost, Exception):
-            raise cost
-        self.clock.now += chunk.steps * cost
-        return chunk.steps, {}
-
-
-@pytest.fixture
-def choose(monkeypatch):
-    """`choose(function arguments, steps_ahead=..., dataset=...)`: the choice, and the function that was tried."""
-
-    def run(steps_ahead=10**6, dataset=False, **function):
-        model, x, y = compiled()
-        fake = Function(Clock(), **function)
-        monkeypatch.setattr(model, "make_train_function", lambda: fake)
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH) if dataset else x
-        source = make_source(data, None if dataset else y, batch_size=None if dataset else BATCH)
-        choice = tuner.choose(model, source, steps_ahead, clock=fake.clock)
-        assert fake.way == tuner.GRAPH  # the caller sets what was chosen
-        return choice, fake
-
-    return run
-
-
-def test_faster_way_is_chosen_and_said(choose):
-    choice, fake = choose(graph=200e-6, xla=30e-6)
-    assert choice == tuner.Choice(
-        tuner.XLA, "200 us a step in the plain graph, 30 us under XLA", measured=True
-    )
-    assert {way for way, _ in fake.calls} == {tuner.GRAPH, tuner.XLA}
-
-
-def test_graph_stays_where_xla_is_not_clearly_faster(choose):
-    choice, _ = choose(graph=200e-6, xla=195e-6)
-    assert choice.way == tuner.GRAPH and choice.measured
-
-
-def test_graph_stays_where_compiling_would_cost_more_than_it_saves(choose):
-    choice, fake = choose(steps_ahead=2000, tracing=2.0, graph=200e-6, xla=30e-6)
-    assert choice == tuner.Choice(tuner.GRAPH, "compiling would cost more than it saves")
-    assert {way for way, _ in fake.calls} == {tuner.GRAPH}
-
-
-@pytest.mark.parametrize("ahead", [0, 100, None])
-def test_short_fit_starts_at_once_in_the_plain_graph(choose, ahead):
-    choice, fake = choose(steps_ahead=ahead, graph=200e-6, xla=30e-6)
-    assert choice.way == tuner.GRAPH and fake.calls == []
-
-
-@pytest.mark.parametrize("operation", ["EagerPyFunc", "PrintV2", "WriteScalarSummary"])
-def test_step_that_talks_to_the_host_is_never_tried(choose, operation):
-    choice, fake = choose(operations=[operation], graph=200e-6, xla=30e-6)
-    assert choice == tuner.Choice(tuner.GRAPH, "the step talks to the host")
-    assert fake.calls == []
-
-
-@pytest.mark.parametrize("operation", ["RandomStandardNormal", "StatelessMultinomial", "RngReadAndSkip"])
-def test_step_for_which_xla_would_draw_other_numbers_is_never_tried(choose, operation):
-    choice, fake = choose(operations=[operation], graph=200e-6, xla=30e-6)
-    assert choice == tuner.Choice(tuner.GRAPH, "XLA would draw other random numbers")
-    assert fake.calls == []
-
-
-def test_second_fit_is_not_measured_again(monkeypatch):
-    model, x, y = compiled()
-    fake = Function(Clock(), graph=200e-6, xla=30e-6)
-    monkeypatch.setattr(model, "make_train_function", lambda: fake)
-    source = make_source(x, y, batch_size=BATCH)
-    assert tuner.choose(model, source, 10**6, clock=fake.clock).measured
-    calls = list(fake.calls)
-    again = tuner.choose(model, source, 10**6, clock=fake.clock)
-    assert again.way == tuner.XLA and not again.measured and fake.calls == calls
-    tuner.choose(model, make_source(x, y, batch_size=2 * BATCH), 10**6, clock=fake.clock)
-    assert fake.calls != calls
-
-
-def test_pipeline_is_tried_like_arrays(choose):
-    choice, _ = choose(dataset=True, graph=200e-6, xla=30e-6)
-    assert choice.way == tuner.XLA and choice.measured
-
-
-def test_batches_from_outside_of_the_graph_are_run_there(monkeypatch):
-    model, x, y = compiled()
-    fake = Function(Clock())
-    monkeypatch.setattr(model, "make_train_function", lambda: fake)
-    spec = tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64)
-    from_outside = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_signature=spec)
-    sources = [make_source(iter([(x, y)])), make_source(from_outside)]
-    for source in sources:
-        choice = tuner.choose(model, source, 10**6)
-        assert choice == tuner.Choice(tuner.GRAPH, "the batches come from outside of the graph")
-    assert fake.calls == []
-
-
-def test_step_that_xla_cannot_compile_runs_in_the_plain_graph(choose):
-    error = tf.errors.InvalidArgumentError(None, None, "no kernel")
-    choice, _ = choose(graph=200e-6, xla=error)
-    assert choice == tuner.Choice(tuner.GRAPH, "XLA cannot compile this step")
-
-
-def test_user_who_fixed_the_way_is_obeyed(choose):
-    model, x, y = compiled(jit_compile=True)
-    source = make_source(x, y, batch_size=BATCH)
-    assert tuner.choose(model, source, 10**6).way == tuner.XLA
-    model, x, y = compiled(jit_compile=False)
-    assert tuner.choose(model, source, 10**6).way == tuner.GRAPH
-
-
-@pytest.mark.skipif(
-    bool(tf.config.list_physical_devices("GPU")), reason="convolutions in XLA's loops are slow on CPUs only"
-)
-def test_user_who_asks_for_xla_gets_steps_under_xla_where_its_loops_are_slow(monkeypatch):
-    model, x, y = compiled(jit_compile=True)
-    fake = Function(Clock(), operations=["Conv2D"])
-    monkeypatch.setattr(model, "make_train_function", lambda: fake)
-    source = make_source(x, y, batch_size=BATCH)
-    before = source.state()
-    assert tuner.choose(model, source, 10).way == tuner.GRAPH  # in whose loop each step is compiled
-    assert source.state() == before
-    fake.names = set()
-    assert tuner.choose(model, source, 10).way == tuner.GRAPH, "asked once for one size of the batch"
-
-
-def test_convolutions_compiled_step_by_step_give_the_numbers_of_the_plain_graph():
-    keras.utils.set_random_seed(2)
-    x, y = RANDOM.normal(size=(20, 6, 6, 1)).astype("float32"), LABELS[:20]
-    found = []
-    for jit in (False, True):
-        keras.utils.set_random_seed(2)
-        layers = [
-            keras.Input((6, 6, 1)),
-            keras.layers.Conv2D(3, 3),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3),
-        ]
-        model = unisono.Sequential(layers)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss, jit_compile=jit)
-        found.append(fit(model, x, y))
-        assert model.train_function.way == tuner.GRAPH or tf.config.list_physical_devices("GPU")
-    assert_close(found[1][1], found[0][1], FLOAT32, "variables")
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_trial_leaves_every_bit_as_it_was(replicas, monkeypatch):
-    monkeypatch.setattr(tuner, "WORTH", 0.0)
-    strategy = mirrored(replicas)
-    with strategy.scope():
-        model, x, y = compiled()
-    fit(model, x, y, epochs=1)
-    source = make_source(x, y, batch_size=BATCH, shuffle=True, seed=2)
-    source.begin_epoch(1)
-    source.take(2)
-
-    def everything():
-        variables = [
-            *model.variables,
-            *model.optimizer.variables,
-            *(v for m in model.metrics for v in m.variables),
-        ]
-        copies = [c for v in variables for c in strategy.experimental_local_results(v.value)]
-        return [c.numpy() for c in copies] + [keras.random.SeedGenerator(1).state.numpy()]
-
-    seeds = tuner.global_seed_generator_state(make=True).numpy()
-    before, place = everything(), source.state()
-    assert tuner.choose(model, source, 10**9).measured
-    assert all(np.array_equal(a, b) for a, b in zip(before, everything(), strict=True))
-    assert np.array_equal(seeds, tuner.global_seed_generator_state(make=True).numpy())
-    assert all(np.array_equal(place[key], value) for key, value in source.state().items())
-
-
-def on_three_replicas(choice, monkeypatch):
-    """History and variables of a fit whose way was chosen, and the types of the operations of its steps."""
-    monkeypatch.setattr(tuner, "choose", lambda *arguments, **options: choice)
-    with mirrored(3).scope():
-        model, x, y = compiled(
-            "two outputs"
-        )  # batch normalization over two rows would enlarge every rounding
-    found = fit(model, x, y, shuffle=False)
-    source = make_source(x, y, batch_size=BATCH, strategy=model.distribute_strategy)
-    source.begin_epoch(0)
-    graph = (
-        model.train_function._compiled[model.train_function._key(source.take(1))]
-        .get_concrete_function()
-        .graph
-    )
-    functions = graph.as_graph_def().library.function
-    return found, [bool(f.attr["_XlaMustCompile"].b) for f in functions]
-
-
-def test_on_several_replicas_xla_compiles_what_each_computes(monkeypatch):
-    plain, none_compiled = on_three_replicas(tuner.Choice(tuner.GRAPH, "the test says so"), monkeypatch)
-    found, some_compiled = on_three_replicas(tuner.Choice(tuner.XLA, "the test says so"), monkeypatch)
-    assert any(some_compiled) and not any(none_compiled)
-    assert_close(found[1], plain[1], FLOAT32, "variables")
-    assert_close(list(found[0].values()), list(plain[0].values()), FLOAT32, "history")
-
-
-def test_step_of_the_users_own_stays_in_the_graph_on_several_replicas():
-    class Own(unisono.Sequential):
-        def train_step(self, data):
-            return super().train_step(data)
-
-    with mirrored(2).scope():
-        model = Own([keras.Input((4,)), keras.layers.Dense(3)])
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    source = make_source(X, LABELS, batch_size=BATCH, strategy=model.distribute_strategy)
-    assert tuner.choose(model, source, 10**9).way == tuner.GRAPH
-
-
-def test_printing_step_prints_once_for_each_step(capfd, monkeypatch):
-    monkeypatch.setattr(tuner, "FEWEST_STEPS", 1)
-    monkeypatch.setattr(tuner, "WORTH", 0.0)
-
-    class Printing(keras.layers.Layer):
-        def call(self, x):
-            tf.print("called")
-            return x
-
-    inputs = keras.Input((4,))
-    model = unisono.Model(inputs, keras.layers.Dense(3)(Printing()(inputs)))
-    model.compile("sgd", "mse")
-    model.fit(X[:64], np.zeros((64, 3), "float32"), batch_size=BATCH, epochs=2, verbose=0)
-    assert capfd.readouterr().err.count("called") == 16
-
-
-# Where the choice is kept.
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAt(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise Stop
-
-
-@pytest.mark.parametrize("way", [tuner.GRAPH, tuner.XLA])
-def test_resumed_run_repeats_the_choice_to_the_bit(tmp_path, monkeypatch, way):
-    def run(folder, stop=None):
-        model, x, y = compiled()
-        backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
-        others = [] if stop is None else [StopAt(stop)]
-        found = fit(model, x, y, backup, *others)
-        return found, model.train_function.way
-
-    chosen = tuner.Choice(way, "the test says so")
-    monkeypatch.setattr(tuner, "choose", lambda *args, **options: chosen)
-    (history, values), used = run("whole")
-    assert used == way
-    with pytest.raises(Stop):
-        run("killed", stop=2)
-    other = tuner.Choice(tuner.XLA if way == tuner.GRAPH else tuner.GRAPH, "must not be asked")
-    monkeypatch.setattr(tuner, "choose", lambda *args, **options: other)
-    (resumed_history, resumed), used = run("killed")
-    assert used == way
-    assert resumed_history == history
-    assert all(np.array_equal(a, b) for a, b in zip(values, resumed, strict=True))
-
-
-def test_choice_is_remembered_in_the_folder_that_the_user_names(tmp_path, monkeypatch, choose):
-    monkeypatch.setenv("UNISONO_CACHE_DIR", str(tmp_path / "ways"))
-    first, _ = choose(graph=200e-6, xla=30e-6)
-    again, fake = choose(graph=1.0, xla=2.0)
-    assert again.way == first.way == tuner.XLA and fake.calls == []
-    assert again.reason == f"remembered: {first.reason}"
-    (file,) = (tmp_path / "ways").iterdir()
-    for damaged in ("", "{}", "[1]", json.dumps({"way": 3})):
-        file.write_text(damaged)
-        choice, fake = choose(graph=200e-6, xla=300e-6)
-        assert choice.way == tuner.GRAPH and choice.measured and fake.calls
-
-
-def test_another_model_is_measured_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_CACHE_DIR", str(tmp_path))
-    (model, x, y), (other, *_) = compiled("dropout"), compiled("two outputs")
-    source = make_source(x, y, batch_size=BATCH)
-    tuner._remember(model, source, tuner.Choice(tuner.XLA, "measured", True))
-    assert tuner._remembered(model, source).way == tuner.XLA
-    assert tuner._remembered(other, source) is None
-    assert tuner._remembered(model, make_source(x, y, batch_size=2 * BATCH)) is None
-
-
-def test_choice_holds_two_words_and_a_flag():
-    assert [field.name for field in dataclasses.fields(tuner.Choice)] == ["way", "reason", "measured"]

@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored, scope
 
 import unisono
-from unisono.trainer.inputs import make_source
 from unisono.trainer.run import batch_stacks as stacks
-from unisono.trainer.run import xla_choice as tuner
+from unisono.trainer.run.compiled import GRAPH, XLA
+from unisono.trainer.run.xla_choice import XlaChoice
 
 ROWS, BATCH = 70, 8
 RANDOM = np.random.default_rng(0)
@@ -67,7 +67,7 @@ class OwnStep(unisono.Model):
 
 def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     """History, the variables with the counters, and the notes of the error."""
-    monkeypatch.setattr(tuner, "choose", lambda *args, **others: tuner.Choice(way, "the test says so"))
+    monkeypatch.setattr(XlaChoice, "_first_way", lambda self: (way, "the test says so"))
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     with scope(strategy):
@@ -90,8 +90,8 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
         history = model.fit(PIPELINES[pipeline](), epochs=3, steps_per_epoch=steps, verbose=0).history
     except tf.errors.OpError as error:
         notes = error.__notes__
-    kinds = {type(function) for function in model.train_function._compiled.values()}
-    assert (kinds == {stacks.Stacks}) == (way == tuner.XLA)
+    kinds = {type(compiled.function) for compiled in model.train_function._compiled.values()}
+    assert (kinds == {stacks.Stacks}) == (way == XLA)
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)], notes
 
 
@@ -102,8 +102,8 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
 )
 def test_stacks_give_the_numbers_of_the_plain_graph(pipeline, place, monkeypatch):
     strategy = PLACES[place]()
-    right, values, notes = trained(pipeline, tuner.GRAPH, strategy, monkeypatch)
-    history, xla_values, xla_notes = trained(pipeline, tuner.XLA, strategy, monkeypatch)
+    right, values, notes = trained(pipeline, GRAPH, strategy, monkeypatch)
+    history, xla_values, xla_notes = trained(pipeline, XLA, strategy, monkeypatch)
     assert_close(xla_values, values, FLOAT32, "variables")
     assert history.keys() == right.keys()
     assert_close(list(history.values()), list(right.values()), FLOAT32, "history")
@@ -114,8 +114,8 @@ def test_stacks_give_the_numbers_of_the_plain_graph(pipeline, place, monkeypatch
 
 @pytest.mark.parametrize("pipeline", ["full batches", "a partial batch"])
 def test_logs_of_a_step_of_the_users_own(pipeline, monkeypatch):
-    right, values, _ = trained(pipeline, tuner.GRAPH, None, monkeypatch, own=True)
-    history, xla_values, _ = trained(pipeline, tuner.XLA, None, monkeypatch, own=True)
+    right, values, _ = trained(pipeline, GRAPH, None, monkeypatch, own=True)
+    history, xla_values, _ = trained(pipeline, XLA, None, monkeypatch, own=True)
     assert_close(xla_values, values, FLOAT32, "variables")
     assert_close(list(history.values()), list(right.values()), FLOAT32, "history")
     assert history["rows"] == [BATCH if pipeline == "full batches" else ROWS % BATCH] * 3
@@ -123,10 +123,10 @@ def test_logs_of_a_step_of_the_users_own(pipeline, monkeypatch):
 
 @pytest.mark.parametrize("most_steps, most_bytes", [(2, 2**20), (9, 1)])
 def test_stacks_may_be_small(most_steps, most_bytes, monkeypatch):
-    _, values, _ = trained("a partial batch", tuner.GRAPH, None, monkeypatch)
+    _, values, _ = trained("a partial batch", GRAPH, None, monkeypatch)
     monkeypatch.setattr(stacks, "MOST_STEPS", most_steps)
     monkeypatch.setattr(stacks, "MOST_BYTES", most_bytes)
-    _, small, _ = trained("a partial batch", tuner.XLA, None, monkeypatch, steps_per_execution=5)
+    _, small, _ = trained("a partial batch", XLA, None, monkeypatch, steps_per_execution=5)
     assert_close(small, values, FLOAT32, "variables")
 
 
@@ -138,30 +138,8 @@ def test_user_who_asks_for_xla_gets_it_for_a_pipeline(pipeline):
         model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=jit)
         found.append(model.fit(PIPELINES[pipeline](), epochs=2, verbose=0).history["loss"])
-        assert model.train_function.way == (tuner.XLA if jit else tuner.GRAPH)
+        assert model.train_function.way == (XLA if jit else GRAPH)
     assert_close(found[1], found[0], FLOAT32, "losses")
-
-
-def test_trial_draws_nothing_from_the_users_pipeline():
-    drawn = []
-
-    def note(number):
-        drawn.append(int(number))
-        return np.int64(0)
-
-    numbers = tf.data.Dataset.range(500 * BATCH)
-    pipeline = numbers.map(
-        lambda i: (tf.zeros(3), tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), []))
-    )
-    source = make_source(pipeline.batch(BATCH))
-    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.build_for(source.spec, None)
-    before = [v.numpy() for v in model.variables]
-    choice = tuner.choose(model, source, 10**7)
-    assert choice.measured
-    assert drawn == []
-    assert_close([v.numpy() for v in model.variables], before, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ MISTAKES = [
     ("{'cluster'", "is not JSON"),
     ("[1]", "must be a JSON object"),
     (json.dumps({"task": WORKER_0}), "has no 'cluster'"),
-    (json.dumps({"cluster": TWO, "task": WORKER_0}), "must map task types"),
+    (json.dumps({"cluster": TWO, "task": WORKER_0}), "maps task types"),
     (json.dumps({"cluster": {"worker": TWO}}), "has no 'task'"),
     (json.dumps({"cluster": {"worker": TWO}, "task": {"index": 0}}), "has no 'task'"),
     (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,6 @@ import tensorflow as tf
 from ...compat.datasets import LIVE_SHUFFLE, batch_size, count_shuffles, end_iterator
 from .calendar import Calendar
 from .iterator_position import load_iterator, save_iterator
-from .placeholder_batches import made_up_dataset
 from .readers import joining_reader, map_optional, next_reader, optional_reader
 from .rows import batch_spec, concat_rows
 from .source import Chunk, Source
@@ -115,22 +112,6 @@ class DatasetSource(Source):
 
     def _signature(self) -> Any:
         return tf.type_spec_from_value(self._iterator)
-
-    def stand_in(self) -> DatasetSource | None:
-        """A source with made-up batches that are read as those of this one; None where they have no usual size or layout.
-
-        This one is not touched: an iterator more would change the order of a shuffled dataset.
-        """
-        if self.usual_rows is None:
-            return None
-        other = copy.copy(self)
-        other._dataset = made_up_dataset(self._element_spec, self.usual_rows)
-        if (
-            other._dataset.element_spec != self._element_spec
-        ):  # where some parts tell their rows and others do not
-            return None
-        other._iterator, other.calendar = None, Calendar(None, sys.maxsize if self._counted else None)
-        return other
 
     def drawn(self, steps: int) -> None:
         """The data ended after `steps` steps of the last chunk.

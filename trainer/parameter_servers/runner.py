@@ -11,9 +11,11 @@ import tensorflow as tf
 from ...callbacks.fit_state import FitState
 from ...compat.optimizers import call_count
 from ...compat.training import pythonify_logs
-from ...distribute.parameter_servers.strategy import ParameterServerError, mode_of, pool_of
+from ...distribute.parameter_servers.strategy import mode_of, pool_of
+from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ..inputs import Source
+from ..run.plain_runner import PlainRunner
 from ..step.variable_placement import optimizers_of
 from .schedule import Schedule, next_stop, wants_each_step
 from .synchronous import SynchronousSteps
@@ -21,7 +23,7 @@ from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
 
 
-class ParameterServerRunner:
+class ParameterServerRunner(PlainRunner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Keeps nothing itself. Context: host."""
 
     def train_function(self, model: Any) -> WorkerSteps:
@@ -40,6 +42,9 @@ class ParameterServerRunner:
     def predict_function(self, model: Any) -> WorkerPrediction:
         """What predicts batches on workers."""
         return WorkerPrediction(model)
+
+    def begin_fit(self, model: Any, state: FitState) -> None:
+        """Nothing is to be chosen: workers run the plain graph."""
 
     def train_steps(self, model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
@@ -66,7 +71,7 @@ class ParameterServerRunner:
                     count.correct(totals, phase.losses)
                     totals.commit()
                 _check_progress(model)
-                logs = pythonify_logs({**totals.logs(), **model.optimizer_logs()})
+                logs = pythonify_logs({**totals.logs(), **model._optimizer_logs()})
                 state.step_logs = logs
                 callbacks.on_train_batch_end(state.step - 1, logs)
         count.correct(totals, phase.losses)
@@ -136,7 +141,7 @@ def _one_pass(
 
 def _no_batch(state: FitState) -> dict[str, Any]:
     """The logs of an epoch, or of the rest of one, without batches."""
-    if state.step == 0 and state.epoch == 0:
+    if state.step == 0 and state.epoch == state.first_epoch:
         raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
     return state.step_logs
 
@@ -152,7 +157,7 @@ class _UpdateCount:
 
     def __init__(self, model: Any, steps: WorkerSteps) -> None:
         optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        known = steps.updates_on_workers and optimizer is not None and not model.has_own_train_step()
+        known = steps.updates_on_workers and optimizer is not None and not model._overrides_step("train_step")
         self._variable: Any = call_count(optimizer) if known and optimizer is not None else None
         self._start = int(self._variable.numpy()) if self._variable is not None else 0
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...compat.training import loss_tracker
-from ...distribute.parameter_servers.updates import HOME, beside
+from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.call_options import CallOptions, call_options
@@ -136,7 +136,7 @@ class SynchronousSteps(WorkerSteps):
 
     @staticmethod
     def _to_home(structure: Any) -> Any:
-        with tf.device(HOME):
+        with tf.device(FIRST_SERVER):
             return tf.nest.map_structure(tf.identity, structure, expand_composites=True)
 
     def _to_servers(self, gradients: Any) -> list[list[Any]]:
@@ -145,7 +145,7 @@ class SynchronousSteps(WorkerSteps):
         for own, (_, variables) in zip(gradients, self._taken):
             moved.append([])
             for gradient, variable in zip(own, variables):
-                with tf.device(getattr(variable.value, "device", None) or HOME):
+                with tf.device(getattr(variable.value, "device", None) or FIRST_SERVER):
                     moved[-1].append(tf.nest.map_structure(tf.identity, gradient, expand_composites=True))
         return moved
 
@@ -182,7 +182,7 @@ class SynchronousSteps(WorkerSteps):
         assert self._layout is not None
         taken: list[tuple[Any, list[Any]]] = []
         stream = worker if self._num_workers > 1 else None
-        step = StepContext(0, 1, rows, rows, True, True, stream=stream)
+        step = StepContext(0, 1, rows, rows, random_stream=stream, weigh_losses=True)
         step.take_gradients = lambda optimizer, pairs: taken.append((optimizer, list(pairs)))
         with tf.distribute.ReplicaContext(self._strategy, 0):
             with step_scope(step), CollectedWrites() as writes:
@@ -193,7 +193,7 @@ class SynchronousSteps(WorkerSteps):
         pairs = [[(g, v) for g, v in own if g is not None] for _, own in taken]
         self._taken = [(optimizer, [v for _, v in own]) for (optimizer, _), own in zip(taken, pairs)]
         self._state = [variable for variable, _ in state]
-        weight = step.weight_totals[0] if len(step.weight_totals) == 1 else rows
+        weight = rows if step.weight_total is None else step.weight_total
         weights = tf.stack([tf.cast(weight, tf.float64), tf.cast(rows, tf.float64)])
         return row, weights, [[g for g, _ in own] for own in pairs], [value for _, value in state]
 
@@ -210,7 +210,7 @@ class SynchronousSteps(WorkerSteps):
                         total.append(_weighted_sum(each, shares[:, 0]))
                 with call_options(CallOptions(weight_total=tf.reduce_sum(weights[:, 0]))):
                     optimizer.apply(total, variables)
-            applied = tf.reduce_all(tf.stack(step.verdicts)) if step.verdicts else tf.constant(True)
+            applied = tf.constant(True) if step.applied is None else step.applied
             values = [_state_of(list(each), shares[:, 1]) for each in zip(*(state for _, _, state in parts))]
             write_state(list(zip(self._state, values)), {}, applied, alone=True)
         return applied

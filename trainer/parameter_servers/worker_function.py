@@ -16,6 +16,7 @@ from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext
 from ..inputs import Chunk
 from ..inputs.rows import row_count
+from ..run.executions import Execution
 from ..step.train_step import predict_on_replica
 from .pieces import HOST, Piece, WorkerMemory, pieces_of
 
@@ -44,7 +45,7 @@ class WorkerFunction:
     @property
     def fixed_steps(self) -> int | None:
         """The steps of a piece where the user has fixed them."""
-        return None if self._model._auto_steps else self._model.steps_per_execution
+        return self._model._fixed_steps
 
     def run(self, worker: int, piece: Any) -> Any:
         """The result of a piece, on the host. Context: host, in the thread of a worker."""
@@ -130,9 +131,9 @@ class WorkerFunction:
 class WorkerPrediction(WorkerFunction):
     """Runs `predict_step` on workers; the result of a piece is a list with the outputs of each of its batches."""
 
-    def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
-        """Runs the chunk's steps on one worker; returns their number and the outputs of each."""
-        piece, outputs = self._alone(chunk)
+    def __call__(self, execution: Execution) -> tuple[int, list[Any]]:
+        """Runs an execution of one chunk on one worker; returns their number and the outputs of each."""
+        piece, outputs = self._alone(execution.chunks[0])
         return piece.steps, outputs
 
     def _make(self, piece: Piece) -> Any:
@@ -140,7 +141,7 @@ class WorkerPrediction(WorkerFunction):
             batch = piece.reader(inputs, i)
             total = piece.rows if piece.rows is not None else row_count(batch)
             with tf.distribute.ReplicaContext(self._strategy, 0):
-                return predict_on_replica(self._model, batch, StepContext(0, 1, total, total, False))
+                return predict_on_replica(self._model.predict_step, batch, StepContext(0, 1, total, total))
 
         if self._model.run_eagerly:
             return run

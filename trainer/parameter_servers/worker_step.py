@@ -16,34 +16,34 @@ import tensorflow as tf
 
 from ...compat.variables import raw_value
 from ...distribute.parameter_servers.updates import beside
-from ...distribute.replicas import local_copy, update_copies
+from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext, step_scope
 from ..step.collected_writes import CollectedWrites
 from .metric_totals import RowLayout
 
 
 def worker_step(
-    model: Any, batch: Any, step: StepContext, layout: RowLayout, alone: bool
+    model: Any, step_fn: Any, batch: Any, step: StepContext, layout: RowLayout, alone: bool
 ) -> tuple[tf.Tensor, Any]:
     """Runs `train_step` or `test_step` on the rows of a batch and makes its writes.
 
     Args:
         model: the model.
+        step_fn: `model.train_step` or `model.test_step`.
         batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-        step: one replica with all rows; `step.training` says which step to run.
+        step: one replica with all rows.
         layout: of the row.
         alone: whether there is one worker only: its writes are then made as they are.
 
     Returns:
         The row of the step, float64 `[layout.width]`, and the logs as the step returned them.
     """
-    step_fn = model.train_step if step.training else model.test_step
     with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
         with step_scope(step), CollectedWrites() as writes:
             step.writes = writes
             before = snapshot(model, writes, layout)
             logs = step_fn(batch)
-        applied = tf.reduce_all(tf.stack(step.verdicts)) if step.verdicts else tf.constant(True)
+        applied = tf.constant(True) if step.applied is None else step.applied
         row, state = step_row(layout, writes, logs, applied)
         write_state(state, before, applied, alone)
     return row, logs
@@ -91,4 +91,4 @@ def write_state(writes: list[Any], before: dict[int, tf.Tensor], applied: tf.Ten
                     value = current + (value - start)
                 copy.assign(tf.where(applied, value, current))
 
-    update_copies(write, [value for _, value in writes], applied)
+    once_per_copy(write)([value for _, value in writes], applied)

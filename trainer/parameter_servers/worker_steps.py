@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from ...compat.graphs import graph_function, is_stateful, scratch_graph
 from ...compat.parameter_servers import scheduling
-from ...distribute.parameter_servers.updates import HOME
+from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext
-from ..inputs import Chunk
 from ..inputs.rows import row_count
+from ..run.executions import Execution
 from ..step.variable_placement import accumulates
 from .metric_totals import RowLayout, StepLogs, Totals, noted_results, result_function
 from .pieces import HOST, Piece
@@ -48,6 +48,7 @@ class WorkerSteps(WorkerFunction):
             )
         super().__init__(model)
         self._training = training
+        self._step_fn = model.train_step if training else model.test_step
         self._num_workers = self._pool.num_workers
         self._layout: RowLayout | None = None
         self._ledger: tf.Variable | None = None
@@ -61,7 +62,7 @@ class WorkerSteps(WorkerFunction):
                 1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width)
             )
             if self._training:
-                with tf.device(HOME):
+                with tf.device(FIRST_SERVER):
                     shape = [self.lines, self.most_steps, self._layout.width]
                     self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
         super().prepare(piece)
@@ -71,9 +72,9 @@ class WorkerSteps(WorkerFunction):
         assert self._layout is not None
         return Totals(self._model, self._layout, self._read)
 
-    def __call__(self, chunk: Chunk) -> tuple[int, dict[str, Any]]:
-        """Runs the chunk's steps on one worker; returns their number and the logs after the last."""
-        piece, rows = self._alone(chunk)
+    def __call__(self, execution: Execution) -> tuple[int, dict[str, Any]]:
+        """Runs an execution of one chunk on one worker; returns their number and the logs after the last."""
+        piece, rows = self._alone(execution.chunks[0])
         totals = self.totals()
         totals.add(rows)
         totals.commit()
@@ -106,8 +107,8 @@ class WorkerSteps(WorkerFunction):
         total = rows if rows is not None else row_count(batch)
         weigh = self._training and accumulates(self._model.optimizer)
         stream = worker if self._num_workers > 1 else None
-        context = StepContext(0, 1, total, total, self._training, weigh, stream=stream)
-        return worker_step(self._model, batch, context, layout, self._num_workers == 1)
+        context = StepContext(0, 1, total, total, random_stream=stream, weigh_losses=weigh)
+        return worker_step(self._model, self._step_fn, batch, context, layout, self._num_workers == 1)
 
     def _loop(self, piece: Piece) -> Any:
         layout, reader, rows = self._layout, piece.reader, piece.rows
@@ -151,7 +152,7 @@ class WorkerSteps(WorkerFunction):
     def _step_logs(self, piece: Piece) -> StepLogs | None:
         """What a step of the user's own returns; None: the results of the metrics."""
         model = self._model
-        if not model.has_own_logs(self._training):
+        if not model._has_own_logs(self._training):
             return None
         results: dict[str, Any] = {}
 
@@ -190,18 +191,18 @@ class _Ledger:
 
     def steps_done(self) -> tf.Tensor:
         """How many of the execution's steps are done; int32 scalar."""
-        with tf.device(HOME):
+        with tf.device(FIRST_SERVER):
             return tf.reduce_sum(tf.cast(tf.equal(self._rows()[:, 0], self._number), tf.int32))
 
     def write(self, i: tf.Tensor, row: tf.Tensor) -> None:
         """Notes that step `i` is done."""
         row = tf.concat([self._number[None], row[1:]], 0)
-        with tf.device(HOME):
+        with tf.device(FIRST_SERVER):
             tf.raw_ops.ResourceScatterNdUpdate(
                 ref=self._variable.handle, indices=tf.stack([self._line, i])[None], updates=row[None]
             )
 
     def read(self, steps: tf.Tensor) -> tf.Tensor:
         """The rows of the first `steps` steps."""
-        with tf.device(HOME):
+        with tf.device(FIRST_SERVER):
             return tf.identity(self._rows()[:steps])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,6 @@ from .state import NotedWrites
 UNKNOWN_LENGTH = 64
 _NOT_KEPT = {"ReadVariableOp", "Const", "Placeholder", "Shape", "ShapeN", "VarHandleOp"}
 _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
-_LOOPS = {"While", "StatelessWhile"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +62,11 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
         One `BlockCost` for each block.
     """
     counts = [_count_block(block, rows) for block in chain.blocks]
-    kept = {id(tensor): tensor for count in counts for tensor in count.kept}
+    kept = {id(tensor) for count in counts for tensor in count.kept}
     result = []
     for index, (block, count) in enumerate(zip(chain.blocks, counts)):
-        own = [kept[id(out)] for node in block.nodes for out in node.outputs if id(out) in kept]
-        variables = {
-            id(v): v for node in block.nodes for v in getattr(node.operation, "weights", [])
-        }.values()
+        own = [out for node in block.nodes for out in node.outputs if id(out) in kept]
+        variables = {id(v): v for v in _weights(block)}.values()
         result.append(
             BlockCost(
                 forward=count.forward,
@@ -84,23 +82,20 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
 
 
 def measure(chain: Chain, rows: int, device: str, repeats: int = 5) -> list[BlockCost]:
-    """Runs each block by itself on `device`, forward and with its gradient, on random data.
+    """As `estimate`, with times in seconds: each block is run by itself on `device`, on random data.
 
-    Args:
-        chain: the model.
-        rows: int; rows of one micro-batch.
-        device: name of the device.
-        repeats: int; the smallest of so many times counts.
-
-    Returns:
-        One `BlockCost` for each block, in seconds. Its bytes are those of `estimate`.
+    The smallest of `repeats` times counts.
     """
     result = []
-    for index, counted in enumerate(estimate(chain, rows)):
-        forward, both = _time_block(chain.blocks[index], rows, device, repeats)
+    for block, counted in zip(chain.blocks, estimate(chain, rows)):
+        forward, both = _time_block(block, rows, device, repeats)
         backward = max(both - forward, 0.0)
         result.append(dataclasses.replace(counted, forward=forward, backward=backward, unit="seconds"))
     return result
+
+
+def _weights(block: Block) -> list[Any]:
+    return [v for node in block.nodes for v in getattr(node.operation, "weights", [])]
 
 
 def _inputs_of(block: Block) -> list[Any]:
@@ -134,8 +129,7 @@ class _Count:
 
 def _run(block: Block, inputs: list[Any], values: list[Any]) -> tuple[dict[int, Any], Callable[[], Any]]:
     """Runs a block's nodes; returns the values of all tensors and a function that takes the gradient."""
-    weights = [v for node in block.nodes for v in getattr(node.operation, "weights", [])]
-    mapping = {id(v): (v, tf.convert_to_tensor(v.value)) for v in weights}
+    mapping = {id(v): (v, tf.convert_to_tensor(v.value)) for v in _weights(block)}
     made = {id(symbolic): value for symbolic, value in zip(inputs, values)}
     with tf.GradientTape(watch_accessed_variables=False) as tape, NotedWrites(mapping.values()):
         sources = [v for v in values if v.dtype.is_floating]
@@ -170,24 +164,21 @@ def _count_block(block: Block, rows: int) -> _Count:
     try:
         traced.get_concrete_function(*specs)
     except Exception:
-        # A layer that cannot run on such made-up inputs must not keep the model from being trained: it is taken for
-        # a matrix product with all of its weights.
+        # A layer that cannot run on such made-up inputs can still be trained: it counts as a matrix product with
+        # all of its weights.
         weights = sum(v.shape.num_elements() or 0 for v in getattr(block.layer, "weights", []))
         counts = [_Count(2.0 * rows * weights, 4.0 * rows * weights, 0.0, [])]
-    loops = _loop_operations(block, specs, rows)
-    return dataclasses.replace(
-        counts[0], forward=counts[0].forward + loops, backward=counts[0].backward + 2.0 * loops
-    )
+    loops = sum(_loop_operations(node, specs, rows) for node in block.nodes)
+    forward, backward = counts[0].forward + loops, counts[0].backward + 2.0 * loops
+    return dataclasses.replace(counts[0], forward=forward, backward=backward)
 
 
-def _loop_operations(block: Block, specs: list[tf.TensorSpec], rows: int) -> float:
-    """Recurrent layers, whose loop's body is a graph of its own: a product with all weights per position."""
-    total = 0.0
-    for node in block.nodes:
-        if isinstance(node.operation, keras.layers.RNN | keras.layers.Bidirectional):
-            length = (specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1) or 1
-            total += 2.0 * rows * length * sum(v.shape.num_elements() or 0 for v in node.operation.weights)
-    return total
+def _loop_operations(node: Any, specs: list[tf.TensorSpec], rows: int) -> float:
+    """Of a recurrent layer, whose loop's body is a graph of its own: a product with all weights per position."""
+    if not isinstance(node.operation, keras.layers.RNN | keras.layers.Bidirectional):
+        return 0.0
+    length = (specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1) or 1
+    return 2.0 * rows * length * sum(v.shape.num_elements() or 0 for v in node.operation.weights)
 
 
 def _size(variable: Any) -> int:
@@ -235,33 +226,25 @@ def _kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
 
 
 def _time_block(block: Block, rows: int, device: str, repeats: int) -> tuple[float, float]:
+    """Seconds of the forward pass, and of the forward and backward passes together."""
     inputs = _inputs_of(block)
+
+    def run(backward: bool, *values: Any) -> Any:
+        made, gradient = _run(block, inputs, list(values))
+        return [made[id(out)] for out in block.nodes[-1].outputs], gradient() if backward else []
+
+    def shortest(backward: bool) -> float:
+        compiled, best = tf.function(functools.partial(run, backward), autograph=False), float("inf")
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            for tensor in tf.nest.flatten(compiled(*values), expand_composites=True)[:1]:
+                tensor.numpy()
+            best = min(best, time.perf_counter() - start)
+        return best
+
     with tf.device(device):
         values = [_random(_spec(tensor, rows)) for tensor in inputs]
-        forward = tf.function(lambda *v: _ends(block, _run(block, inputs, list(v))[0]), autograph=False)
-
-        def both(*v: Any) -> Any:
-            made, gradient = _run(block, inputs, list(v))
-            return _ends(block, made), gradient()
-
-        return _shortest(forward, values, repeats), _shortest(
-            tf.function(both, autograph=False), values, repeats
-        )
-
-
-def _ends(block: Block, made: dict[int, Any]) -> list[Any]:
-    return [made[id(out)] for out in block.nodes[-1].outputs]
-
-
-def _shortest(function: Any, values: list[Any], repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        result = function(*values)
-        for tensor in tf.nest.flatten(result, expand_composites=True)[:1]:
-            tensor.numpy()
-        best = min(best, time.perf_counter() - start)
-    return best
+        return shortest(False), shortest(True)
 
 
 def _random(spec: tf.TensorSpec) -> tf.Tensor:

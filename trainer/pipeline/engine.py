@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +22,7 @@ from ...compat.functional import flat_inputs, pack_outputs, run_node
 from ...distribute.pipeline.schedule import Job, recomputed
 from ...distribute.step_context import StepContext, step_scope
 from .graph import Chain, Stage
-from .state import NotedWrites, read
+from .state import NotedWrites
 from .step_parts import Head, Pass, Result
 from .tensors import cotangents_of, flatten, identity, join_micro_batches, watch, zero_unless
 from .totals import Totals
@@ -54,18 +54,14 @@ class PipelinedStep:
         self.chain, self.stages = chain, list(stages)
         self.steps, self.replicas, self.training = list(steps), replicas, training
         self.micro_batches = len(self.steps) // replicas
-        self.values = [dict(zip(chain.input_ids, self._flat(value))) for value in inputs]
+        self.values = [dict(zip(chain.input_ids, flat_inputs(chain.graph, value))) for value in inputs]
         self.weights = [
-            [[(v, read(v, device)) for v in stage.weights] for device in stage.devices[:replicas]]
-            for stage in self.stages
+            [_read(stage.weights, device) for device in stage.devices[:replicas]] for stage in self.stages
         ]
         self.totals = Totals(self.stages, self.steps, replicas)
         self.cotangents: list[dict[int, list[Any]]] = [{} for _ in self.steps]
         self.passes: dict[tuple[int, int], Pass] = {}
         self.last: dict[tuple[int, int], list[Any]] = {}
-
-    def _flat(self, value: Any) -> list[Any]:
-        return flat_inputs(self.chain.graph, value)
 
     # The three ways to run it.
 
@@ -75,12 +71,9 @@ class PipelinedStep:
         Args:
             jobs: the schedule (`forward_only`), for one replica.
         """
-        for job in jobs:
-            for replica in range(self.replicas):
-                q = self._number(replica, job)
-                self._forward(self.stages[job.stage], q, keep=False)
-                run = self.passes.pop((job.stage, q))
-                self.totals.add_losses(q, run.added)
+        for _, stage, q in self._on_replicas(jobs):
+            self._forward(stage, q, keep=False)
+            self.totals.add_losses(q, self.passes.pop((stage.index, q)).added)
         self._penalties(None)
         return Result(self.outputs(), self.totals.loss(), {}, self.totals.writes())
 
@@ -106,19 +99,16 @@ class PipelinedStep:
         """
         again = recomputed(jobs) if rematerialize else set()
         done = False
-        for job in jobs:
-            stage = self.stages[job.stage]
-            for replica in range(self.replicas):
-                q = self._number(replica, job)
-                if job.kind == "forward":
-                    self._forward(stage, q, keep=(job.stage, job.micro_batch) not in again)
-                    continue
-                if loss_by_micro_batch and job.stage == len(self.stages) - 1:
-                    self._head(head, q)
-                elif not loss_by_micro_batch and not done:
-                    self._head(head, None)
-                    done = True
-                self._backward(stage, q, scale)
+        for job, stage, q in self._on_replicas(jobs):
+            if job.kind == "forward":
+                self._forward(stage, q, keep=(job.stage, job.micro_batch) not in again)
+                continue
+            if loss_by_micro_batch and stage is self.stages[-1]:
+                self._head(head, q)
+            elif not loss_by_micro_batch and not done:
+                self._head(head, None)
+                done = True
+            self._backward(stage, q, scale)
         self._penalties(scale)
         return Result(self.outputs(), self.totals.loss(), self.totals.gradients(), self.totals.writes())
 
@@ -130,7 +120,7 @@ class PipelinedStep:
         """
         values, state = dict(self.values[q]), self.totals.state(q)
         for stage in self.stages:
-            self.steps[q].added_losses.clear()
+            self.steps[q].notes.pop("added_losses", None)
             with tf.device(self._device(stage, q)), step_scope(self.steps[q]):
                 inputs = {key: identity(values[key]) for key in stage.inputs}
                 scope = NotedWrites(self._mapping(stage, q, state))
@@ -168,12 +158,12 @@ class PipelinedStep:
                 factor = scale(self.steps[q].share(loss.dtype))
                 targets.append(loss)
                 cotangents.append(tf.cast(factor, loss.dtype))
-            sources = run.sources
-            flat = [tensor for _, tensors in sources for tensor in tensors]
+            flat = [tensor for _, tensors in run.sources for tensor in tensors]
             assert run.tape is not None
             gradients = run.tape.gradient(targets, flat, output_gradients=cotangents) if targets else []
             leaving = iter(gradients or [None] * len(flat))
-            self._pass_on(stage, q, [(key, [next(leaving) for _ in tensors]) for key, tensors in sources])
+            for key, tensors in run.sources:
+                self._pass_on(stage, q, key, [next(leaving) for _ in tensors])
             self.totals.add_losses(q, run.added)
             # The job is done when the sums are: or the graph optimizer would keep the gradients of all micro-batches.
             self._finish(stage, q, flatten(gradients) + self.totals.sums(stage, q))
@@ -240,7 +230,7 @@ class PipelinedStep:
         key = (stage.index, q // self.micro_batches)
         wait = [] if tf.executing_eagerly() else self.last.get(key, []) + list(after)
         step = self._live(self.steps[q])
-        step.added_losses.clear()  # layers add them anew in each pass
+        step.notes.pop("added_losses", None)  # layers add them anew in each pass
         with (
             tf.name_scope(f"stage_{stage.index}_{kind}_{q}"),
             tf.device(self._device(stage, q)),
@@ -267,12 +257,12 @@ class PipelinedStep:
         known = {id(v) for v, _ in weights}
         return weights + [pair for key, pair in state.items() if key not in known]
 
-    def _pass_on(self, stage: Stage, q: int, gradients: list[tuple[int, list[Any]]]) -> None:
-        for key, parts in gradients:
-            if key in stage.inputs:
-                self.cotangents[q].setdefault(key, []).append(parts)
-            elif parts:
-                self.totals.add_gradient(q, key, zero_unless(self.steps[q], parts[0]))
+    def _pass_on(self, stage: Stage, q: int, key: int, gradients: list[Any]) -> None:
+        """Hands the gradients of what a stage took to the stage that made it, or adds them to the sums."""
+        if key in stage.inputs:
+            self.cotangents[q].setdefault(key, []).append(gradients)
+        elif gradients:
+            self.totals.add_gradient(q, key, zero_unless(self.steps[q], gradients[0]))
 
     def outputs(self) -> Any:
         """The outputs for the whole batch, on the last stage's first device."""
@@ -284,8 +274,17 @@ class PipelinedStep:
         joined = [join_micro_batches(list(parts), steps, trim) for parts in zip(*pieces)]
         return pack_outputs(self.chain.graph, joined)
 
-    def _number(self, replica: int, job: Job) -> int:
-        return replica * self.micro_batches + job.micro_batch
+    def _on_replicas(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Stage, int]]:
+        """Each job with its stage and, for one replica after the other, the number of its micro-batch."""
+        for job in jobs:
+            for replica in range(self.replicas):
+                yield job, self.stages[job.stage], replica * self.micro_batches + job.micro_batch
 
     def _device(self, stage: Stage, q: int) -> str:
         return stage.devices[q // self.micro_batches]
+
+
+def _read(variables: Sequence[Any], device: str) -> list[tuple[Any, tf.Tensor]]:
+    """The variables with their values now (inside of a scope that notes writes: the noted ones), on `device`."""
+    with tf.device(device):
+        return [(v, tf.identity(tf.convert_to_tensor(v.value))) for v in variables]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -69,7 +68,7 @@ def head_of(
     parts = list(zip(*(micro_slices(part, run.steps) for part in (x, y, sample_weight))))
 
     def loss_of(q: int, outputs: Any, context: StepContext) -> tf.Tensor:
-        with step_scope(context), _unwritten():
+        with step_scope(context), keras.StatelessScope():  # what it writes is dropped
             x_q, y_q, weight_q = parts[q]
             loss = own_loss(model, x_q, y_q, outputs, weight_q, training=True)
             return loss * context.share(loss.dtype)
@@ -136,10 +135,3 @@ def _works_on_rows(model: Any) -> bool:
 
 def _overrides_compute_loss(model: Any) -> bool:
     return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
-
-
-@contextlib.contextmanager
-def _unwritten() -> Iterator[None]:
-    """A scope whose writes are dropped."""
-    with keras.StatelessScope():
-        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ import tensorflow as tf
 from ...compat.variables import move_to_device
 from .graph import Stage
 
-_CALLS = {"If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase"}
+_CALLS = {"If", "While", "Case", "PartitionedCall"}
+_CALLS |= {"NoOp", "StatelessIf", "StatelessWhile", "StatelessCase", "StatefulPartitionedCall"}
 _PASSES = {"ReadVariableOp", "Identity"}
-_CALLS |= {"PartitionedCall", "StatefulPartitionedCall", "NoOp"}
 
 
 def move_weights(stages: Sequence[Stage]) -> None:
@@ -83,9 +84,5 @@ def _device_of(tensor: Any) -> str:
 
 def _size(tensor: Any) -> float:
     """The number of elements, unknown dimensions counted as 64."""
-    if tensor.shape.rank is None:
-        return 64.0
-    size = 1.0
-    for dimension in tensor.shape:
-        size *= 64 if dimension is None else dimension
-    return size
+    shape = [None] if tensor.shape.rank is None else tensor.shape
+    return float(math.prod(64 if size is None else size for size in shape))

@@ -41,12 +41,13 @@ class Plan:
         parts = settings.micro_batches * settings.replicas
         self.micro_batch_rows = 32 if rows is None else max(1, -(-rows // parts))
         self._costs: list[BlockCost] | None = None
+        self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
+        self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
+        self._kept = peak_activations(self.jobs)
         self.sizes = self._sizes()
         self.stages: list[Stage] = self.chain.cut(self.sizes)
         for stage in self.stages:
             stage.devices = settings.devices_of(stage.index)
-        self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
-        self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
         # Those whose slots are on the devices of their weights.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -62,34 +63,32 @@ class Plan:
 
     def _sizes(self) -> list[int]:
         settings, chain = self.settings, self.chain
-        limited = settings.memory_limit is not None
         if settings.partition != "auto":
             sizes = chain.sizes_from_partition(settings.partition, settings.stages)
-            if limited:
-                self._check_memory(sizes)
+            self._check_memory(sizes)
             return sizes
-        if settings.stages == 1 and not limited:
+        if settings.stages == 1 and settings.memory_limit is None:
             return [len(chain.blocks)]
         groups = chain.groups()
         edges = [sum(groups[:i]) for i in range(len(groups) + 1)]
-        totals = stage_costs([cost.total for cost in self.costs], groups)
-        sends = [self.costs[edge - 1].sends for edge in edges[1:-1]]
         in_groups = balance(
-            totals,
+            stage_costs([cost.total for cost in self.costs], groups),
             settings.stages,
-            cut_costs=sends,
+            cut_costs=[self.costs[edge - 1].sends for edge in edges[1:-1]],
             memory_of=lambda k, start, stop: self.memory(k, edges[start], edges[stop]),
             memory_limit=settings.memory_limit,
         )
         return [int(size) for size in stage_costs(groups, in_groups)]
 
     def _check_memory(self, sizes: Sequence[int]) -> None:
-        start = 0
+        limit, start = self.settings.memory_limit, 0
+        if limit is None:
+            return
         for index, size in enumerate(sizes):
             needs = self.memory(index, start, start + size)
-            if needs > (self.settings.memory_limit or 0.0):
+            if needs > limit:
                 raise ValueError(
-                    f"memory_limit ({self.settings.memory_limit:.4g} bytes) must be at least what stage {index} of "
+                    f"memory_limit ({limit:.4g} bytes) must be at least what stage {index} of "
                     f"partition={list(sizes)} is estimated to need ({needs:.4g}): move layers to other stages"
                 )
             start += size
@@ -104,12 +103,9 @@ class Plan:
         weights = sum(_BYTES_PER_WEIGHT_BYTE * cost.weights + cost.fixed for cost in blocks)
         activations = sum(cost.activations for cost in blocks)
         boundary = self.costs[start - 1].sends if start else 0.0
-        kept = peak_activations(
-            SCHEDULES[self.settings.schedule](self.settings.stages, self.settings.micro_batches)
-        )
         if self.settings.rematerialize:
-            return weights + kept[stage] * boundary + activations
-        return weights + kept[stage] * (boundary + activations)
+            return weights + self._kept[stage] * boundary + activations
+        return weights + self._kept[stage] * (boundary + activations)
 
     def simulation(self, transfer: float | Sequence[float] = 0.0) -> Simulation:
         """The step as the costs predict it, with these times for the transfers (in the costs' unit)."""

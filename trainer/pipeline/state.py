@@ -48,12 +48,6 @@ class NotedWrites(keras.StatelessScope):
         return [(variable, self.state_mapping[key]) for key, variable in self.written.items()]
 
 
-def read(variable: Any, device: str) -> tf.Tensor:
-    """The variable's value now (inside of a scope that notes writes: the noted one), on `device`."""
-    with tf.device(device):
-        return tf.identity(tf.convert_to_tensor(variable.value))
-
-
 def mean_over_micro_batches(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
     """The mean weighted with each micro-batch's share of the rows; of integers the first value.
 
@@ -73,20 +67,11 @@ def variance_of_all(
 ) -> tf.Tensor:
     r"""The moving variance after a batch of which each micro-batch has moved a copy of its own.
 
-    With :math:`s_q` the shares, micro-batch q has made :math:`v_q = \mu v + (1 - \mu) Var_q` and
-    :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all rows is that within
-    the micro-batches and that of their means, so
+    With :math:`s_q` the shares and :math:`\mu` the momentum, micro-batch q has made :math:`v_q = \mu v + (1 - \mu)
+    Var_q` and :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all rows is that
+    within the micro-batches and that of their means, so
 
     .. math:: v' = \sum_q s_q v_q + \frac{1}{1 - \mu} \sum_q s_q (m_q - m')^2, \quad m' = \sum_q s_q m_q
-
-    Args:
-        variances: the v_q.
-        means: the m_q.
-        momentum: float; mu.
-        steps: the micro-batches' parts of the batch.
-
-    Returns:
-        v', of the shape and dtype of one variance.
 
     Source: GPipe's batch normalization accumulates count, sum and sum of squares over the micro-batches.
     """
@@ -113,16 +98,7 @@ def merge(
     steps: Sequence[StepContext],
     normalized: dict[int, tuple[Any, float]],
 ) -> list[tuple[Any, tf.Tensor]]:
-    """One value for each variable that the micro-batches wrote.
-
-    Args:
-        writes: for each micro-batch the writes by the variable's id.
-        steps: the micro-batches' parts of the batch.
-        normalized: what `normalizations` found.
-
-    Returns:
-        (variable, value) pairs.
-    """
+    """(variable, value) pairs from each micro-batch's writes by the variable's id; `normalized`: of `normalizations`."""
     result = []
     for key, (variable, _) in writes[0].items():
         values = [of_one[key][1] for of_one in writes]

@@ -1,4 +1,4 @@
-"""The steps of a model in a pipeline's scope: what `step.py` has, with forward and backward in stages.
+"""The steps of a model in a pipeline's scope: what `train_step.py` has, with forward and backward in stages.
 
     slices of the batch, one for each micro-batch
     -> the schedule's forward and backward passes (`engine.py`)
@@ -10,15 +10,13 @@ does with a variable's gradient runs on the variable's stage. Context: replica, 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
-from ...distribute.step_context import StepContext, current_step
+from ...distribute.step_context import StepContext, this_step
 from ...optimizers.optimizer import apply_contributions
 from ..step.train_step import track_loss
 from ..step.variable_placement import optimizers_of
@@ -46,21 +44,6 @@ def attach(model: Any) -> None:
         pipeline.remember(model)
 
 
-def names_lost_stages(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Says which stage is gone or hangs, where `loop(model, ...)` fails because one does."""
-
-    @functools.wraps(loop)
-    def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return loop(model, *args, **kwargs)
-        except Exception as error:
-            if model._pipeline is not None:
-                model._pipeline.raise_if_lost(error)
-            raise
-
-    return wrapped
-
-
 def prepare(model: Any, rows: int | None, training: bool = True) -> None:
     """Cuts a built model, moves its variables to their stages, and refuses what a pipeline cannot do.
 
@@ -75,7 +58,7 @@ def prepare(model: Any, rows: int | None, training: bool = True) -> None:
     Context: host, before the optimizer is built.
     """
     for name in ("train_step", "test_step", "predict_step"):
-        if model.overrides_step(name):
+        if model._overrides_step(name):
             raise ValueError(
                 f"{type(model).__name__}.{name} is a step of your own, which a pipeline cannot cut into stages: "
                 f"put what it computes into layers, compute_loss or compute_metrics, or train without a Pipeline"
@@ -96,12 +79,11 @@ def prepare(model: Any, rows: int | None, training: bool = True) -> None:
 
 
 def train_step(model: Any, data: Any) -> dict[str, Any]:
-    """One step: the numbers of `step.default_train_step`, computed in stages."""
-    step = current_step()
-    assert step is not None
+    """One step: the numbers of `train_step.train_step`, computed in stages."""
+    step = this_step()
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     plan: Plan = model._pipeline.plan(model)
-    run = _pipelined(model, plan, x, step, training=True)
+    run = _pipelined(plan, x, step, training=True)
     optimizer = model.optimizer
     scale = (lambda value: value) if optimizer is None else optimizer.scale_loss
     head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight, scale)
@@ -115,15 +97,13 @@ def train_step(model: Any, data: Any) -> dict[str, Any]:
         variables = model.trainable_weights
         if variables:
             gradients = [result.gradients.get(id(variable)) for variable in variables]
-            weight_total = step.weight_totals[0] if len(step.weight_totals) == 1 else None
-            apply_contributions(optimizer, list(zip(gradients, variables)), weight_total)
+            apply_contributions(optimizer, list(zip(gradients, variables)), step.weight_total)
         return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
 
 
 def test_step(model: Any, data: Any) -> dict[str, Any]:
     """One step of evaluation, its forward pass in stages."""
-    step = current_step()
-    assert step is not None
+    step = this_step()
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     result = _forward(model, x, step)
     with follow_inputs():
@@ -135,23 +115,19 @@ def test_step(model: Any, data: Any) -> dict[str, Any]:
 
 def predict_step(model: Any, data: Any) -> Any:
     """The outputs for one batch, computed in stages."""
-    step = current_step()
-    assert step is not None
+    step = this_step()
     x, _, _ = unpack_x_y_sample_weight(data)
     return _forward(model, x, step).outputs
 
 
 def _forward(model: Any, x: Any, step: StepContext) -> Result:
     plan: Plan = model._pipeline.plan(model)
-    run = _pipelined(model, plan, x, step, training=False)
-    result = run.forward(plan.forward_jobs)
+    result = _pipelined(plan, x, step, training=False).forward(plan.forward_jobs)
     apply_writes(result.writes)
     return result
 
 
-def _pipelined(model: Any, plan: Plan, x: Any, step: StepContext, training: bool) -> PipelinedStep:
-    count = plan.settings.micro_batches * plan.settings.replicas
-    steps = micro_steps(step.rows, count, training)
-    return PipelinedStep(
-        plan.chain, plan.stages, micro_slices(x, steps), steps, plan.settings.replicas, training
-    )
+def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool) -> PipelinedStep:
+    replicas = plan.settings.replicas
+    steps = micro_steps(step.rows, plan.settings.micro_batches * replicas)
+    return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training)

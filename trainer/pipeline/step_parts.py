@@ -16,20 +16,19 @@ from .state import NotedWrites
 Head = Callable[[int | None, Any], tuple[tf.Tensor, tf.Tensor]]
 
 
-def micro_steps(global_rows: Any, count: int, training: bool) -> list[StepContext]:
+def micro_steps(global_rows: Any, count: int) -> list[StepContext]:
     """The parts of the global batch: micro-batch q has the rows floor(q n / Q) to floor((q + 1) n / Q) - 1.
 
     Args:
         global_rows: int or int32 scalar tensor, n.
         count: int, Q: replicas times micro-batches.
-        training: for the `StepContext`.
 
     Returns:
         Q contexts. Random layers draw a mask of its own for each, as they do for each replica.
     """
     edges = [(q * global_rows) // count for q in range(count + 1)]
     return [
-        StepContext(q, count, edges[q + 1] - edges[q], global_rows, training=training) for q in range(count)
+        StepContext(q, count, edges[q + 1] - edges[q], global_rows, random_stream=q) for q in range(count)
     ]
 
 

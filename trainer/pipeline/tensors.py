@@ -1,4 +1,4 @@
-"""Small operations on the tensors that go between stages: dense, ragged or sparse, with their Keras masks."""
+"""Small operations on the tensors that are sent between stages: dense, ragged or sparse, with their Keras masks."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[
 
 def add_gradients(total: Any, gradient: Any) -> Any:
     """`total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse, one after the other."""
-    if total is None:
-        return gradient
+    if total is None or gradient is None:
+        return gradient if total is None else total
     sparse = isinstance(total, tf.IndexedSlices), isinstance(gradient, tf.IndexedSlices)
     if all(sparse):
         return tf.IndexedSlices(
@@ -68,14 +68,6 @@ def add_gradients(total: Any, gradient: Any) -> Any:
             total.dense_shape,
         )
     return tf.convert_to_tensor(total) + tf.convert_to_tensor(gradient)
-
-
-def sum_gradients(gradients: Sequence[Any]) -> Any:
-    """The sum over replicas in their order; None if there is none."""
-    total = None
-    for gradient in gradients:
-        total = add_gradients(total, gradient)
-    return total
 
 
 def zero_unless(step: StepContext, gradient: Any) -> Any:

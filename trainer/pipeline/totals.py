@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ...compat.random_state import global_seed_generator_state
 from ...distribute.step_context import StepContext
 from .graph import Stage
 from .state import NotedWrites, merge, normalizations
-from .tensors import add_gradients, flatten, sum_gradients
+from .tensors import add_gradients, flatten
 
 State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its value
 
@@ -89,7 +90,7 @@ class Totals:
             with tf.device(stage.devices[0]):
                 for variable in stage.trainable:
                     parts = [self._gradients.get((r, id(variable))) for r in range(self._replicas)]
-                    result[id(variable)] = sum_gradients([p for p in parts if p is not None])
+                    result[id(variable)] = functools.reduce(add_gradients, parts)
         return result
 
     def loss(self) -> Any:

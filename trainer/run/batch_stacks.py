@@ -12,10 +12,10 @@ from ...compat.graphs import graph_function
 from ...compat.variables import plain_variable
 from ..inputs.rows import row_count
 from ..inputs.source import Chunk
+from .executions import UNKNOWN
 
 MOST_STEPS = 1024
 MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch
-UNKNOWN = -1
 
 
 class Stacks:
@@ -45,7 +45,7 @@ class Stacks:
         self._rows: int = chunk.usual_rows
         self._exact = not chunk.open_ended and chunk.rows is not None
         self._reader, self._open_ended = chunk.reader, chunk.open_ended
-        self._spec = spec = chunk.spec
+        spec = chunk.inputs.element_spec
         shapes = [[self._rows, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
         dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
         size = sum(math.prod(shape) * dtype.size for shape, dtype in zip(shapes, dtypes))
@@ -56,7 +56,7 @@ class Stacks:
             ]
         with tf.device("CPU:0"):
             self._drawn = plain_variable(tf.constant(0))
-        self._reached = reached
+        self._reached, self._device = reached, device
 
         def run(steps: tf.Tensor) -> Any:
             return loop(tf.nest.pack_sequence_as(spec, [tf.identity(b) for b in self._buffers]), steps)
@@ -67,6 +67,7 @@ class Stacks:
             input_signature=[tf.type_spec_from_value(chunk.inputs), tf.TensorSpec([], tf.int32)],
         )
         self.single = graph_function(single, reduce_retracing=True)
+        self.functions = [self.loop, self.single]
 
     def __call__(self, iterator: Any, steps: int) -> tuple[int, Any]:
         """Runs up to `steps` steps, fewer where the data ends; returns how many, and the logs after the last.
@@ -74,7 +75,13 @@ class Stacks:
         Raises:
             The error of the pipeline, after the steps on what it gave before.
         """
+        with tf.device(self._device):
+            return self._call(iterator, steps)
+
+    def _call(self, iterator: Any, steps: int) -> tuple[int, Any]:
         done, logs = 0, {}
+        if steps == 0:
+            self.loop(tf.constant(0))  # is compiled by that
         while done < steps:
             wanted = min(self.size, steps - done)
             failure, last = None, None
@@ -129,7 +136,7 @@ class Stacks:
             tf.cond(full, lambda: self._keep(i, batch.get_value()), lambda: tf.constant(0))
             return i + 1, full, batch
 
-        empty = tf.experimental.Optional.empty(self._spec)
+        empty = tf.experimental.Optional.empty(iterator.element_spec)
         start = (tf.constant(0), tf.constant(True), empty)
         _, full, batch = tf.while_loop(lambda i, full, batch: tf.logical_and(i < count, full), body, start)
         return full, batch

@@ -39,7 +39,7 @@ def build_for(model: Any, spec: Any, training: bool = True) -> None:
     Context: cross-replica, under the model's strategy.
     """
     checks.check_text(model, spec)
-    own_step = model.has_own_train_step() or (not training and model.overrides_step("test_step"))
+    own_step = model._overrides_step("train_step") or (not training and model._overrides_step("test_step"))
     if not own_step and _needs_real_tensors(spec):
         _build_with_placeholders(model, spec)
         spec = ()
@@ -51,7 +51,7 @@ def build_for(model: Any, spec: Any, training: bool = True) -> None:
         if not own_step:
             checks.check_targets(model, spec, error)
             raise
-    if model.overrides_step("train_step" if training else "test_step"):
+    if model._overrides_step("train_step" if training else "test_step"):
         _trace_own_step(model, spec, model.train_step if training else model.test_step, training)
 
 
@@ -60,7 +60,7 @@ def _trace_own_step(model: Any, spec: Any, own_step: Any, training: bool) -> Non
 
     An error in the step is left to the first real step, which names its place.
     """
-    step = StepContext(0, 1, 1, 1, training)
+    step = StepContext(0, 1, 1, 1)
     step.take_gradients = lambda optimizer, pairs: ensure_built(optimizer, [v for _, v in pairs])
     missing, before = _unbuilt(model), -1
     while (
@@ -84,7 +84,7 @@ def build_for_prediction(model: Any, spec: Any) -> None:
         _build_with_placeholders(model, spec[:1])
         return
     x = keras.tree.map_structure(_symbolic, spec[0])
-    own_step = model.overrides_step("predict_step")
+    own_step = model._overrides_step("predict_step")
     try:
         compute_output_spec(model, x, training=False)
     except Exception:

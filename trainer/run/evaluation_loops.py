@@ -2,97 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ..inputs import Source
-from ..parameter_servers import training as async_evaluate
-from ..parameter_servers import training as async_fit
-from ..pipeline.step import names_lost_stages
 from .callback_list import callback_list
-from .execution_length import Pace
-from .executions import executions, noted, run
+from .execution_length import ExecutionLength
+from .executions import executions
+from .runner import Runner
 from .worker_settlement import Workers
 
 
-@names_lost_stages
-@async_fit.names_lost_servers
-def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any) -> dict[str, Any]:
+def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> dict[str, Any]:
     """The logs of one pass over `source`. Context: host."""
-    model.build_for(source.spec, source.batch_rows, training=False)
-    callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
-    model.make_test_function()
-    model.stop_evaluating = False
-    callbacks.on_test_begin()
-    model.reset_metrics()
-    source.begin_epoch(0)
-    if async_fit.is_asynchronous(model):
-        logs = async_evaluate.test_steps(model, source, callbacks)
+    with runner.watching(model):
+        runner.build(model, source.spec, source.batch_rows, training=False)
+        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+        model.make_test_function()
+        model.stop_evaluating = False
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        source.begin_epoch(0)
+        logs = runner.test_steps(model, source, callbacks)
         callbacks.on_test_end(logs)
-        return logs
-    fixed = None if model._auto_steps else model.steps_per_execution
-    pace = Pace(fixed, callbacks.callbacks, "test", function=model.test_function)
-    logs: dict[str, Any] = {}
-    workers = Workers(model, "stop_evaluating")
-    for chunks in executions(source, lambda: workers.settle(pace.next()), workers):
-        callbacks.on_test_batch_begin(pace.step)
-        done, new = run(model.test_function, chunks, source, pace.step)
-        if done:
-            logs = pythonify_logs(new)
-            pace.done(done)
-            callbacks.on_test_batch_end(pace.last_batch(done), logs)
-        if (model.stop_evaluating and not workers.several) or not chunks.all_steps_ran(done):
-            break
-    callbacks.on_test_end(logs)
     return logs
 
 
-@names_lost_stages
-@async_fit.names_lost_servers
-def predict(model: Any, source: Source, verbose: Any, callbacks: Any) -> Any:
+def predict(model: Any, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""
-    callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
-    model.build_for_prediction(source.spec)
-    model.make_predict_function()
-    model.stop_predicting = False
-    callbacks.on_predict_begin()
-    source.begin_epoch(0)
-    if async_fit.is_asynchronous(model):
-        return _end_of_prediction(async_evaluate.predict_steps(model, source, callbacks, _joined), callbacks)
-    fixed = None if getattr(model, "_auto_steps", True) else model.steps_per_execution
-    pace = Pace(fixed, callbacks.callbacks, "predict")
-    collected: list[Any] = []
-    workers = Workers(model, "stop_predicting")
-    for chunks in executions(source, lambda: workers.settle(pace.next()), workers):
-        callbacks.on_predict_batch_begin(pace.step)
-        done, outputs = 0, []
-        for chunk in chunks.chunks:
-            with noted(model.predict_function, pace.step + done):
-                ran, answers = model.predict_function(chunk)
-            done += ran
-            outputs.extend(answers)
-            if ran < chunk.steps:
-                source.drawn(ran)
-                break
-        if done:
-            pace.done(done)
-            collected.extend(outputs)
-            callbacks.on_predict_batch_end(pace.last_batch(done), {"outputs": _joined(outputs)})
-        if (model.stop_predicting and not workers.several) or not chunks.all_steps_ran(done):
-            break
-    return _end_of_prediction(collected, callbacks)
-
-
-def _end_of_prediction(collected: list[Any], callbacks: Any) -> Any:
-    callbacks.on_predict_end()
-    if not collected:
+    with runner.watching(model):
+        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+        runner.build_for_prediction(model, source.spec)
+        model.make_predict_function()
+        model.stop_predicting = False
+        callbacks.on_predict_begin()
+        source.begin_epoch(0)
+        outputs = runner.predict_steps(model, source, callbacks, joined)
+        callbacks.on_predict_end()
+    if not outputs:
         raise ValueError("`predict()` got no batch from `x`: give at least one row.")
-    return keras.tree.map_structure(convert_to_np_if_not_ragged, _joined(collected))
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
 
 
-def _joined(outputs: list[Any]) -> Any:
+def test_steps(model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
+    """One pass over `source` in this process; returns the logs after the last step."""
+    logs: dict[str, Any] = {}
+    ends = _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs)
+    for batch, logs in ends:
+        callbacks.on_test_batch_end(batch, logs)
+    return logs
+
+
+def predict_steps(model: Any, source: Source, callbacks: Any, join: Callable[[list[Any]], Any]) -> list[Any]:
+    """The outputs of every batch of `source`, in order, computed in this process."""
+    collected: list[Any] = []
+    for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
+        collected.extend(outputs)
+        callbacks.on_predict_batch_end(batch, {"outputs": join(outputs)})
+    return collected
+
+
+def _pass(
+    model: Any, source: Source, callbacks: Any, phase: str, stop: str, finish: Callable[[Any], Any]
+) -> Iterator[tuple[int, Any]]:
+    """(number of the last batch, `finish(result)`) of each execution of a pass."""
+    function = getattr(model, f"{phase}_function")
+    length = ExecutionLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
+    workers = Workers(model, stop)
+    for execution in executions(source, length.next, workers):
+        getattr(callbacks, f"on_{phase}_batch_begin")(length.step)
+        done, result = function(execution, length.step)
+        execution.tell(source, done)
+        if done:
+            result = finish(result)
+            length.done(done)
+            yield length.last_batch(done), result
+        if (getattr(model, stop) and not workers.several) or done < execution.steps:
+            return
+
+
+def joined(outputs: list[Any]) -> Any:
+    """The outputs of several batches as those of one."""
     leaves = zip(*[keras.tree.flatten(output) for output in outputs])
     return keras.tree.pack_sequence_as(
         outputs[0], [potentially_ragged_concat(list(parts)) for parts in leaves]

@@ -9,7 +9,7 @@ from typing import Any
 from ...callbacks.wake import steps_to_wake
 
 
-class Pace:
+class ExecutionLength:
     """Sizes executions so that each lasts about `target` seconds, and ends where a callback wants to be called.
 
     Args:
@@ -18,8 +18,8 @@ class Pace:
         callbacks: the callbacks of the loop.
         phase: "train", "test" or "predict".
         step: int; the steps of the epoch that are done.
-        function: what runs the steps; it says whether the last execution compiled something (`fresh`), and keeps the
-            size that was found (`usual_steps`) for the next epoch.
+        function: what runs the steps; it says whether the last execution compiled something (`fresh`), keeps the size that
+            was found (`usual_steps`) for the next epoch, and is told how long each execution took (`ended`).
         target: float; seconds.
         clock: () -> float; seconds.
     """
@@ -34,12 +34,9 @@ class Pace:
         target: float = 0.1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._fixed = fixed
-        self._callbacks = callbacks
-        self._phase = phase
+        self._fixed, self._callbacks, self._phase = fixed, callbacks, phase
         self.step = step
-        self._target = target
-        self._clock = clock
+        self._target, self._clock = target, clock
         self._function = function
         self._steps = getattr(function, "usual_steps", 1)
         self._began = 0.0
@@ -64,13 +61,20 @@ class Pace:
         """
         return self.step - done + (done if self._fixed is None else self._fixed) - 1
 
-    def done(self, steps: int) -> None:
-        """Notes that the execution ended, after `steps` steps; the next one grows or shrinks."""
+    def done(self, steps: int, execution: Any = None) -> None:
+        """Notes that the execution ended, after `steps` steps, and that its results are there.
+
+        The next one grows or shrinks.
+        """
         seconds = self._clock() - self._began
         self.step += steps
-        if steps < 1 or getattr(self._function, "fresh", False):
+        if steps < 1:
             return
-        wanted = int(self._target * steps / max(seconds, 1e-6))
-        self._steps = max(1, min(wanted, 8 * steps))
-        if self._function is not None:
-            self._function.usual_steps = self._steps
+        function = self._function
+        if not getattr(function, "fresh", False):
+            wanted = int(self._target * steps / max(seconds, 1e-6))
+            self._steps = max(1, min(wanted, 8 * steps))
+            if function is not None:
+                function.usual_steps = self._steps
+        if execution is not None and function is not None:
+            function.ended(execution, steps, seconds)

@@ -1,15 +1,17 @@
-"""The executions of an epoch: how many steps each has, what they are made of, and running one."""
+"""The executions of a pass over the data: how many steps each has, what they are made of, where one failed."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from ..inputs import Chunk, Source
 from .worker_settlement import Workers
+
+UNKNOWN = -1  # steps that were run, where that is not known
 
 
 class Execution:
@@ -19,19 +21,20 @@ class Execution:
         self.chunks = chunks
         self.steps = sum(chunk.steps for chunk in chunks)
 
-    def all_steps_ran(self, done: int) -> bool:
-        """Whether the input may have more: an open-ended one that gave fewer steps has ended."""
-        return done == self.steps
+    def tell(self, source: Source, done: int) -> None:
+        """Tells the source that its last chunk gave fewer steps than it might have: `done` of the execution's were run."""
+        if done < self.steps:
+            source.drawn(self.chunks[-1].steps - (self.steps - done))
 
 
-def executions(source: Source, steps: Any, workers: Workers) -> Any:
-    """The epoch's executions: each as many steps as `steps()` says, fewer at its end; none after it says 0.
+def executions(source: Source, next_steps: Callable[[], int], workers: Workers) -> Iterator[Execution]:
+    """The executions of a pass: each as many steps as `next_steps()` says, fewer at its end; none after it says 0.
 
     An error of the input comes after the steps on the batches before it.
     """
     failure: Exception | None = None
     while failure is None:
-        wanted = steps()
+        wanted = workers.settle(next_steps())
         chunks: list[Chunk] = []
         while wanted > 0:
             try:
@@ -59,7 +62,7 @@ def executions(source: Source, steps: Any, workers: Workers) -> Any:
 
 @contextlib.contextmanager
 def noted(function: Any, step: int) -> Iterator[None]:
-    """Lets an error of the compiled function pass with a note that says at which step it came.
+    """Lets an error of a compiled function pass with a note that says at which step it came.
 
     Args:
         function: `function.reached()` is the number of steps that it had run of its last call; None if not known.
@@ -73,29 +76,3 @@ def noted(function: Any, step: int) -> Iterator[None]:
             where = f"step {step + reached} of the epoch (counted from 0)"
             error.add_note(f"Raised at {where}, by its batch or by what was computed with it.")
         raise
-
-
-def run(function: Any, execution: Execution, source: Source, step: int) -> tuple[int, dict[str, Any]]:
-    """Runs an execution; returns the steps that the input gave, and the logs after the last.
-
-    Args:
-        function: the step function.
-        execution: what is run.
-        source: where it comes from.
-        step: int; the steps of the epoch that were run before.
-
-    Raises:
-        The error of the input or of the model, with the number of the step as a note.
-    """
-    done, logs = 0, {}
-    function.fresh = False
-    for chunk in execution.chunks:
-        with noted(function, step + done):
-            ran, new = function(chunk)
-        done += ran
-        if ran:
-            logs = new
-        if ran < chunk.steps:
-            source.drawn(ran)
-            break
-    return done, logs

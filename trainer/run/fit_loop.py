@@ -1,7 +1,7 @@
 """The loop of `fit`: epochs, executions and callbacks, in the order in which they happen.
 
-The loop owns the calendar and nothing else: `FitState` says where it stands, `Pace` how long an execution is, the source
-where the data comes from, the step functions what is computed.
+The loop owns the calendar and nothing else: `FitState` says where it is, `ExecutionLength` how long an execution is, the
+source where the data comes from, the runner how steps are run.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ import keras
 from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
-from ...callbacks.wake import steps_to_wake
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.make_source import kind_of
-from ..parameter_servers import training as async_fit
-from ..pipeline.step import names_lost_stages
-from . import xla_choice as tuner
 from .callback_list import callback_list
 from .evaluation_loops import evaluate
-from .execution_length import Pace
-from .executions import executions, run
+from .execution_length import ExecutionLength
+from .executions import executions
 from .overflow import check_progress
+from .runner import Runner
 from .worker_settlement import Workers, check_same_fit, same_random
 
 
@@ -58,80 +55,61 @@ class FitArguments:
     fast_dev_run: bool = False
 
 
-@names_lost_stages
-@async_fit.names_lost_servers
-def fit(model: Any, a: FitArguments) -> keras.callbacks.History:
-    """Trains for `epochs` epochs. Context: host."""
+def fit(model: Any, a: FitArguments, runner: Runner) -> keras.callbacks.History:
+    """Trains for `epochs` epochs, with steps that `runner` runs. Context: host."""
     checks.check_fit(a)
     if a.fast_dev_run:
         a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
-    source, validation = _sources(model, a)
-    with contextlib.ExitStack() as at_exit:  # all of it happens, whatever fails
+    with runner.watching(model), contextlib.ExitStack() as at_exit:  # all of it happens, whatever fails
+        source, validation = _sources(model, a)
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
-        at_exit.callback(setattr, model, "fit_state", None)
-        model.build_for(source.spec, source.batch_rows)
+        runner.build(model, source.spec, source.batch_rows)
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
-        given = (
-            a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
-        )
-        at_exit.enter_context(only_chief_writes(keras.tree.flatten(given or []), is_chief()))
-        callbacks = callback_list(
-            model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
-        )
-        state = FitState(
-            epoch=a.initial_epoch,
-            epochs=_cap(a.epochs),
-            steps_per_epoch=source.steps_per_epoch,
-            source=source,
-            callbacks=callbacks.callbacks,
-            chief=is_chief(),
-            settles_exit=spans_workers(model.distribute_strategy),
-        )
-        for callback in reversed(state.callbacks):
-            if hasattr(callback, "on_fit_exit"):
-                at_exit.callback(callback.on_fit_exit)
-        model.fit_state = state
-        return _train(model, a, state, callbacks, validation)
-
-
-def _train(
-    model: Any, a: FitArguments, state: FitState, callbacks: Any, validation: Source | None
-) -> keras.callbacks.History:
-    """All epochs, with what comes before the first and after the last."""
-    model.stop_training = False
-    model.make_train_function()
-    callbacks.on_train_begin()
-    # A callback of Keras may set the first epoch in on_train_begin.
-    state.epoch = epoch_to_begin_with(model) or state.epoch
-    _choose_way(model, a, state)
-    logs = None
-    workers = Workers(model, "stop_training")
-    while state.epoch < state.epochs and not workers.stopped():
-        logs = _epoch(model, a, state, callbacks, validation) or logs
-    if isinstance(model.optimizer, keras.optimizers.Optimizer) and a.epochs > 0:
-        with model.strategy_scope():
-            model.optimizer.finalize_variable_values(model.trainable_weights)
-    callbacks.on_train_end(logs=logs)
+        callbacks, state = _begin(model, a, source, at_exit)
+        model.stop_training = False
+        model.make_train_function()
+        callbacks.on_train_begin()
+        state.epoch = (
+            epoch_to_begin_with(model) or state.epoch
+        )  # a callback of Keras may set it in on_train_begin
+        runner.begin_fit(model, state)
+        logs = None
+        workers = Workers(model, "stop_training")
+        while state.epoch < state.epochs and not workers.stopped():
+            logs = _epoch(model, a, state, callbacks, validation, runner) or logs
+        if isinstance(model.optimizer, keras.optimizers.Optimizer) and a.epochs > 0:
+            with model._strategy_scope():
+                model.optimizer.finalize_variable_values(model.trainable_weights)
+        callbacks.on_train_end(logs=logs)
     return model.history
 
 
-def _choose_way(model: Any, a: FitArguments, state: FitState) -> None:
-    """The way in which steps are run in this fit; a resumed one repeats the choice that its backup holds."""
-    model.train_function.full_rows = state.source.batch_rows
-    if async_fit.is_asynchronous(model):
-        return
-    if "way" not in state.plan:
-        ahead = None
-        if state.source.steps_per_epoch:
-            ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
-        alone = any(steps_to_wake(callback, 0) == 1 for callback in state.callbacks)
-        choice = tuner.choose(model, state.source, 0 if alone else ahead)
-        state.plan["way"] = choice.way
-        if choice.measured and a.verbose not in (0, False):
-            print(f"Steps run {tuner.IN_WORDS[choice.way]}: {choice.reason}.")
-    model.train_function.way = state.plan["way"]
+def _begin(
+    model: Any, a: FitArguments, source: Source, at_exit: contextlib.ExitStack
+) -> tuple[keras.callbacks.CallbackList, FitState]:
+    """The callbacks of this fit and its calendar, and what happens to both at its end."""
+    at_exit.callback(setattr, model, "fit_state", None)
+    given = a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
+    at_exit.enter_context(only_chief_writes(keras.tree.flatten(given or []), is_chief()))
+    callbacks = callback_list(
+        model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
+    )
+    model.fit_state = FitState(
+        epoch=a.initial_epoch,
+        first_epoch=a.initial_epoch,
+        epochs=_cap(a.epochs),
+        steps_per_epoch=source.steps_per_epoch,
+        source=source,
+        callbacks=callbacks.callbacks,
+        chief=is_chief(),
+        settles_exit=spans_workers(model.distribute_strategy),
+    )
+    for callback in reversed(callbacks.callbacks):
+        if hasattr(callback, "on_fit_exit"):
+            at_exit.callback(callback.on_fit_exit)
+    return callbacks, model.fit_state
 
 
 def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
@@ -155,21 +133,13 @@ def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
     if validation_data is None:
         return source, None
     val_x, val_y, val_weight = unpack_x_y_sample_weight(validation_data)
+    batch_size = a.validation_batch_size
+    if batch_size is None and kind_of(val_x) == "array":
+        batch_size = a.batch_size
     validation = make_source(
-        val_x,
-        val_y,
-        val_weight,
-        batch_size=a.batch_size
-        if a.validation_batch_size is None and _takes_batch_size(val_x)
-        else a.validation_batch_size,
-        steps_per_epoch=a.validation_steps,
-        strategy=strategy,
+        val_x, val_y, val_weight, batch_size=batch_size, steps_per_epoch=a.validation_steps, strategy=strategy
     )
     return source, validation
-
-
-def _takes_batch_size(x: Any) -> bool:
-    return kind_of(x) == "array"
 
 
 def _cap(epochs: int) -> int:
@@ -181,26 +151,27 @@ def _cap(epochs: int) -> int:
 
 
 def _epoch(
-    model: Any, a: FitArguments, state: FitState, callbacks: Any, validation: Source | None
+    model: Any, a: FitArguments, state: FitState, callbacks: Any, validation: Source | None, runner: Runner
 ) -> dict[str, Any]:
-    """One epoch, from the step where `state` stands."""
+    """One epoch, from the step where `state` is."""
     epoch = state.epoch
-    resumed = state.step > 0 or bool(state.epoch_logs)
-    if not resumed:
+    if state.step == 0 and not state.epoch_logs:  # else it is resumed
         model.reset_metrics()
         state.source.begin_epoch(epoch)
     callbacks.on_epoch_begin(epoch)
     if state.after_epoch_begin is not None:
         state.after_epoch_begin()
         state.after_epoch_begin = None
-    logs = state.epoch_logs or _train_steps(model, state, callbacks, a.initial_epoch)
+    logs = state.epoch_logs
+    if not logs:  # a resumed run may have stopped after its last step
+        logs = state.step_logs if model.stop_training else runner.train_steps(model, state, callbacks)
     if not logs:  # the source has warned that its data ran out
         model.stop_training = True
         return {}
     state.epoch_logs = dict(logs)
     if validation is not None and evaluates_after(model, epoch, a.validation_freq):
         state.times.lap("other")
-        val_logs = evaluate(model, validation, a.verbose, callbacks)
+        val_logs = evaluate(model, validation, a.verbose, callbacks, runner)
         state.times.lap("validation")
         logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
     state.epoch_logs = {}
@@ -210,38 +181,33 @@ def _epoch(
     return logs
 
 
-def _train_steps(model: Any, state: FitState, callbacks: Any, first_epoch: int) -> dict[str, Any]:
-    """The training steps of the epoch; returns the logs after the last, or nothing if the data had run out."""
-    fixed = None if model._auto_steps else model.steps_per_execution
-    pace = Pace(fixed, callbacks.callbacks, step=state.step, function=model.train_function)
-    logs: dict[str, Any] = state.step_logs
-    started = state.step
-    if model.stop_training:  # a resumed run: it had been stopped after this step
-        return logs
-    if async_fit.is_asynchronous(model):
-        return async_fit.train_steps(model, state, callbacks)
-    lap = state.times.lap
+def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
+    """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
+    function, lap = model.train_function, state.times.lap
+    length = ExecutionLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
+    logs, started = state.step_logs, state.step
     lap("other")
     workers = Workers(model, "stop_training")
-    for chunks in executions(state.source, lambda: workers.settle(pace.next()), workers):
+    for execution in executions(state.source, length.next, workers):
         lap("input")
-        state.execution = chunks
+        state.execution = execution
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
-        done, new = run(model.train_function, chunks, state.source, state.step)
+        done, new = function(execution, state.step)
+        execution.tell(state.source, done)
         if done:
-            logs = pythonify_logs({**new, **model.optimizer_logs()})
+            logs = pythonify_logs({**new, **model._optimizer_logs()})
             state.step += done
             state.step_logs = logs
-            check_progress(model, chunks.chunks[-1], done)
-            pace.done(done)
+            check_progress(model, execution.chunks[-1], done)
+            length.done(done, execution)
             lap("compute")
-            callbacks.on_train_batch_end(pace.last_batch(done), logs)
+            callbacks.on_train_batch_end(length.last_batch(done), logs)
             lap("callbacks")
-        if (model.stop_training and not workers.several) or not chunks.all_steps_ran(done):
+        if (model.stop_training and not workers.several) or done < execution.steps:
             break
     if state.steps_per_epoch is None and not model.stop_training:
         state.steps_per_epoch = state.step
-    if state.step == started == 0 and state.epoch == first_epoch:
+    if state.step == started == 0 and state.epoch == state.first_epoch:
         raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
     return logs

@@ -10,35 +10,40 @@ import tensorflow as tf
 from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from ..inputs import Chunk, make_source
 from ..inputs.rows import batch_spec
-from ..parameter_servers import training as async_fit
-from ..pipeline.step import names_lost_stages
+from .executions import Execution
 from .overflow import check_progress
+from .runner import Runner
 
 
-@names_lost_stages
-@async_fit.names_lost_servers
 def on_batch(
-    model: Any, training: bool, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
+    model: Any,
+    runner: Runner,
+    training: bool,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    class_weight: Any,
+    return_dict: bool,
 ) -> Any:
-    """One step on one global batch. Context: host."""
+    """One step of training or evaluation. Context: host."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
-    model.build_for(batch_spec(chunk.inputs), chunk.rows, training)
-    model.reset_metrics()
-    function = model.make_train_function() if training else model.make_test_function()
-    _, logs = function(chunk)
-    if training:
-        check_progress(model, chunk, 1)
+    with runner.watching(model):
+        runner.build(model, batch_spec(chunk.inputs), chunk.rows, training)
+        model.reset_metrics()
+        function = model.make_train_function() if training else model.make_test_function()
+        _, logs = function(Execution([chunk]))
+        if training:
+            check_progress(model, chunk, 1)
     logs = pythonify_logs(logs)
     return logs if return_dict else logs_in_order(model, logs)
 
 
-@names_lost_stages
-@async_fit.names_lost_servers
-def predict_on_batch(model: Any, x: Any) -> Any:
+def predict_on_batch(model: Any, runner: Runner, x: Any) -> Any:
     """The outputs for one global batch. Context: host."""
     chunk = _whole_batch(model, x, None, None, None)
-    model.build_for_prediction(batch_spec(chunk.inputs))
-    _, outputs = model.make_predict_function()(chunk)
+    with runner.watching(model):
+        runner.build_for_prediction(model, batch_spec(chunk.inputs))
+        _, outputs = model.make_predict_function()(Execution([chunk]))
     return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
 
 

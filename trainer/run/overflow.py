@@ -31,7 +31,7 @@ def check_progress(model: Any, chunk: Chunk, done: int) -> None:
         if batch is None:
             return "The input has ended, so there is no batch to look at"
         try:
-            with model.strategy_scope():
+            with model._strategy_scope():
                 return diagnose_batch(model, batch, loss_scale=loss_scale)
         except Exception as error:  # a train_step of the user's own may need more than the model and a loss
             return f"Which layer is to blame is not known: one step computed eagerly fails with {error!r}"

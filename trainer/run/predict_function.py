@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,125 +16,147 @@ from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.peer_watch import meeting
-from ..inputs.rows import concat_rows, row_count
+from ..inputs.rows import concat_rows
 from ..inputs.source import Chunk
 from ..step.gathered_rows import rows_of_all_workers
-from ..step.replica_slices import run_on_replicas
+from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import predict_on_replica
-from . import worker_union as union
-from .optional_leaves import has_absent
+from . import worker_union
+from .compiled import has_absent
+from .executions import Execution, noted
 from .predict_loop import PredictLoop
 
 
 class PredictFunction:
-    """Runs `predict_step` on global batches; the rows of the answer are in the order of the batch."""
+    """Runs steps of prediction on global batches; the rows of the answer are in the order of the batch.
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    Args:
+        model: the model.
+        predict_step: `fn(data) -> outputs`, called in replica context.
+        in_loops: whether many batches may be predicted in one call.
+    """
+
+    def __init__(self, model: Any, predict_step: Callable[[Any], Any], in_loops: bool = True) -> None:
+        self._model, self._predict_step = model, predict_step
+        self._strategy = model.distribute_strategy
+        self._alone = self._strategy.num_replicas_in_sync == 1
+        self._in_loops = in_loops and self._alone and not model.run_eagerly
         self._compiled: dict[Any, Any] = {}
         self._loops: dict[Any, PredictLoop] = {}
         self._reached: int | None = None
 
-    def __call__(self, chunk: Chunk) -> tuple[int, list[Any]]:
-        """Runs the chunk's steps; returns their number and their outputs, in order: of each, or of several joined."""
-        with meeting(familiar=bool(self._compiled)):
-            return self._call(chunk)
+    def __call__(self, execution: Execution, step: int = 0) -> tuple[int, list[Any]]:
+        """Runs an execution.
+
+        Args:
+            execution: what is run.
+            step: int; the batches that were predicted before; errors name theirs.
+
+        Returns:
+            The number of batches, and their outputs, in order: of each, or of several joined.
+        """
+        done, outputs = 0, []
+        for chunk in execution.chunks:
+            with meeting(familiar=bool(self._compiled)), noted(self, step + done):
+                ran, new = self._run(chunk)
+            done += ran
+            outputs += new
+            if ran < chunk.steps:
+                break
+        return done, outputs
 
     def reached(self) -> int | None:
         """After an error: the batches of the last call that were predicted before; None where that is not known."""
         return self._reached
 
-    def _call(self, chunk: Chunk) -> tuple[int, list[Any]]:
+    def _run(self, chunk: Chunk) -> tuple[int, list[Any]]:
         outputs: list[Any] = []
         self._reached = None
-        if chunk.per_worker:
-            return self._union(chunk)
         loop = self._loop(chunk)
         if loop is not None and loop.pays(chunk.steps):
             joined = loop(chunk)
             if joined is not None:
                 return chunk.steps, [joined]
         began = time.perf_counter()
+        next_outputs = self._outputs_of_workers() if chunk.per_worker else self._next_outputs
         for i in range(chunk.steps):
             self._reached = i
-            if chunk.open_ended:
-                batch = chunk.reader(chunk.inputs, tf.constant(i))
-                if not batch.has_value():
-                    break
-                outputs.append(self._function(None, None)(batch.get_value(), tf.constant(i)))
-            else:
-                outputs.append(self._function(chunk.reader, chunk.rows)(chunk.inputs, tf.constant(i)))
+            new = next_outputs(chunk, tf.constant(i))
+            if new is None:
+                break
+            outputs.append(new)
         if loop is not None:
             loop.note(outputs, began)
         return len(outputs), outputs
 
     def _loop(self, chunk: Chunk) -> PredictLoop | None:
         """What can predict the chunk's batches in one call: those of one replica with a fixed number of rows."""
-        model, reader, rows = self._model, chunk.reader, chunk.rows
-        alone = model.distribute_strategy.num_replicas_in_sync == 1 and model._pipeline is None
-        if not alone or model.run_eagerly or chunk.open_ended or rows is None or chunk.signature is None:
+        reader, rows = chunk.reader, chunk.rows
+        if not self._in_loops or chunk.open_ended or rows is None:
             return None
-        if has_absent(chunk.signature):
+        if chunk.signature is None or has_absent(chunk.signature):
             return None
-        key = reader, rows
-        if key not in self._loops:
-            self._loops[key] = PredictLoop(lambda inputs, i: self._outputs(reader(inputs, i), rows), rows)
-        return self._loops[key]
+        if (reader, rows) not in self._loops:
+            step = lambda inputs, i: self._outputs(reader(inputs, i), rows)  # noqa: E731
+            self._loops[reader, rows] = PredictLoop(step, rows)
+        return self._loops[reader, rows]
 
-    def _union(self, chunk: Chunk) -> tuple[int, list[Any]]:
-        """Input that each worker reads for itself; the answer is that of all, in the order of the workers."""
-        outputs: list[Any] = []
-        batch = None
-        for i in range(chunk.steps):
-            self._reached = i
-            more = chunk.reader(chunk.inputs, tf.constant(i))
-            batch, rows = union.own_batch(more, batch or union.empty_batch(more.element_spec))
-            counts = self._rows_of_workers(rows)
+    def _next_outputs(self, chunk: Chunk, i: tf.Tensor) -> Any:
+        """The outputs for batch `i`; None at the end of the data."""
+        if not chunk.open_ended:
+            reader, rows = chunk.reader, chunk.rows
+            step = self._function(
+                (reader, rows),
+                lambda inputs, i: self._outputs(reader(inputs, i), rows),
+                reduce_retracing=True,
+            )
+            return step(chunk.inputs, i)
+        batch = chunk.reader(chunk.inputs, i)
+        if not batch.has_value():
+            return None
+        return self._function("batch", self._outputs, reduce_retracing=True)(batch.get_value(), None)
+
+    def _outputs_of_workers(self) -> Callable[[Chunk, tf.Tensor], Any]:
+        """The same for input that each worker reads for itself; the answer is that of all, in the order of the workers."""
+        last: list[Any] = []
+        count_rows = self._function("rows", functools.partial(worker_union.rows_of_workers, self._strategy))
+
+        def next_outputs(chunk: Chunk, i: tf.Tensor) -> Any:
+            more = chunk.reader(chunk.inputs, i)
+            borrowed = last[0] if last else worker_union.empty_batch(more.element_spec)
+            batch, rows = worker_union.own_batch(more, borrowed)
+            last[:] = [batch]
+            counts = count_rows(rows)
             if int(tf.reduce_sum(counts)) == 0:
-                break
-            if "union" not in self._compiled:
-                self._compiled["union"] = (
-                    self._outputs
-                    if self._model.run_eagerly
-                    else graph_function(self._outputs, reduce_retracing=True)
-                )
-            outputs.append(self._compiled["union"](batch, None, counts))
-        return len(outputs), outputs
+                return None
+            return self._function("batch", self._outputs, reduce_retracing=True)(batch, None, counts)
 
-    def _rows_of_workers(self, rows: tf.Tensor) -> tf.Tensor:
-        strategy = self._model.distribute_strategy
-        if "rows" not in self._compiled:
-            self._compiled["rows"] = graph_function(lambda own: union.rows_of_workers(strategy, own))
-        return self._compiled["rows"](rows)
+        return next_outputs
 
-    def _function(self, reader: Any, rows: int | None) -> Any:
-        key = (reader, rows)
+    def _function(self, key: Any, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """`fn`, compiled once for each key."""
+        if self._model.run_eagerly:
+            return fn
         if key not in self._compiled:
-
-            def run(inputs: Any, i: tf.Tensor) -> Any:
-                return self._outputs(inputs if reader is None else reader(inputs, i), rows)
-
-            if not self._model.run_eagerly:
-                run = graph_function(run, reduce_retracing=True)
-            self._compiled[key] = run
+            self._compiled[key] = graph_function(fn, **options)
         return self._compiled[key]
 
     def _outputs(self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None) -> Any:
-        model, strategy = self._model, self._model.distribute_strategy
-        state = thread_state() if runs_in_threads(strategy) else None
+        strategy, predict_step = self._strategy, self._predict_step
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows)
+        thread = thread_state() if runs_in_threads(strategy) else None
+        several_workers = spans_workers(strategy)
 
-        def on_replica(data: Any, step: StepContext) -> Any:
-            if state is not None:
-                state.enter()
-            outputs = predict_on_replica(model, data, step)
+        def on_replica(parts: list[Any]) -> Any:
+            if thread is not None:
+                thread.enter()
+            data, own = slices.of_this_replica(parts)
+            step = StepContext(**vars(own), random_stream=own.replica_id if own.num_replicas > 1 else None)
+            outputs = predict_on_replica(predict_step, data, step)
             return rows_of_all_workers(outputs, step) if several_workers else outputs
 
-        several_workers = spans_workers(strategy)
-        total = rows if rows is not None else row_count(batch)
-        if worker_rows is not None:
-            total = tf.reduce_sum(worker_rows)
-        outputs = run_on_replicas(strategy, on_replica, batch, total, training=False, worker_rows=worker_rows)
-        if strategy.num_replicas_in_sync == 1:
+        outputs = strategy.run(on_replica, args=(slices.parts,))
+        if self._alone:
             return outputs
         leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
         if several_workers:

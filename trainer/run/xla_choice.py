@@ -1,37 +1,37 @@
-"""Which way of running steps is the fastest here: the plain graph, or XLA.
+"""Which way of running steps is faster here: the plain graph, or XLA. Found out on the fit's own steps.
 
-On one replica XLA compiles the whole loop over the steps; on several what each replica computes, since the sums over
-replicas cannot stand inside.
+A fit begins in the plain graph. Where the steps ahead can pay for compiling, it goes over to XLA at the end of an execution,
+measures there as it has measured before, and stays or goes back. No step is run for the measurement alone, none twice. The
+plan of the fit, which backups hold, says the way of the next step, so that a resumed run goes on in it.
 
-The choice is made before the first step, on a copy of the state, so that a run has one way from its first step to its last:
-that is what lets a resumed run repeat the bits of a run that was never stopped. It is made only where the work ahead can
-pay for compiling; a short fit starts at once with the plain graph.
+No clock decides where `jit_compile` was given, where operations are asked to be deterministic, or where a layer says that it
+does not support XLA.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from ...compat.graphs import operations_are_deterministic
 from ...compat.layers import layers_of
-from ...compat.random_state import global_seed_generator_state
 from ...distribute.workers.agreement import spans_workers
 from ..step.variable_placement import optimizers_of
+from . import xla_loops
+from .compiled import GRAPH, XLA
+from .executions import Execution
+from .step_function import StepFunction
 
-GRAPH, XLA = "graph", "xla"
-IN_WORDS = {GRAPH: "in the plain graph", XLA: "compiled by XLA"}
-# Operations that talk to the host, which a trial would run in vain, and those that XLA's loops on CPUs are slow at.
+# Operations that talk to the host.
 _EFFECTS = (
     "PyFunc",
+    "PyFuncStateless",
     "EagerPyFunc",
     "Print",
     "PrintV2",
@@ -54,233 +54,196 @@ _OTHER_NUMBERS = (
     "StatelessRandomBinomial",
     "StatelessRandomPoisson",
 )
-_SLOW_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 FEWEST_STEPS = 400
 WORTH = 3.0  # the saving must be this many times what compiling costs
+EXECUTIONS = 3  # that are measured of each way
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A way, and the reason in words."""
+@dataclasses.dataclass
+class Measured:
+    """What is known of one layout of the input, over all fits of a model.
 
-    way: str
-    reason: str
-    measured: bool = False
+    Attributes:
+        way: GRAPH or XLA, once it is known which is the faster; else None.
+        reason: in words.
+        compiling: seconds that the first execution took.
+        steps: how many steps were run.
+        xla_compiles: whether XLA has compiled the steps.
+        seconds: way -> (steps, seconds) of each execution.
+    """
+
+    way: str | None = None
+    reason: str = ""
+    compiling: float = 0.0
+    steps: int = 0
+    xla_compiles: bool = False
+    seconds: dict[str, list[tuple[int, float]]] = dataclasses.field(
+        default_factory=lambda: {GRAPH: [], XLA: []}
+    )
+
+    def seconds_a_step(self, way: str) -> float | None:
+        """The best of the long executions; None before there are enough of them."""
+        known = self.seconds[way][-50:]
+        longest = max((steps for steps, _ in known), default=0)
+        long = [seconds / steps for steps, seconds in known if 2 * steps >= longest]
+        return min(long[-EXECUTIONS:]) if len(long) >= EXECUTIONS else None
 
 
-def choose(
-    model: Any, source: Any, steps_ahead: int | None, clock: Callable[[], float] = time.perf_counter
-) -> Choice:
-    """The way for a fit of `steps_ahead` steps.
+class XlaChoice:
+    """The choice in one fit. Looks at each execution when it has ended.
 
     Args:
-        model: the built model; its variables have their values of before when this returns.
-        source: the input; its position is the one of before.
-        steps_ahead: int or None when unknown.
-        clock: seconds.
-
-    Context: host, cross-replica.
+        model: the built model.
+        source: the input.
+        plan: the fit's plan; "way" is the way of the next step, "settled" whether it is final, "switches" a list of
+            [epoch, step, way] where it changed.
+        steps_ahead: int; 0 where every step must be an execution of its own. None: unknown.
     """
-    if not model._auto_jit:
-        return _as_asked(model, source)
-    if model.run_eagerly:
-        return Choice(GRAPH, "every step is run eagerly, as `run_eagerly` says")
-    if spans_workers(model.distribute_strategy):
-        return Choice(GRAPH, "workers that measure for themselves may choose differently")
-    if model.distribute_strategy.num_replicas_in_sync > 1 and model.has_own_train_step():
-        return Choice(GRAPH, "on several replicas, only the step of `fit` itself can be compiled in part")
-    if getattr(model, "_pipeline", None) is not None:
-        return Choice(GRAPH, "the stages of a pipeline stand on several devices, and XLA compiles for one")
-    if steps_ahead is None or steps_ahead < FEWEST_STEPS:
-        return Choice(GRAPH, "few steps")
-    function = model.make_train_function()
-    known = function.choices.get(_layout(source)) or _remembered(model, source)
-    if known is not None:
-        return known
-    with _on_trial(source) as trial:
-        if trial is None:
-            return Choice(GRAPH, "the batches come from outside of the graph")
-        try:
-            choice = _measure(model, trial, steps_ahead, clock)
-        except tf.errors.OpError:
-            if trial is source:
-                raise
-            choice = Choice(GRAPH, "the step does not take batches that are made up")
-    if choice.measured:
-        function.choices[_layout(source)] = dataclasses.replace(choice, measured=False)
-        _remember(model, source, choice)
-    return choice
 
+    def __init__(self, model: Any, source: Any, plan: dict[str, Any], steps_ahead: int | None) -> None:
+        self._model, self._source, self._plan = model, source, plan
+        self._function: StepFunction = model.train_function
+        self._shapes: set[Any] = set()  # of the inputs of executions
+        layout = source.batch_rows, getattr(source, "usual_rows", None)
+        self._measured: Measured = self._function.measured.setdefault(layout, Measured())
+        # A program that calls `fit` again and again is taken to go on for as long as it has run.
+        self._ahead = 0 if steps_ahead == 0 else max(steps_ahead or 0, self._measured.steps)
+        if "way" not in plan:
+            way, self._measured.reason = self._first_way()
+            begin = XLA if self._measured.xla_compiles else GRAPH  # where the fit before was measuring
+            plan.update(way=way or begin, settled=way is not None, switches=[])
+        self._function.way = plan["way"]
+        plan.setdefault("settled", True)
+        plan.setdefault("switches", [])
+        self._function.after_execution = self.note if model._auto_jit else None
 
-def _layout(source: Any) -> Any:
-    """What the choice for a source is kept by."""
-    return source.batch_rows, getattr(source, "usual_rows", None)
+    def _first_way(self) -> tuple[str | None, str]:
+        """The way that is known without measuring, and why; None where it must be measured."""
+        model, several = self._model, not self._function.alone
+        if not model._auto_jit:
+            way = XLA if model.jit_compile and not model.run_eagerly and not several else GRAPH
+            return way, "as `jit_compile` says"
+        if model.run_eagerly:
+            return GRAPH, "every step is run eagerly, as `run_eagerly` says"
+        if operations_are_deterministic():
+            return GRAPH, "operations are deterministic, so no clock may decide"
+        if not all(getattr(layer, "supports_jit", True) for layer in layers_of(model)):
+            return GRAPH, "a layer does not support XLA"
+        if spans_workers(model.distribute_strategy):
+            return GRAPH, "workers that measure for themselves may choose differently"
+        if several and model._overrides_step("train_step"):
+            return GRAPH, "on several replicas, only the step of `fit` itself can be compiled in part"
+        if model._pipeline is not None:
+            return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
+        if self._ahead < FEWEST_STEPS:
+            return GRAPH, "few steps"
+        if self._measured.way is None:
+            self._measured.way, self._measured.reason = _remembered(self._file())
+        return self._measured.way, self._measured.reason
 
+    def note(self, execution: Execution, steps: int, seconds: float) -> None:
+        """An execution of `steps` steps has ended, its results included, after `seconds`."""
+        measured, function = self._measured, self._function
+        measured.steps += steps
+        if self._plan["way"] == XLA and function.way == GRAPH:  # XLA could not compile the step
+            self._settle(GRAPH, "XLA cannot compile this step")
+        elif function.fresh:
+            measured.compiling = measured.compiling or seconds
+        else:
+            measured.seconds[function.way].append((steps, seconds))
+            leaves = tf.nest.flatten(execution.chunks[0].inputs, expand_composites=True)
+            self._shapes.add(tuple(str(getattr(leaf, "shape", None)) for leaf in leaves))
+            if not self._plan["settled"]:
+                self._decide(execution)
 
-@contextlib.contextmanager
-def _on_trial(source: Any) -> Iterator[Any]:
-    """A source to draw from that leaves `source` at its place, or None.
+    def _decide(self, execution: Execution) -> None:
+        graph, xla = self._measured.seconds_a_step(GRAPH), self._measured.seconds_a_step(XLA)
+        if self._function.way == GRAPH:
+            if graph is not None and graph * self._ahead * 0.7 > WORTH * (2 * self._measured.compiling + 0.5):
+                self._try(execution)
+        elif xla is None:
+            return
+        elif graph is None:  # a resumed run has not measured the graph
+            self._settle(XLA, "chosen before the backup was made")
+        else:
+            reason = f"{1e6 * graph:.0f} us a step in the plain graph, {1e6 * xla:.0f} us under XLA"
+            self._settle(XLA if xla < 0.95 * graph else GRAPH, reason)
+            _remember(self._file(), self._measured)
 
-    Arrays are read twice; a pipeline, which would not give the same again, is replaced by one with made-up batches.
-    """
-    if source.per_worker:
-        yield None
-    elif hasattr(source, "stand_in"):
-        stand_in = source.stand_in()
-        yield stand_in
-        if stand_in is not None:
-            stand_in.close()
-    elif source.resume_by == "index":
-        position = source.state()
-        try:
-            source.begin_epoch(0)
-            yield source
-        finally:
-            source.restore(position)
-    else:
-        yield None
-
-
-def _as_asked(model: Any, source: Any) -> Choice:
-    """With `jit_compile=True` the whole loop under XLA, or each step in the graph's loop where XLA's loop is slow."""
-    known = Choice(XLA if model.jit_compile else GRAPH, "as `jit_compile` says")
-    if not model.jit_compile or model.run_eagerly or model.distribute_strategy.num_replicas_in_sync > 1:
-        return known
-    function = model.make_train_function()
-    if _layout(source) not in function.choices:
-        with _on_trial(source) as trial:
-            chunk = None if trial is None else trial.take(1)
-            if chunk is None or not _has_one_size(chunk):
-                return Choice(GRAPH, "each step is compiled, but not the loop around them")
+    def _try(self, execution: Execution) -> None:
+        """Goes over to XLA, if it can compile the steps; on one replica it does so at once, by running none."""
+        chunk = execution.chunks[0]
+        refusal = self._refusal(chunk)
+        if refusal is not None:
+            self._settle(GRAPH, refusal)
+            return
+        self._go(XLA)
+        if self._function.alone:
             try:
-                function.way = XLA
-                slow = _slow_loop(function.operations(chunk))
-            finally:
-                function.way = GRAPH
-        if slow:
-            known = Choice(GRAPH, "each step is compiled, but not the loop around them")
-        function.choices[_layout(source)] = known
-    return function.choices[_layout(source)]
+                self._function.compile_only(chunk)
+                self._measured.xla_compiles = True
+            except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
+                self._settle(GRAPH, "XLA cannot compile this step")
 
-
-def _has_one_size(chunk: Any) -> bool:
-    """Whether XLA can be given the chunk's batches in a loop: their size is known, or they are stacked."""
-    if chunk.signature is None:
-        return False
-    return chunk.usual_rows is not None or (chunk.rows is not None and not chunk.open_ended)
-
-
-def _slow_loop(operations: set[str]) -> bool:
-    """Whether XLA's loops are slow at one of the operations: convolutions on CPUs, which run on one thread there."""
-    return not tf.config.list_physical_devices("GPU") and any(name in operations for name in _SLOW_ON_CPU)
-
-
-def _measure(model: Any, source: Any, steps_ahead: int, clock: Callable[[], float]) -> Choice:
-    chunk = source.take(1024)
-    several = model.distribute_strategy.num_replicas_in_sync > 1
-    if chunk is None or not _has_one_size(chunk) or (several and (chunk.rows is None or chunk.open_ended)):
-        return Choice(GRAPH, "the batches have no fixed size")
-    function = model.make_train_function()
-    began = clock()
-    operations = function.operations(chunk)
-    tracing = clock() - began
-    if any(name in operations for name in _EFFECTS):
-        return Choice(GRAPH, "the step talks to the host")
-    if any(name in operations for name in _OTHER_NUMBERS):
-        return Choice(GRAPH, "XLA would draw other random numbers")
-    if _slow_loop(operations):
-        return Choice(GRAPH, "XLA's loops are slow at convolutions on CPUs")
-    with kept_state(model):
-        compiling = 2 * tracing + 0.5
-        function(dataclasses.replace(chunk, steps=1))
-        few = dataclasses.replace(chunk, steps=min(chunk.steps, 8))
-        began = clock()
-        function(few)
-        if (clock() - began) / few.steps * steps_ahead * 0.7 < WORTH * compiling:
-            return Choice(GRAPH, "compiling would cost more than it saves")
-        graph = _seconds_a_step(function, chunk, clock)
-        try:
-            function.way = XLA
-            xla = _seconds_a_step(function, chunk, clock)
-        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
-            return Choice(GRAPH, "XLA cannot compile this step")
-        finally:
-            function.way = GRAPH
-    way = XLA if xla < 0.95 * graph else GRAPH
-    reason = f"{1e6 * graph:.0f} us a step in the plain graph, {1e6 * xla:.0f} us under XLA"
-    return Choice(way, reason, measured=True)
-
-
-def _seconds_a_step(function: Any, chunk: Any, clock: Callable[[], float]) -> float:
-    """The best of a few executions of about 50 ms, after one that compiles."""
-
-    def seconds(steps: int) -> float:
-        began = clock()
-        function(dataclasses.replace(chunk, steps=steps))
-        return (clock() - began) / steps
-
-    seconds(1)
-    steps = min(chunk.steps, 8)
-    pace = seconds(steps)
-    while steps * pace < 0.025 and steps < chunk.steps:  # the cost of the call still counts
-        steps = min(chunk.steps, 8 * steps, max(2 * steps, int(0.05 / max(pace, 1e-7))))
-        pace = seconds(steps)
-    return min(pace, seconds(steps), seconds(steps))
-
-
-class kept_state:
-    """Every variable that a step can write has its value of before when the block ends."""
-
-    def __init__(self, model: Any) -> None:
-        found = {id(v): v for v in model.variables}
-        for part in (*optimizers_of(model), *model.metrics):
-            found.update((id(v), v) for v in part.variables)
-        found.update((id(v), v) for v in [global_seed_generator_state(make=True)])
-        strategy = model.distribute_strategy
-        self._copies = [c for v in found.values() for c in strategy.experimental_local_results(v.value)]
-
-    def __enter__(self) -> None:
-        self._values = [tf.identity(copy) for copy in self._copies]
-
-    def __exit__(self, *error: Any) -> None:
-        for copy, value in zip(self._copies, self._values):
-            copy.assign(value)
-
-
-def _file(model: Any, source: Any) -> pathlib.Path | None:
-    folder = os.environ.get("UNISONO_CACHE_DIR")
-    if not folder:
+    def _refusal(self, chunk: Any) -> str | None:
+        """Why XLA is not to be tried on chunks like this; None where it is."""
+        from_iterator = isinstance(chunk.inputs, tf.data.Iterator)
+        if not xla_loops.has_one_size(chunk) or chunk.rows not in (None, self._function.full_rows):
+            return "the batches have no fixed size"
+        if not from_iterator and len(self._shapes) > 1:
+            return "XLA would compile for each execution, since their inputs differ in shape"
+        if from_iterator and not self._function.alone:
+            return "on several replicas XLA could fail after a batch was drawn"
+        names = self._function.operations(chunk)
+        if any(name in names for name in _EFFECTS):
+            return "the step talks to the host"
+        if any(name in names for name in _OTHER_NUMBERS):
+            return "XLA would draw other random numbers"
+        if xla_loops.slow_loop(names):
+            return "XLA's loops are slow at convolutions on CPUs"
         return None
-    devices = [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()]
-    facts = [
-        [[str(v.shape), str(v.dtype)] for v in model.variables],
-        [type(layer).__name__ for layer in layers_of(model)],
-        [type(o).__name__ for o in optimizers_of(model)],
-        str(source.spec),
-        [type(source).__name__, *_layout(source)],
-        [type(model.distribute_strategy).__name__, model.distribute_strategy.num_replicas_in_sync],
-        [tf.__version__, os.cpu_count(), devices],
-    ]
-    name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
-    return pathlib.Path(folder) / f"way-{name}.json"
 
+    def _go(self, way: str) -> None:
+        state = self._model.fit_state
+        self._function.way = self._plan["way"] = way
+        self._plan["switches"].append([state.epoch, state.step, way])
 
-def _remembered(model: Any, source: Any) -> Choice | None:
-    file = _file(model, source)
-    try:
-        kept = json.loads(file.read_text()) if file is not None else None
-        if kept is None or kept["way"] not in (GRAPH, XLA):
+    def _settle(self, way: str, reason: str) -> None:
+        if way != self._plan["way"]:
+            self._go(way)
+        self._plan["settled"] = True
+        self._measured.way, self._measured.reason = way, reason
+
+    def _file(self) -> pathlib.Path | None:
+        """Where the choice is kept for other processes: in the folder that UNISONO_CACHE_DIR names."""
+        folder = os.environ.get("UNISONO_CACHE_DIR")
+        if not folder:
             return None
-        return Choice(kept["way"], f"remembered: {kept['reason']}")
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        model, source = self._model, self._source
+        facts = [
+            [[str(v.shape), str(v.dtype)] for v in model.variables],
+            [type(layer).__name__ for layer in layers_of(model)],
+            [type(o).__name__ for o in optimizers_of(model)],
+            [str(source.spec), type(source).__name__, source.batch_rows, getattr(source, "usual_rows", None)],
+            [type(model.distribute_strategy).__name__, model.distribute_strategy.num_replicas_in_sync],
+            [tf.__version__, os.cpu_count()],
+            [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()],
+        ]
+        name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+        return pathlib.Path(folder) / f"way-{name}.json"
 
 
-def _remember(model: Any, source: Any, choice: Choice) -> None:
-    file = _file(model, source)
-    if file is None:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({"way": choice.way, "reason": choice.reason}))
-    partial.replace(file)
+def _remembered(file: pathlib.Path | None) -> tuple[str | None, str]:
+    try:
+        kept = json.loads(file.read_text()) if file is not None else {}
+        return (kept["way"], str(kept["reason"])) if kept.get("way") in (GRAPH, XLA) else (None, "")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None, ""
+
+
+def _remember(file: pathlib.Path | None, measured: Measured) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps({"way": measured.way, "reason": measured.reason}))
+        partial.replace(file)

@@ -24,10 +24,10 @@ import tensorflow as tf
 from ...compat.layers import layers_of, takes_training
 from ...compat.training import compute_output_spec
 from ...distribute.step_context import StepContext
-from ..inputs.placeholder_batches import made_up
 from .collected_writes import CollectedWrites
 
 _ROWS = 3
+_ANY_SIZE = 4  # of a dimension that is left open
 _ADDS = "_unisono_adds_losses"
 _SUMS = "_unisono_added_sums"
 _HEARD = "_unisono_added_losses_heard"
@@ -53,8 +53,9 @@ def in_units_of_a_mean(layer: Any, loss: Any, step: StepContext) -> Any:
     """What the layer adds on this replica, as every loss is in a step. Context: replica, with several replicas."""
     sums = layer.__dict__.get(_SUMS, ())
     leaves = keras.tree.flatten(loss)
-    first = step.added_losses.get(id(layer), 0)
-    step.added_losses[id(layer)] = first + len(leaves)
+    counts = step.notes.setdefault("added_losses", {})
+    first = counts.get(id(layer), 0)
+    counts[id(layer)] = first + len(leaves)
     units = [
         tf.math.divide_no_nan(leaf, step.share(leaf.dtype)) if number in sums and tf.is_tensor(leaf) else leaf
         for number, leaf in enumerate(leaves, first)
@@ -80,7 +81,7 @@ def find_sums(model: Any, x_spec: Any) -> None:
     for layer in layers:
         object.__setattr__(layer, _SUMS, ())
     try:
-        once = keras.tree.map_structure(lambda spec: made_up(spec, _ROWS), x_spec)
+        once = keras.tree.map_structure(lambda spec: _made_up(spec), x_spec)
         twice = keras.tree.map_structure(lambda value: tf.concat([value, value], 0), once)
         values = [_added(model, x) for x in (once, twice)]
     except Exception:
@@ -129,3 +130,15 @@ def _listen() -> Iterator[dict[int, list[float]]]:
         yield values
     finally:
         _listening.values = None
+
+
+def _made_up(spec: Any) -> tf.Tensor:
+    """A few rows that are all different; zeros for integers (a class, a word), since not all numbers may be allowed."""
+    if not isinstance(spec, tf.TensorSpec):
+        raise TypeError(f"no rows can be made up for {spec}")
+    shape = [_ROWS, *(_ANY_SIZE if size is None else size for size in spec.shape[1:])]
+    if spec.dtype == tf.string:
+        return tf.fill(shape, "")
+    if not spec.dtype.is_floating:
+        return tf.zeros(shape, spec.dtype)
+    return tf.cast(np.random.default_rng(0).uniform(0.5, 1.5, shape), spec.dtype)

@@ -13,8 +13,8 @@ from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
     num_replicas,
+    once_per_copy,
     shares_variables,
-    update_copies,
 )
 from ...distribute.step_context import StepContext
 
@@ -87,14 +87,14 @@ def make_writes(
     """
     if not writes:
         return
-    applied = tf.reduce_all(tf.stack(step.verdicts)) if step.verdicts else None
+    applied = step.applied
     old = {id(variable): local_copy(variable) for variable, _ in writes}
     new: list[tf.Tensor] = []
     averages: list[int] = []
     sums: list[int] = []
     for index, (variable, value) in enumerate(writes):
         kind_local, kind_gathered = id(variable) in local_metrics, id(variable) in gathered_metrics
-        if kind_local and not (isinstance(step.rows, int) and step.rows > 0) and step.num_replicas > 1:
+        if kind_local and not step.certainly_alive and step.num_replicas > 1:
             value = tf.where(step.alive, value, old[id(variable)])
         elif kind_gathered and step.num_replicas > 1 and not shares_variables():
             value = value if _is_first(step) else tf.identity(old[id(variable)])
@@ -117,7 +117,7 @@ def make_writes(
             copy = old[id(variable)]
             copy.assign(value if applied is None else tf.where(applied, value, copy))
 
-    update_copies(write, new, applied)
+    once_per_copy(write)(new, applied)
 
 
 def _is_first(step: StepContext) -> bool:

@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from ...compat.graphs import graph_function
 from ...compat.layers import get_keras_mask, set_keras_mask
-from ...distribute.step_context import current_step, step_scope
+from ...distribute.step_context import step_scope, this_step
 from .collected_writes import CollectedWrites
-from .xla_random import as_the_graph_draws
+from .train_step import forward_and_backward
 
 
-def compile_compute(compute: Callable[[Any], tuple[Any, Any, Any]], data: Any) -> tuple[Any, Any, Any]:
-    """`compute(data)`, compiled: the forward and backward pass of one of several replicas.
+def compiled_forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
+    """`forward_and_backward`, compiled: the forward and backward pass of one of several replicas.
 
-    The writes that Keras variables get inside are handed to the step outside, as are masks and weight totals.
-
-    Args:
-        compute: gives (loss, gradients, outputs): a scalar, a list that may hold None, a nest of tensors.
-        data: nest of tensors and Nones.
-
-    Returns:
-        What `compute` returns.
+    The writes that Keras variables get inside are handed to the step outside, as are masks and weight totals. Arguments
+    and result are those of `forward_and_backward`.
 
     Raises:
         ValueError: (from a collective inside) the loss or a layer needs numbers of the other replicas.
 
     Context: replica, inside a `StepContext`.
     """
-    step = current_step()
-    assert step is not None
+    step = this_step()
     seen: dict[str, Any] = {}
 
     def inner(leaves: list[Any]) -> Any:
         present = iter(leaves)
         nest = keras.tree.map_structure(lambda leaf: None if leaf is None else next(present), data)
-        own = dataclasses.replace(step, weight_totals=[], added_losses={}, in_xla=True)
-        with CollectedWrites() as writes, step_scope(own), as_the_graph_draws():
+        own = dataclasses.replace(step, weight_totals=[], notes={}, in_xla=True)
+        with CollectedWrites() as writes, step_scope(own):
             own.writes = writes
-            loss, gradients, outputs = compute(nest)
+            loss, gradients, outputs = forward_and_backward(model, variables, nest)
         flat = keras.tree.flatten(outputs)
         masks = [get_keras_mask(tensor) for tensor in flat]
         seen.update(

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.layers import get_keras_mask, set_keras_mask
-from ...distribute.step_context import StepContext, current_step
+from ...distribute.step_context import StepContext, this_step
 from .replica_slices import replica_bounds
 
 
@@ -52,8 +52,7 @@ def _gather(value: Any) -> Any:
 
 
 def _gather_dense(value: tf.Tensor) -> tf.Tensor:
-    step = current_step()
-    assert step is not None
+    step = this_step()
     if value.dtype == tf.string:
         raise TypeError(
             "A loss or metric of your own needs the rows of all replicas, and strings cannot be gathered. Received: "
@@ -63,7 +62,7 @@ def _gather_dense(value: tf.Tensor) -> tf.Tensor:
         step.shapes_vary = True
     as_number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
     per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
-    own = as_number if isinstance(step.rows, int) and step.rows > 0 else as_number[: step.rows * per_row]
+    own = as_number if step.certainly_alive else as_number[: step.rows * per_row]
     everyone = tf.distribute.get_replica_context().all_gather(tf.stop_gradient(own), axis=0)
     first = _first_row(step) * per_row
     last = first + tf.shape(own)[0]
@@ -85,8 +84,7 @@ def value_with_full_gradient(value: tf.Tensor) -> tf.Tensor:
     The step weights every replica's loss with its share. A value of the global batch is the same on all replicas, and
     its gradients flow into disjoint rows, so these must be summed without that weight.
     """
-    step = current_step()
-    assert step is not None
+    step = this_step()
     constant = tf.stop_gradient(value)
     return constant + tf.math.divide_no_nan(value - constant, step.share(value.dtype))
 

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from ...compat.training import settings_of, squeeze_or_expand_to_same_rank
 from ...distribute.replicas import all_reduce_sum, num_replicas
-from ...distribute.step_context import StepContext, current_step, step_scope
+from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 from .collectives import refuse_collective
 from .gathered_rows import own_rows_of_all, value_with_full_gradient
 
@@ -96,9 +96,8 @@ def on_all_rows(
     """
     refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
     arguments = own_rows_of_all((y_true, y_pred, sample_weight))
-    step = current_step()
-    assert step is not None
-    with step_scope(StepContext(0, 1, step.global_rows, step.global_rows, step.training)):
+    step = this_step()
+    with step_scope(StepContext(0, 1, step.global_rows, step.global_rows)):
         value = call(*arguments)
     return value_with_full_gradient(value)
 
@@ -118,8 +117,7 @@ def reduce_weighted_values(
     Returns:
         Scalar tensor; with reduction "none" or None a tensor of the shape of `values`.
     """
-    step = current_step()
-    assert step is not None
+    step = this_step()
     values = tf.convert_to_tensor(values, dtype=dtype)
     dtype = values.dtype
     alive = tf.cast(step.alive, dtype)
@@ -155,8 +153,7 @@ def reduce_weighted_values(
 
 def _global_weight(local: tf.Tensor) -> tf.Tensor:
     """All-reduced weight total, noted in the step so that accumulation can divide by the same number."""
-    step = current_step()
-    assert step is not None
+    step = this_step()
     total = tf.stop_gradient(local)
     if num_replicas() > 1:
         refuse_collective("a loss that is divided by weights (a mask, or `mean_with_sample_weight`)")

@@ -14,11 +14,35 @@ import keras
 import tensorflow as tf
 
 from ...compat.layers import layers_of
+from ...compat.training import compiled_loss
 from ...distribute.step_context import current_step
 from .collectives import refuse_collective
 from .gathered_rows import own_rows_of_all, value_with_full_gradient
+from .global_metrics import exact_updates
 
 _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+@contextlib.contextmanager
+def whole_batch_values(model: Any, several: bool, with_results: bool) -> Iterator[None]:
+    """While a step is traced, metrics and activity regularizers have their values of the whole global batch.
+
+    Args:
+        model: the model.
+        several: whether there are several replicas; with one, only the metrics of losses are not
+            Keras' own: they count rows.
+        with_results: whether the step may look at the result of a metric.
+
+    Context: cross-replica, around `strategy.run`.
+    """
+    loss = compiled_loss(model)
+    losses = [] if loss is None else loss.metrics
+    if not several:
+        with exact_updates(losses, losses):
+            yield
+    else:
+        with exact_updates(model.metrics, losses, with_results), exact_regularizers(model):
+            yield
 
 
 @contextlib.contextmanager

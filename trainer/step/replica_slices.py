@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...distribute.replicas import local_replica_index
-from ...distribute.step_context import StepContext
+from ...distribute.step_context import ReplicaRows
 from ...distribute.workers.agreement import place_among_workers
-from ..inputs.rows import slice_rows
+from ..inputs.rows import row_count, slice_rows
 
 
 def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[Any, Any]:
@@ -28,81 +27,71 @@ def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[A
     return (replica * global_rows) // num_replicas, ((replica + 1) * global_rows) // num_replicas
 
 
-def run_on_replicas(
-    strategy: tf.distribute.Strategy,
-    fn: Callable[[Any, StepContext], Any],
-    batch: Any,
-    global_rows: Any,
-    training: bool,
-    weigh_losses: bool = False,
-    worker_rows: tf.Tensor | None = None,
-) -> Any:
-    """Runs `fn(slice, step)` on every replica with its rows of `batch`.
+class ReplicaSlices:
+    """One global batch, cut into the rows of each replica.
 
-    A replica without rows gets the first row of the batch and a step whose `rows` are 0.
+    Attributes:
+        global_rows: int or int32 scalar tensor; rows of the global batch.
+        parts: what `strategy.run` passes to every replica; there `of_this_replica(parts)` makes the replica's batch of it.
 
     Args:
-        strategy: the strategy; its number of replicas R.
-        fn: called in replica context; may return a nest of tensors.
-        batch: nest of tensors `[global_rows, ...]` (dense, ragged or sparse) and Nones; the whole global batch, or
-            this worker's part of it.
-        global_rows: int, or int32 scalar tensor when it is not known while tracing.
-        training: for the `StepContext`.
-        weigh_losses: for the `StepContext`.
-        worker_rows: int32 `[workers]` or None; the rows of each worker, where `batch` holds this worker's rows only.
-
-    Returns:
-        What `strategy.run` returns.
+        strategy: its number of replicas is R.
+        batch: nest of tensors `[rows, ...]` (dense, ragged or sparse) and Nones: the whole global batch, or this worker's
+            part of it.
+        rows: int; rows of the global batch; None: not known while tracing.
+        worker_rows: int32 `[workers]`, where `batch` holds this worker's rows only: the rows of each worker.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
-    count = strategy.num_replicas_in_sync
-    leaves = keras.tree.flatten(batch)
-    if count == 1:
 
-        def alone(leaves: list[Any]) -> Any:
-            step = StepContext(0, 1, global_rows, global_rows, training, weigh_losses)
-            return fn(keras.tree.pack_sequence_as(batch, leaves), step)
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        batch: Any,
+        rows: int | None,
+        worker_rows: tf.Tensor | None = None,
+    ) -> None:
+        self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
+        self._replicas = strategy.num_replicas_in_sync
+        if worker_rows is not None:
+            self.global_rows: Any = tf.reduce_sum(worker_rows)
+        else:
+            self.global_rows = row_count(batch) if rows is None else rows
+        self.parts: Any = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+        if self._replicas > 1:
+            self.parts = strategy.experimental_distribute_values_from_function(self._slice)
 
-        return strategy.run(alone, args=(leaves,))
+    def of_this_replica(self, parts: list[Any]) -> tuple[Any, ReplicaRows]:
+        """This replica's batch, and which rows these are. Context: replica.
 
-    bounds = _bounds(strategy, global_rows, worker_rows)
-    present = [leaf for leaf in leaves if leaf is not None]
+        A replica without rows gets the first row of the batch.
+        """
+        present = iter(parts)
+        own = [None if leaf is None else next(present) for leaf in keras.tree.flatten(self._batch)]
+        data = keras.tree.pack_sequence_as(self._batch, own)
+        if self._replicas == 1:
+            return data, ReplicaRows(0, 1, self.global_rows, self.global_rows)
+        replica = global_replica_id(self._strategy)
+        first, last, before = self._bounds(replica)
+        return data, ReplicaRows(replica, self._replicas, last - first, self.global_rows, before + first)
 
-    def part(context: Any) -> list[Any]:
-        first, last, _ = bounds(context.replica_id_in_sync_group)
+    def _slice(self, context: Any) -> list[Any]:
+        first, last, _ = self._bounds(context.replica_id_in_sync_group)
         rows = last - first
         if isinstance(rows, int):
             first, last = (first, last) if rows else (0, 1)
         else:
             first, last = tf.where(rows > 0, first, 0), tf.where(rows > 0, last, 1)
-        return [slice_rows(leaf, first, last) for leaf in present]
+        return [slice_rows(leaf, first, last) for leaf in keras.tree.flatten(self._batch) if leaf is not None]
 
-    parts = strategy.experimental_distribute_values_from_function(part)
-
-    def one_of_many(parts: list[Any]) -> Any:
-        values = iter(parts)
-        own = [None if leaf is None else next(values) for leaf in leaves]
-        replica = global_replica_id(strategy)
-        first, last, before = bounds(replica)
-        step = StepContext(replica, count, last - first, global_rows, training, weigh_losses)
-        step.first_row = before + first
-        return fn(keras.tree.pack_sequence_as(batch, own), step)
-
-    return strategy.run(one_of_many, args=(parts,))
-
-
-def _bounds(
-    strategy: tf.distribute.Strategy, global_rows: Any, worker_rows: tf.Tensor | None
-) -> Callable[[Any], tuple[Any, Any, Any]]:
-    """A function of the replica: its rows `[first, last)` in the batch, and the rows of the workers before its own."""
-    count = strategy.num_replicas_in_sync
-    if worker_rows is None:
-        return lambda replica: (*replica_bounds(global_rows, count, replica), 0)
-    each = len(strategy.extended.worker_devices)
-    me, _ = place_among_workers(strategy)
-    before = tf.reduce_sum(worker_rows[:me])
-    return lambda replica: (*replica_bounds(worker_rows[me], each, replica % each), before)
+    def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
+        """The rows `[first, last)` of a replica in the batch, and the rows of the workers before its own."""
+        if self._worker_rows is None:
+            return (*replica_bounds(self.global_rows, self._replicas, replica), 0)
+        each = len(self._strategy.extended.worker_devices)
+        me, _ = place_among_workers(self._strategy)
+        bounds = replica_bounds(self._worker_rows[me], each, replica % each)
+        return (*bounds, tf.reduce_sum(self._worker_rows[:me]))
 
 
 def global_replica_id(strategy: tf.distribute.Strategy) -> int:

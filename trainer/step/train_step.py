@@ -1,51 +1,89 @@
 """One step: what a replica computes. Read it from top to bottom.
 
-    slice of the batch -> forward -> exact loss -> gradients -> optimizer -> metrics -> writes
+    slice of the batch -> forward -> loss of the global batch -> gradients -> optimizer -> metrics -> writes
 
-Context: replica, inside `run_on_replicas`. How steps are compiled and looped is in `step_function.py`.
+Context: replica. How steps are compiled and looped is in `run/step_function.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...compat.layers import forget_losses, takes_training
-from ...compat.training import compute_loss, loss_tracker, unpack_x_y_sample_weight
+from ...compat.training import TensorFlowTrainer, compute_loss, loss_tracker, unpack_x_y_sample_weight
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...distribute.step_context import StepContext, current_step, step_scope
+from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 from ...optimizers.call_options import CallOptions, call_options
 from .collected_writes import CollectedWrites, make_writes
-from .compiled_compute import compile_compute
 from .global_metrics import variable_ids
+from .replica_slices import ReplicaSlices
 
 
-def replica_step(model: Any, step_fn: Any, data: Any, step: StepContext) -> dict[str, tf.Tensor]:
-    """Runs `train_step` or `test_step` on one replica's rows and makes its writes.
+@dataclasses.dataclass
+class Tracing:
+    """How a step is traced, and what was found while it was.
+
+    Attributes:
+        own_logs: bool; whether the step returns logs that are not the results of metrics.
+        weigh_losses: see `StepContext`.
+        compute: see `StepContext`.
+        in_xla: see `StepContext`.
+        after: operations that must have ended before anything of the step begins, even the drawing of a random number.
+        enter_thread: called first on each replica, which may have a thread of its own.
+        shapes_vary: bool; set while tracing, see `StepContext`.
+    """
+
+    own_logs: bool = False
+    weigh_losses: bool = False
+    compute: Any = None
+    in_xla: bool = False
+    after: Sequence[Any] = ()
+    enter_thread: Callable[[], None] | None = None
+    shapes_vary: bool = False
+
+
+def replica_step(
+    model: Any, step_fn: Callable[[Any], Any], slices: ReplicaSlices, tracing: Tracing, parts: list[Any]
+) -> dict[str, Any]:
+    """Runs a training or evaluation step on one replica's rows and makes its writes.
 
     Args:
         model: the model.
-        step_fn: `model.train_step` or `model.test_step`.
-        data: this replica's rows, as `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-        step: this replica's part of the global batch.
+        step_fn: `model.train_step`, or what takes its place; gets `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        slices: of the global batch.
+        tracing: how the step is traced.
+        parts: `slices.parts` on this replica.
 
     Returns:
-        The step's logs, each weighted with this replica's share: their sum over replicas is the log.
+        The step's own logs, each weighted with this replica's share: their sum over replicas is the log.
     """
-    with step_scope(step), CollectedWrites() as writes:
-        step.writes = writes
-        logs = step_fn(data)
-    if step.num_replicas > 1 and writes.losses:
-        forget_losses(model, writes.losses)
-    local, gathered = variable_ids(model.metrics)
-    with step_scope(step):
-        make_writes(writes.items(), step, local, gathered)
-    if not model.has_own_logs(step.training):
-        return {}
-    return {name: _share_of(value, step) for name, value in (logs or {}).items()}
+    if tracing.enter_thread is not None:
+        tracing.enter_thread()
+    # No name scope, so that the tags of summaries do not tell how steps are looped.
+    with tf.name_scope(""), tf.control_dependencies(tracing.after):
+        data, rows = slices.of_this_replica(parts)
+        step = StepContext(
+            **vars(rows),
+            random_stream=rows.replica_id if rows.num_replicas > 1 else None,
+            compute=tracing.compute,
+            in_xla=tracing.in_xla,
+            weigh_losses=tracing.weigh_losses,
+        )
+        with step_scope(step):
+            with CollectedWrites() as writes:
+                step.writes = writes
+                logs = step_fn(data)
+            if step.num_replicas > 1 and writes.losses:
+                forget_losses(model, writes.losses)
+            make_writes(writes.items(), step, *variable_ids(model.metrics))
+        tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
+        return _share_of(logs or {}, step) if tracing.own_logs else {}
 
 
 def _share_of(value: Any, step: StepContext) -> Any:
@@ -58,30 +96,31 @@ def _share_of(value: Any, step: StepContext) -> Any:
     return tf.math.multiply_no_nan(tf.cast(value, dtype), step.share(dtype))
 
 
-def default_train_step(model: Any, data: Any) -> dict[str, Any]:
-    """The step of `fit` for a model that has no `train_step` of its own.
+def default_train_step(self: Any, data: Any) -> dict[str, Any]:
+    """One step on this replica's rows: forward, loss, gradients, update. Override it to train in your own way.
 
     Equation: `gradient(scale * share_r * C_r)` on each replica, with `sum_r share_r C_r` the loss of the global batch
-    (see `exact_loss`); the optimizer sums, unscales, judges, transforms and applies.
+    (see `global_loss`); the optimizer sums, unscales, judges, transforms and applies.
+
+    Args:
+        self: the model.
+        data: this replica's rows, as `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+
+    Returns:
+        The logs: name -> scalar.
     """
     step = current_step()
-    assert step is not None
+    if step is None:
+        return TensorFlowTrainer.train_step(self, data)
     x, y, sample_weight = unpack_x_y_sample_weight(data)
-    variables = model.trainable_weights
-
-    def compute(data: Any) -> tuple[Any, list[Any], Any]:
-        return forward_and_backward(model, variables, data)
-
-    if step.compiles:
-        loss, gradients, y_pred = compile_compute(compute, data)
-    else:
-        loss, gradients, y_pred = compute(data)
-    track_loss(model, loss, step)
+    variables = self.trainable_weights
+    compute = step.compute or forward_and_backward
+    loss, gradients, y_pred = compute(self, variables, data)
+    track_loss(self, loss, step)
     if variables:
-        weight_total = step.weight_totals[0] if len(step.weight_totals) == 1 else None
-        with call_options(CallOptions(contributions=True, weight_total=weight_total)):
-            model.optimizer.apply_gradients(list(zip(gradients, variables)))
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        with call_options(CallOptions(contributions=True, weight_total=step.weight_total)):
+            self.optimizer.apply_gradients(zip(gradients, variables))
+    return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
@@ -95,8 +134,7 @@ def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[A
     Returns:
         (loss in units of a local mean, gradients of `scale * share * loss`: None where there is none, outputs).
     """
-    step = current_step()
-    assert step is not None
+    step = this_step()
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = forward(model, x, training=True)
@@ -104,20 +142,21 @@ def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[A
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
     gradients = gradient(tape, scaled, variables) if variables else []
-    if step.num_replicas > 1 and not (isinstance(step.rows, int) and step.rows > 0):
+    if step.num_replicas > 1 and not step.certainly_alive:
         gradients = [None if g is None else _zero_unless(step.alive, g) for g in gradients]
     return loss, gradients, y_pred
 
 
-def default_test_step(model: Any, data: Any) -> dict[str, Any]:
-    """The step of `evaluate` for a model that has no `test_step` of its own."""
+def default_test_step(self: Any, data: Any) -> dict[str, Any]:
+    """One step of evaluation on this replica's rows; arguments and result as `default_train_step`."""
     step = current_step()
-    assert step is not None
+    if step is None:
+        return TensorFlowTrainer.test_step(self, data)
     x, y, sample_weight = unpack_x_y_sample_weight(data)
-    y_pred = forward(model, x, training=False)
-    loss = compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
-    track_loss(model, loss, step)
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    y_pred = forward(self, x, training=False)
+    loss = compute_loss(self, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+    track_loss(self, loss, step)
+    return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def forward(model: Any, x: Any, training: bool) -> Any:
@@ -143,18 +182,18 @@ def _zero_unless(alive: Any, gradient: Any) -> Any:
     return tf.where(alive, gradient, tf.zeros_like(gradient))
 
 
-def predict_on_replica(model: Any, data: Any, step: StepContext) -> Any:
+def predict_on_replica(predict_step: Callable[[Any], Any], data: Any, step: StepContext) -> Any:
     """The outputs for one replica's rows; none for a borrowed one.
 
     A layer that draws random numbers in prediction moves its generator on, so that the next batch gets others. The workers
     of parameter servers leave it where it is: they predict in any order.
     """
-    with step_scope(step), CollectedWrites() as writes:
-        step.writes = writes
-        outputs = model.predict_step(data)
-    if not on_parameter_servers():
-        with step_scope(step):
+    with step_scope(step):
+        with CollectedWrites() as writes:
+            step.writes = writes
+            outputs = predict_step(data)
+        if not on_parameter_servers():
             make_writes(writes.items(), step, set(), set())
-    if step.num_replicas == 1 or (isinstance(step.rows, int) and step.rows > 0):
+    if step.num_replicas == 1 or step.certainly_alive:
         return outputs
     return keras.tree.map_structure(lambda t: t[: step.rows], outputs)

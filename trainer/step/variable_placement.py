@@ -15,7 +15,7 @@ from ...distribute.variables import move_variables
 from .global_metrics import leaf_metrics
 
 
-def bring_home(model: Any) -> None:
+def place_with_model(model: Any) -> None:
     """Gives every optimizer of the model our stages, and optimizers and metrics a place in the model's strategy.
 
     A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;

@@ -9,39 +9,22 @@ Source: `random_distributions.h` and `random_distributions_utils.h` in TensorFlo
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
+from ...distribute.step_context import current_step
 
 # The bits of a number's fraction, which are drawn; float64 takes them from two words.
 _FRACTION_BITS = {tf.float16: 10, tf.bfloat16: 7, tf.float32: 23, tf.float64: 52}
 _LEAST = 1e-7  # what Box and Muller's logarithm is taken of is at least this
 
 
-class _Tracing(threading.local):
-    for_xla = False
-
-
-_tracing = _Tracing()
-
-
-@contextlib.contextmanager
-def as_the_graph_draws() -> Iterator[None]:
-    """Random layers that are traced inside, in this thread, draw what they would draw in the plain graph."""
-    before, _tracing.for_xla = _tracing.for_xla, True
-    try:
-        yield
-    finally:
-        _tracing.for_xla = before
-
-
 def spelled_out(dtype: Any) -> bool:
-    """Whether the numbers of `dtype` that are drawn here and now must be made by this module."""
-    return _tracing.for_xla and tf.as_dtype(dtype) in _FRACTION_BITS
+    """Whether the numbers of `dtype` that are drawn here and now must be made by this module: in a step under XLA."""
+    step = current_step()
+    return step is not None and step.in_xla and tf.as_dtype(dtype) in _FRACTION_BITS
 
 
 def uniform(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:

@@ -11,8 +11,8 @@ from unisono.distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
     local_replica_index,
+    once_per_copy,
     replica_id,
-    update_copies,
 )
 from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
 
@@ -40,7 +40,7 @@ def collectives(x):
         (sparse,) = all_reduce_sum([slices])
         packed = all_reduce_sum_packed([tf.fill([2, 2], me), tf.cast([replica_id()], tf.float64), me])
         local_copy(variable).assign(tf.fill([3], plain[0]))
-        update_copies(lambda: local_copy(count).assign_add(1))
+        once_per_copy(lambda: local_copy(count).assign_add(1))()
         return plain, argument, tf.convert_to_tensor(sparse), packed, replica_id(), local_replica_index()
 
     return strategy.run(on_replica, args=(x,))

@@ -83,11 +83,8 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
-from unisono.distribute.parameter_servers.strategy import (
-    ParameterServerError,
-    ParameterServerStrategy,
-    pool_of,
-)
+from unisono.distribute import ParameterServerError
+from unisono.distribute.parameter_servers.strategy import ParameterServerStrategy, pool_of
 
 FOUND = {}
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from unisono.trainer.run.execution_length import Pace
+from unisono.trainer.run.execution_length import ExecutionLength
 
 
 class Clock:
@@ -28,19 +28,26 @@ class At(keras.callbacks.Callback):
         return None if self.every is None else self.every - step % self.every
 
 
-def run(pace: Pace, clock: Clock, seconds_a_step: float, executions: int) -> list[int]:
+def run(length: ExecutionLength, clock: Clock, seconds_a_step: float, executions: int) -> list[int]:
     taken = []
     for _ in range(executions):
-        steps = pace.next()
+        steps = length.next()
         clock.now += steps * seconds_a_step
-        pace.done(steps)
+        length.done(steps)
         taken.append(steps)
     return taken
 
 
 def test_executions_grow_eightfold_until_they_last_the_target():
     clock = Clock()
-    assert run(Pace(None, [], target=0.1, clock=clock), clock, 0.001, 6) == [1, 8, 64, 100, 100, 100]
+    assert run(ExecutionLength(None, [], target=0.1, clock=clock), clock, 0.001, 6) == [
+        1,
+        8,
+        64,
+        100,
+        100,
+        100,
+    ]
 
 
 class Compiled:
@@ -52,56 +59,58 @@ class Compiled:
 
 def test_execution_that_compiled_does_not_count():
     clock, function = Clock(), Compiled()
-    pace = Pace(None, [], function=function, target=0.1, clock=clock)
+    length = ExecutionLength(None, [], function=function, target=0.1, clock=clock)
     function.fresh = True
-    assert run(pace, clock, 60.0, 1) == [1]
+    assert run(length, clock, 60.0, 1) == [1]
     function.fresh = False
-    assert run(pace, clock, 0.001, 2) == [1, 8]
+    assert run(length, clock, 0.001, 2) == [1, 8]
 
 
 def test_size_is_kept_from_epoch_to_epoch():
     clock, function = Clock(), Compiled()
-    run(Pace(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 5)
-    assert run(Pace(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 1) == [100]
+    run(ExecutionLength(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 5)
+    assert run(ExecutionLength(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 1) == [
+        100
+    ]
 
 
 def test_executions_shrink_when_steps_become_slow():
     clock = Clock()
-    pace = Pace(None, [], target=0.1, clock=clock)
-    run(pace, clock, 0.001, 5)
-    assert run(pace, clock, 0.05, 2) == [100, 2]
+    length = ExecutionLength(None, [], target=0.1, clock=clock)
+    run(length, clock, 0.001, 5)
+    assert run(length, clock, 0.05, 2) == [100, 2]
 
 
 def test_slow_steps_are_taken_one_at_a_time():
     clock = Clock()
-    assert run(Pace(None, [], target=0.1, clock=clock), clock, 3.0, 4) == [1, 1, 1, 1]
+    assert run(ExecutionLength(None, [], target=0.1, clock=clock), clock, 3.0, 4) == [1, 1, 1, 1]
 
 
 def test_executions_end_where_a_callback_wakes():
     clock = Clock()
-    pace = Pace(None, [At(None), At(7), At(5)], target=1.0, clock=clock)
-    assert run(pace, clock, 0.0001, 6) == [1, 4, 2, 3, 4, 1]
-    assert pace.step == 15
+    length = ExecutionLength(None, [At(None), At(7), At(5)], target=1.0, clock=clock)
+    assert run(length, clock, 0.0001, 6) == [1, 4, 2, 3, 4, 1]
+    assert length.step == 15
 
 
 def test_step_at_which_a_resumed_epoch_stands_is_respected():
-    pace = Pace(None, [At(5)], step=3, clock=Clock())
-    pace._steps = 50
-    assert pace.next() == 2
+    length = ExecutionLength(None, [At(5)], step=3, clock=Clock())
+    length._steps = 50
+    assert length.next() == 2
 
 
 def test_fixed_steps_hold_whatever_callbacks_want():
     clock = Clock()
-    pace = Pace(3, [At(1)], clock=clock)
-    assert run(pace, clock, 1.0, 3) == [3, 3, 3]
+    length = ExecutionLength(3, [At(1)], clock=clock)
+    assert run(length, clock, 1.0, 3) == [3, 3, 3]
 
 
 def test_last_batch_is_numbered_as_in_keras():
     clock = Clock()
-    auto = Pace(None, [], clock=clock)
+    auto = ExecutionLength(None, [], clock=clock)
     run(auto, clock, 0.001, 2)
     assert auto.last_batch(8) == 8  # 1 and 8 steps are done, numbered from 0
-    fixed = Pace(4, [], clock=clock)
+    fixed = ExecutionLength(4, [], clock=clock)
     fixed.next()
     fixed.done(2)  # the epoch ended within the execution
     assert fixed.last_batch(2) == 3

@@ -1,0 +1,341 @@
+"""The choice between the plain graph and XLA is made on the fit's own steps, and changes no number."""
+
+import functools
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import FLOAT32, assert_close, mirrored
+
+import unisono
+from unisono.trainer.inputs import make_source
+from unisono.trainer.run import xla_choice
+from unisono.trainer.run.compiled import GRAPH, XLA
+from unisono.trainer.run.xla_choice import Measured, XlaChoice
+
+ROWS, BATCH, EPOCHS = 70, 8, 20
+STEPS = 9 * EPOCHS  # the last of each epoch has six rows
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
+LABELS = RANDOM.integers(0, 3, ROWS)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(*layers, **options):
+    """A seeded model; its layers are given as functions that make them."""
+    if not tf.distribute.has_strategy():  # names begin anew, as in another process
+        keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(5)
+    usual = (
+        lambda: keras.layers.Dense(16, activation="relu"),
+        lambda: keras.layers.Dropout(0.4, seed=3),
+    )
+    made = [layer() for layer in layers or usual]
+    model = unisono.Sequential([keras.Input((4,)), *made, keras.layers.Dense(3, name="last")])
+    model.compile("adam", LOSS, metrics=["accuracy"], **options)
+    return model
+
+
+def fit(model, *callbacks, x=X, y=LABELS, **options):
+    """History, and the model's variables with those of the optimizer."""
+    options = {"batch_size": BATCH, "epochs": EPOCHS, "verbose": 0, **options}
+    history = model.fit(x, y, callbacks=list(callbacks), **options).history
+    return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+
+
+class Plan(keras.callbacks.Callback):
+    """Keeps the plan of the fit."""
+
+    def on_train_begin(self, logs=None):
+        self.plan = self.model.fit_state.plan
+
+
+@pytest.fixture
+def eager_to_try(monkeypatch):
+    """Any fit is long enough to try XLA, whatever compiling costs; `clock[way]` is what a step of that way takes."""
+    clock = {GRAPH: 200e-6, XLA: 30e-6}
+    monkeypatch.setattr(xla_choice, "FEWEST_STEPS", 1)
+    monkeypatch.setattr(xla_choice, "WORTH", 0.0)
+    note = XlaChoice.note
+    monkeypatch.setattr(
+        XlaChoice,
+        "note",
+        lambda self, execution, steps, seconds: note(
+            self, execution, steps, steps * clock[self._function.way]
+        ),
+    )
+    return clock
+
+
+def forced(way, monkeypatch):
+    """Every fit runs its steps in `way`."""
+    monkeypatch.setattr(XlaChoice, "_first_way", lambda self: (way, "the test says so"))
+
+
+# What is chosen.
+
+
+def test_choice_goes_over_to_xla_on_the_fits_own_steps_and_stays(eager_to_try):
+    model, plan = compiled(), Plan()
+    found = fit(model, plan)
+    assert model.train_function.way == plan.plan["way"] == XLA and plan.plan["settled"]
+    assert [way for *_, way in plan.plan["switches"]] == [XLA]
+    (measured,) = model.train_function.measured.values()
+    assert measured.way == XLA and measured.reason == "200 us a step in the plain graph, 30 us under XLA"
+    assert measured.steps == int(model.optimizer.iterations) == STEPS, "every step counts, and once"
+    expected = fit(compiled(jit_compile=False))
+    assert_close(found[1], expected[1], FLOAT32, "variables")
+    assert_close(list(found[0].values()), list(expected[0].values()), FLOAT32, "history")
+
+
+def test_choice_goes_back_where_xla_is_not_clearly_faster(eager_to_try):
+    eager_to_try[XLA] = 195e-6
+    model, plan = compiled(), Plan()
+    fit(model, plan)
+    assert model.train_function.way == plan.plan["way"] == GRAPH and plan.plan["settled"]
+    assert [way for *_, way in plan.plan["switches"]] == [XLA, GRAPH]
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (
+            lambda: keras.layers.Lambda(
+                lambda x: tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32, False), x.shape)
+            ),
+            "host",
+        ),
+        (lambda: keras.layers.Lambda(lambda x: x + tf.random.normal((8, 4))[: tf.shape(x)[0]]), "random"),
+        (lambda: keras.layers.Reshape((2, 2, 1)), "convolutions"),
+    ],
+)
+def test_choice_does_not_try_steps_that_xla_would_change(eager_to_try, layer, reason):
+    others = [lambda: keras.layers.Conv2D(2, 2), keras.layers.Flatten] if reason == "convolutions" else []
+    model, plan = compiled(layer, *others), Plan()
+    fit(model, plan)
+    (measured,) = model.train_function.measured.values()
+    assert plan.plan["settled"] and plan.plan["switches"] == [] and reason in measured.reason
+
+
+def test_choice_stays_in_the_graph_where_xla_cannot_compile(eager_to_try, monkeypatch):
+    def fails(self, chunk):
+        raise tf.errors.InvalidArgumentError(None, None, "no kernel")
+
+    monkeypatch.setattr("unisono.trainer.run.step_function.StepFunction.compile_only", fails)
+    model, plan = compiled(), Plan()
+    found = fit(model, plan)
+    assert plan.plan["way"] == model.train_function.way == GRAPH and plan.plan["settled"]
+    expected = fit(compiled(jit_compile=False))
+    assert all(np.array_equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+
+
+def test_choice_stays_in_the_graph_where_xla_cannot_compile_on_replicas(eager_to_try):
+    class Digits(keras.layers.Layer):  # XLA knows no strings
+        def call(self, x):
+            return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
+
+    found = {}
+    for jit in ("auto", False):
+        with mirrored(2).scope():
+            model = compiled(Digits, jit_compile=jit)
+        found[jit] = fit(model, shuffle=False)[1]
+        assert model.train_function.way == GRAPH
+    assert all(np.array_equal(a, b) for a, b in zip(found["auto"], found[False], strict=True))
+
+
+def test_choice_on_replicas_compiles_what_each_computes(eager_to_try):
+    with mirrored(3).scope():
+        model = compiled(lambda: keras.layers.Dense(8, activation="tanh"))
+    found = fit(model)
+    assert model.train_function.way == XLA
+    functions = [f for graph in _graphs(model.train_function) for f in graph.as_graph_def().library.function]
+    assert any(bool(f.attr["_XlaMustCompile"].b) for f in functions)
+    expected = fit(compiled(lambda: keras.layers.Dense(8, activation="tanh"), jit_compile=False))
+    assert_close(found[1], expected[1], FLOAT32, "variables")
+
+
+def _graphs(function):
+    return [f.get_concrete_function().graph for f in function._functions()]
+
+
+# Where no clock decides.
+
+
+def test_choice_by_a_clock_is_not_made_in_a_short_fit(monkeypatch):
+    model, plan = compiled(), Plan()
+    fit(model, plan)
+    assert plan.plan == {"way": GRAPH, "settled": True, "switches": []}
+
+
+def test_choice_counts_the_steps_of_fits_in_a_loop(eager_to_try, monkeypatch):
+    monkeypatch.setattr(xla_choice, "FEWEST_STEPS", 20)
+    model = compiled()
+    ways = []
+    for _ in range(12):
+        fit(model, epochs=1)
+        ways.append(model.train_function.way)
+    assert ways[0] == GRAPH and ways[-1] == XLA
+    plan = Plan()
+    fit(model, plan, epochs=1)
+    assert plan.plan == {"way": XLA, "settled": True, "switches": []}, "known from the fits before"
+
+
+@pytest.mark.parametrize("why", ["deterministic", "a layer", "run_eagerly", "every batch"])
+def test_choice_by_a_clock_is_not_made_where_it_must_not(eager_to_try, monkeypatch, why):
+    callbacks, model = [], compiled(run_eagerly=why == "run_eagerly")
+    if why == "deterministic":
+        monkeypatch.setattr(xla_choice, "operations_are_deterministic", lambda: True)
+    if why == "a layer":
+        model.layers[0].supports_jit = False
+    if why == "every batch":
+        callbacks = [keras.callbacks.TerminateOnNaN()]
+    plan = Plan()
+    monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
+    monkeypatch.setattr(xla_choice, "FEWEST_STEPS", 10)
+    fit(model, plan, *callbacks, epochs=2)
+    assert plan.plan == {"way": GRAPH, "settled": True, "switches": []}
+
+
+@pytest.mark.parametrize("jit, way", [(True, XLA), (False, GRAPH)])
+def test_choice_of_the_user_is_obeyed(eager_to_try, jit, way):
+    model, plan = compiled(jit_compile=jit), Plan()
+    fit(model, plan)
+    assert model.train_function.way == way and plan.plan["settled"] and plan.plan["switches"] == []
+
+
+def test_operations_are_deterministic_where_they_were_asked_to_be():
+    from unisono.compat.graphs import operations_are_deterministic
+
+    assert not operations_are_deterministic()
+
+
+# Nothing else is touched.
+
+
+def test_choice_runs_no_step_that_does_not_count(eager_to_try):
+    class Counting(keras.layers.Layer):
+        def build(self, shape):
+            self.calls = tf.Variable(0, trainable=False)
+
+        def call(self, x):
+            self.calls.assign_add(1)
+            return x
+
+    counting = Counting()
+    model = compiled(lambda: counting)
+    fit(model)
+    assert model.train_function.way == XLA and int(counting.calls) == STEPS
+
+
+@pytest.mark.parametrize("kind", ["known", "open"])
+def test_choice_draws_every_batch_of_a_pipeline_once(eager_to_try, kind):
+    drawn = []
+    data = tf.data.Dataset.from_tensor_slices((X, LABELS)).enumerate()
+    note = lambda i: np.int64(drawn.append(int(i)) or 0)  # noqa: E731
+    data = data.map(
+        lambda i, row: (row[0], row[1] + tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), []))
+    )
+    data = data.batch(BATCH, drop_remainder=kind == "known")
+    model = compiled()
+    model.fit(data, epochs=EPOCHS, verbose=0)
+    assert model.train_function.way == XLA
+    assert sorted(drawn) == sorted([*range(ROWS)] * EPOCHS)
+
+
+def test_choice_is_not_made_for_inputs_whose_shape_varies(eager_to_try):
+    model = compiled()
+    batches = [(X[i : i + BATCH], LABELS[i : i + BATCH]) for i in range(0, 64, BATCH)]
+    model.fit(iter(batches * 20), epochs=4, steps_per_epoch=40, verbose=0)
+    assert model.train_function.way == GRAPH
+
+
+def test_printing_step_prints_once_for_each_step(eager_to_try, capfd):
+    class Printing(keras.layers.Layer):
+        def call(self, x):
+            tf.print("called")
+            return x
+
+    fit(compiled(Printing), epochs=2)
+    assert capfd.readouterr().err.count("called") == 18
+
+
+# Where the choice is kept.
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise Stop
+
+
+@pytest.mark.parametrize("way", [GRAPH, XLA])
+def test_resumed_run_repeats_the_way_to_the_bit(tmp_path, monkeypatch, way):
+    def run(folder, stop=None):
+        model = compiled()
+        backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
+        found = fit(model, backup, *([] if stop is None else [StopAt(stop)]), epochs=3)
+        return found, model.train_function.way
+
+    forced(way, monkeypatch)
+    (history, values), used = run("whole")
+    assert used == way
+    with pytest.raises(Stop):
+        run("killed", stop=2)
+    forced(XLA if way == GRAPH else GRAPH, monkeypatch)
+    (resumed_history, resumed), used = run("killed")
+    assert used == way
+    assert resumed_history == history
+    assert all(np.array_equal(a, b) for a, b in zip(values, resumed, strict=True))
+
+
+def test_choice_that_was_not_settled_goes_on_after_a_resume(tmp_path, eager_to_try, monkeypatch):
+    monkeypatch.setattr(Measured, "seconds_a_step", lambda self, way: 1e-4 if way == GRAPH else None)
+    model = compiled()
+    with pytest.raises(Stop):
+        fit(model, unisono.callbacks.BackupAndRestore(tmp_path), StopAt(2))
+    assert model.train_function.way == XLA
+    monkeypatch.setattr(Measured, "seconds_a_step", lambda self, way: None if way == GRAPH else 1e-4)
+    model, plan = compiled(), Plan()
+    fit(model, unisono.callbacks.BackupAndRestore(tmp_path), plan)
+    assert plan.plan["way"] == XLA and plan.plan["settled"]
+
+
+def test_choice_is_remembered_in_the_folder_that_the_user_names(tmp_path, monkeypatch, eager_to_try):
+    monkeypatch.setenv("UNISONO_CACHE_DIR", str(tmp_path / "ways"))
+    fit(compiled())
+    (file,) = (tmp_path / "ways").iterdir()
+    model, plan = compiled(), Plan()
+    fit(model, plan)
+    assert plan.plan == {"way": XLA, "settled": True, "switches": []}
+    for damaged in ("", "{}", "[1]", json.dumps({"way": 3})):
+        file.write_text(damaged)
+        plan = Plan()
+        fit(compiled(), plan)
+        assert len(plan.plan["switches"]) == 1, "measured anew"
+
+
+def test_choice_of_another_model_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_CACHE_DIR", str(tmp_path))
+    choices = []
+    for units, rows in ((3, BATCH), (4, BATCH), (3, 2 * BATCH)):
+        model = compiled(functools.partial(keras.layers.Dense, units))
+        model.make_train_function()
+        choices.append(XlaChoice(model, make_source(X, LABELS, batch_size=rows), {}, 0))
+    assert len({choice._file() for choice in choices}) == 3
+
+
+def test_measured_takes_the_best_of_the_last_long_executions():
+    measured = Measured()
+    measured.seconds[GRAPH] = [(1, 7e-3), (8, 7e-3), (600, 0.06), (1000, 0.1), (1000, 0.09)]
+    assert measured.seconds_a_step(GRAPH) == pytest.approx(90e-6), "the cost of a call is not that of a step"
+    assert measured.seconds_a_step(XLA) is None

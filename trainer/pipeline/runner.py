@@ -1,0 +1,55 @@
+"""Running the steps of a model in a pipeline's scope: as plainly, with forward and backward passes in stages."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from ..run import build
+from ..run.plain_runner import PlainRunner
+from ..run.predict_function import PredictFunction
+from ..run.step_function import StepFunction
+from ..step import added_losses
+from . import step
+
+
+class PipelineRunner(PlainRunner):
+    """See `Runner`."""
+
+    @contextlib.contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Names the stage that is lost or hangs, where the block fails because of it."""
+        try:
+            yield
+        except Exception as error:
+            model._pipeline.raise_if_lost(error)
+            raise
+
+    def build(self, model: Any, spec: Any, rows: int | None, training: bool = True) -> None:
+        """Cuts the built model and moves its variables to their stages before the optimizer is built."""
+        with model._strategy_scope():
+            build.build_for_prediction(model, spec)
+            step.prepare(model, rows, training)
+        super().build(model, spec, rows, training)
+        with model._strategy_scope():
+            added_losses.find_sums(model, spec[0])
+
+    def build_for_prediction(self, model: Any, spec: Any) -> None:
+        """Creates the variables of the model on their stages."""
+        with model._strategy_scope():
+            build.build_for_prediction(model, spec)
+            step.prepare(model, None, training=False)
+
+    def train_function(self, model: Any) -> StepFunction:
+        """Loops over steps in stages."""
+        return StepFunction(model, True, functools.partial(step.train_step, model))
+
+    def test_function(self, model: Any) -> StepFunction:
+        """Loops over steps of evaluation in stages."""
+        return StepFunction(model, False, functools.partial(step.test_step, model))
+
+    def predict_function(self, model: Any) -> PredictFunction:
+        """Predictions in stages, one batch in a call."""
+        return PredictFunction(model, functools.partial(step.predict_step, model), in_loops=False)

@@ -1,0 +1,138 @@
+"""Loops of steps beside the two of `step_function`: eager ones, those over input of several workers, one step a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.graphs import effects, graph_function
+from ..inputs.source import Chunk
+from . import worker_union
+from .compiled import GRAPH, Compiled
+from .xla_loops import GraphOnFailure
+
+
+def eager_loop(function: Any, chunk: Chunk) -> Callable[[Any, int], tuple[int, dict[str, Any]]]:
+    """The loop with `run_eagerly=True`; `function` is the `StepFunction`."""
+    next_batch = _batches_of_workers(function, chunk) if chunk.per_worker else _next_batch(chunk)
+
+    def run(inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
+        own_logs: dict[str, Any] = {}
+        for i in range(steps):
+            function.begin(tf.constant(i))
+            batch = next_batch(inputs, tf.constant(i))
+            if batch is None:
+                return i, function.logs(own_logs) if i else {}
+            own_logs = function.global_step(*batch)
+        return steps, function.logs(own_logs)
+
+    return run
+
+
+def _next_batch(chunk: Chunk) -> Callable[[Any, Any], Any]:
+    """`fn(inputs, i)`: the arguments of `global_step`; None at the end of the data."""
+
+    def next_batch(inputs: Any, i: tf.Tensor) -> Any:
+        batch = chunk.reader(inputs, i)
+        if not chunk.open_ended:
+            return batch, chunk.rows
+        return (batch.get_value(), chunk.rows) if batch.has_value() else None
+
+    return next_batch
+
+
+def _batches_of_workers(function: Any, chunk: Chunk) -> Callable[[Any, Any], Any]:
+    """The same where each worker reads for itself; see `worker_union`."""
+    last: list[Any] = []
+
+    def next_batch(inputs: Any, i: tf.Tensor) -> Any:
+        more = chunk.reader(inputs, i)
+        batch, rows = worker_union.own_batch(
+            more, last[0] if last else worker_union.empty_batch(more.element_spec)
+        )
+        last[:] = [batch]
+        counts = worker_union.rows_of_workers(function.model.distribute_strategy, rows)
+        return (batch, None, counts) if int(tf.reduce_sum(counts)) else None
+
+    return next_batch
+
+
+def loop_over_workers(function: Any, step: Callable[..., Any], reader: Any) -> Callable[..., Any]:
+    """The loop in the graph for input that each worker reads for itself; see `worker_union`."""
+    strategy = function.model.distribute_strategy
+
+    def run(inputs: Any, steps: tf.Tensor) -> Any:
+        first = reader(inputs, tf.constant(0))
+        empty = tf.experimental.Optional.empty(first.element_spec)
+
+        def body(i: tf.Tensor, batch: Any, counts: tf.Tensor, logs: Any) -> Any:
+            function.begin(i)
+            with effects() as made:
+                new = step(batch, None, worker_rows=counts)
+            with tf.control_dependencies(made):
+                function.begin(i + 1)
+                more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
+            batch, rows = worker_union.own_batch(more, batch)
+            return i + 1, batch, worker_union.rows_of_workers(strategy, rows), new if new else logs
+
+        batch, rows = worker_union.own_batch(first, worker_union.empty_batch(first.element_spec))
+        counts = worker_union.rows_of_workers(strategy, rows)
+        start = function.empty_logs(step, lambda: batch, None, worker_rows=counts)
+        done, _, _, logs = tf.while_loop(
+            lambda i, batch, counts, logs: tf.logical_and(i < steps, tf.reduce_sum(counts) > 0),
+            body,
+            (tf.constant(0), batch, counts, start),
+        )
+        return done, function.logs(logs)
+
+    return run
+
+
+def on_replicas(function: Any, loop: Compiled, step: Callable[..., Any], chunk: Chunk) -> Compiled:
+    """`loop`, or what runs each of its steps in a call of its own, where several in one loop cannot be run.
+
+    TensorFlow keeps the shape of a collective for a whole call. So where replicas gather rows or slices of which there
+    may be more in one step than in the next, each step needs a call. It is known once the loop has been traced.
+    """
+    function.shapes_vary = False
+    signed = chunk.signature is not None and not chunk.open_ended
+    loop.function.get_concrete_function(*(() if signed else loop.arguments(chunk)))
+    if not function.shapes_vary:
+        if function.way == GRAPH or function.model.jit_compile:
+            return loop
+        in_graph = lambda: function.compiled_for(chunk)[0].function  # noqa: E731
+        return Compiled(GraphOnFailure(function, loop.function, in_graph), loop.arguments)
+    if chunk.open_ended:
+        return Compiled(_OneByOne(function, loop.function), _inputs_and_number)
+    reader, rows = chunk.reader, chunk.rows
+    single = graph_function(lambda inputs, i: function.logs(step(reader(inputs, i), rows)))
+    return Compiled(
+        _OneByOne(function, lambda inputs, i: (1, single(inputs, i)), [single], by_number=True),
+        _inputs_and_number,
+    )
+
+
+def _inputs_and_number(chunk: Chunk) -> tuple[Any, int]:
+    return chunk.inputs, chunk.steps
+
+
+class _OneByOne:
+    """Calls `single(inputs, i)` for every step, or `single(inputs, 1)` where the input is drawn from an iterator."""
+
+    def __init__(
+        self, function: Any, single: Any, functions: list[Any] | None = None, by_number: bool = False
+    ) -> None:
+        self._function, self._single, self._by_number = function, single, by_number
+        self.functions = functions or [single]
+
+    def __call__(self, inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
+        logs: dict[str, Any] = {}
+        for i in range(steps):
+            self._function.begin(i)
+            ran, new = self._single(inputs, tf.constant(i if self._by_number else 1, tf.int32))
+            if not int(ran):
+                return i, logs
+            logs = new
+        return steps, logs

@@ -1,0 +1,63 @@
+"""The plain way of running a model's steps: in this process, or in each worker's process in step with the others."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from ...callbacks.fit_state import FitState
+from ...callbacks.wake import steps_to_wake
+from ...compat.replaced import replaced_functions
+from ..step import added_losses
+from ..step.variable_placement import place_with_model
+from . import build, evaluation_loops, fit_loop
+from .predict_function import PredictFunction
+from .step_function import StepFunction
+from .xla_choice import XlaChoice
+
+
+class PlainRunner:
+    """See `Runner`."""
+
+    def watching(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Workers are watched at their meetings."""
+        return contextlib.nullcontext()
+
+    def build(self, model: Any, spec: Any, rows: int | None, training: bool = True) -> None:
+        """Creates the variables, and finds out which losses of layers are sums over rows."""
+        with replaced_functions(), model._strategy_scope():
+            build.build_for(model, spec, training)
+            if model.distribute_strategy.num_replicas_in_sync > 1:
+                added_losses.find_sums(model, spec[0])
+        place_with_model(model)  # the metrics of `compile` are among the model's only now
+
+    def build_for_prediction(self, model: Any, spec: Any) -> None:
+        """Creates the variables of the model."""
+        with model._strategy_scope():
+            build.build_for_prediction(model, spec)
+
+    def train_function(self, model: Any) -> StepFunction:
+        """Loops over `model.train_step`."""
+        return StepFunction(model, True, model.train_step)
+
+    def test_function(self, model: Any) -> StepFunction:
+        """Loops over `model.test_step`."""
+        return StepFunction(model, False, model.test_step)
+
+    def predict_function(self, model: Any) -> PredictFunction:
+        """Loops over `model.predict_step`."""
+        return PredictFunction(model, model.predict_step)
+
+    def begin_fit(self, model: Any, state: FitState) -> None:
+        """Chooses between the plain graph and XLA, or prepares to find out."""
+        model.train_function.full_rows = state.source.batch_rows
+        ahead = None
+        if any(steps_to_wake(callback, 0) == 1 for callback in state.callbacks):
+            ahead = 0
+        elif state.source.steps_per_epoch:
+            ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
+        XlaChoice(model, state.source, state.plan, ahead)
+
+    train_steps = staticmethod(fit_loop.train_steps)
+    test_steps = staticmethod(evaluation_loops.test_steps)
+    predict_steps = staticmethod(evaluation_loops.predict_steps)

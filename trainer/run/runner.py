@@ -1,0 +1,63 @@
+"""What a way of running a model's steps offers: in this process, in a pipeline, on the workers of parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ...callbacks.fit_state import FitState
+from ..inputs import Source
+
+
+class Runner(Protocol):
+    """One object for each way; `trainer/runner.py` chooses. It keeps nothing itself. Context of its methods: host."""
+
+    def watching(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """A block in which the loss of a process that takes part is reported by name."""
+        ...
+
+    def build(self, model: Any, spec: Any, rows: int | None, training: bool = True) -> None:
+        """Creates every variable that training needs: of the model, its metrics and its optimizers.
+
+        Args:
+            model: the model.
+            spec: nest of `tf.TypeSpec` of one batch.
+            rows: int or None; rows of a global batch, where known.
+            training: bool; whether the model is going to be trained.
+        """
+        ...
+
+    def build_for_prediction(self, model: Any, spec: Any) -> None:
+        """Creates the variables of the model."""
+        ...
+
+    def train_function(self, model: Any) -> Any:
+        """What runs training steps."""
+        ...
+
+    def test_function(self, model: Any) -> Any:
+        """What runs steps of evaluation."""
+        ...
+
+    def predict_function(self, model: Any) -> Any:
+        """What runs steps of prediction."""
+        ...
+
+    def begin_fit(self, model: Any, state: FitState) -> None:
+        """A fit begins, or goes on where a backup was made."""
+        ...
+
+    def train_steps(self, model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
+        """The training steps of the epoch, from where `state` is; returns the logs after the last."""
+        ...
+
+    def test_steps(self, model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
+        """The steps of one pass of evaluation; returns the logs after the last."""
+        ...
+
+    def predict_steps(
+        self, model: Any, source: Source, callbacks: Any, join: Callable[[list[Any]], Any]
+    ) -> list[Any]:
+        """The outputs of every batch, in order; `join` makes one structure of several, for callbacks."""
+        ...

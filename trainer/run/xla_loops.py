@@ -1,0 +1,165 @@
+"""Steps under XLA: on one replica the whole loop over them, on several what each replica computes between collectives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...compat.graphs import first_graph, graph_function
+from ..inputs.readers import for_xla
+from ..inputs.source import Chunk
+from ..step.compiled_compute import compiled_forward_and_backward
+from .batch_stacks import Stacks
+from .compiled import GRAPH, XLA, Compiled, signed
+from .executions import UNKNOWN
+
+# XLA's loops on CPUs run these on one thread.
+_SLOW_LOOPS_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
+
+
+def step_in_graph(function: Any, chunk: Chunk) -> Callable[..., Any]:
+    """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where asked for.
+
+    Args:
+        function: the `StepFunction`.
+        chunk: the first of its layout.
+    """
+    asked = function.model.jit_compile
+    if function.alone:
+        return functools.partial(_step_by_itself, function) if asked else function.global_step
+    full = chunk.rows is not None and chunk.rows == function.full_rows and not chunk.open_ended
+    if asked or (function.way == XLA and full):
+        return functools.partial(function.global_step, compute=compiled_forward_and_backward)
+    return function.global_step
+
+
+def _step_by_itself(
+    function: Any, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
+) -> dict[str, Any]:
+    """One step, compiled; where XLA cannot take a part of the batch (strings), as it is."""
+    leaves = keras.tree.flatten(batch)
+    if not all(leaf is None or _compiles(leaf) for leaf in leaves):
+        return function.global_step(batch, rows, worker_rows, after)
+    function.call_hooks(batch)
+
+    def compiled(present: list[Any]) -> dict[str, Any]:
+        rest = iter(present)
+        whole = [None if leaf is None else next(rest) for leaf in leaves]
+        nest = keras.tree.pack_sequence_as(batch, whole)
+        return function.global_step(nest, rows, after=after, in_xla=True, hooks=False)
+
+    with tf.device(function.device()):
+        return graph_function(compiled, jit_compile=True)([leaf for leaf in leaves if leaf is not None])
+
+
+def _compiles(leaf: Any) -> bool:
+    """Whether XLA takes it: a tensor of numbers. Its shape need not be known: XLA compiles for each that comes."""
+    return isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant)
+
+
+def compile_loop(function: Any, chunk: Chunk) -> Compiled | None:
+    """The loop over steps as one XLA program, on one replica; None where it cannot be, or is known to be slow."""
+    step = functools.partial(function.global_step, in_xla=True)
+    if chunk.usual_rows is not None:
+        loop = _for_xla(function.counted_loop(step, _read_stack, chunk.usual_rows, begin=_nothing))
+        single = step_in_graph(function, chunk)
+        stacks = Stacks(
+            chunk,
+            lambda inputs, steps: loop(inputs, steps)[1],
+            lambda batch: function.logs(single(batch, None)),
+            function.reached_steps,
+            function.device(),
+        )
+        slow = function.model.jit_compile and slow_loop(operations(stacks.loop))
+        return None if slow else Compiled(stacks, lambda chunk: (chunk.inputs, chunk.steps))
+    worth_it = function.model.jit_compile or chunk.rows == function.full_rows
+    if not has_one_size(chunk) or not worth_it:
+        return None
+    body = _for_xla(function.counted_loop(step, chunk.reader, chunk.rows, begin=_nothing))
+    loop, arguments = signed(body, chunk.signature, jit_compile=True)
+    if function.model.jit_compile and slow_loop(operations(loop)):
+        return None
+    return Compiled(_OnDevice(function, loop), arguments)
+
+
+class _OnDevice:
+    """Calls a loop where the model is: XLA compiles for one device, which need not be the first."""
+
+    def __init__(self, function: Any, loop: Any) -> None:
+        self._function, self._loop = function, loop
+        self.functions = [loop]
+
+    def __call__(self, inputs: Any, steps: tf.Tensor) -> Any:
+        """Runs the steps."""
+        self._function.reached_steps.assign(UNKNOWN)  # XLA does not tell
+        with tf.device(self._function.device()):
+            return self._loop(inputs, steps)
+
+
+class GraphOnFailure:
+    """Calls `function`; where its first call fails before a step was done, the plain graph from then on.
+
+    On several replicas XLA compiles at the first call. That it cannot compile a step is only known then.
+    """
+
+    def __init__(self, step_function: Any, function: Any, in_graph: Callable[[], Any]) -> None:
+        self._step_function, self._function, self._in_graph = step_function, function, in_graph
+        self.functions = [function]
+        self._called = False
+
+    def __call__(self, inputs: Any, steps: tf.Tensor) -> Any:
+        """Runs the steps."""
+        first, self._called = not self._called, True
+        try:
+            return self._function(inputs, steps)
+        except (tf.errors.OpError, ValueError):
+            if not first or self._step_function.reached() != 0:
+                raise
+        self._step_function.way = GRAPH
+        self._function = self._in_graph()
+        return self._function(inputs, steps)
+
+
+def has_one_size(chunk: Chunk) -> bool:
+    """Whether XLA can be given the chunk's batches in a loop: their size is known, or they are stacked."""
+    if chunk.signature is None or chunk.per_worker:
+        return False
+    return chunk.usual_rows is not None or (chunk.rows is not None and not chunk.open_ended)
+
+
+def operations(function: Any) -> set[str]:
+    """The types of the operations in the graph of a `tf.function`, and in the functions it calls.
+
+    It has been traced, or has a signature.
+    """
+    graph = first_graph(function) or function.get_concrete_function().graph
+    names = {operation.type for operation in graph.get_operations()}
+    for called in graph.as_graph_def(add_shapes=False).library.function:
+        names.update(node.op for node in called.node_def)
+    return names
+
+
+def slow_loop(names: set[str]) -> bool:
+    """Whether XLA's loops are slow at one of the operations: convolutions on CPUs."""
+    return not tf.config.list_physical_devices("GPU") and any(name in names for name in _SLOW_LOOPS_ON_CPU)
+
+
+def _for_xla(body: Callable[..., Any]) -> Callable[..., Any]:
+    def run(inputs: Any, steps: tf.Tensor) -> Any:
+        with for_xla():
+            return body(inputs, steps)
+
+    return run
+
+
+def _read_stack(stack: Any, i: tf.Tensor) -> Any:
+    """The reader of `Stacks`: batch `i` of a stack."""
+    return tf.nest.map_structure(lambda batches: tf.gather(batches, i), stack)
+
+
+def _nothing(i: Any) -> None:
+    """Steps inside of XLA cannot be seen beginning."""

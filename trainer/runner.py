@@ -1,0 +1,18 @@
+"""Which way the steps of a model are run. The one place where it is chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..distribute.parameter_servers.updates import on_parameter_servers
+from .parameter_servers.runner import ParameterServerRunner
+from .pipeline.runner import PipelineRunner
+from .run.plain_runner import PlainRunner
+from .run.runner import Runner
+
+
+def runner_of(model: Any) -> Runner:
+    """The way for `model`: on the workers of its parameter servers, in the stages of its pipeline, or plainly."""
+    if on_parameter_servers(model.distribute_strategy):
+        return ParameterServerRunner()
+    return PlainRunner() if model._pipeline is None else PipelineRunner()
