@@ -50,6 +50,12 @@ def simulate_replicas() -> None:
         simulate_devices(replicas_per_worker())
 
 
+def wait_for_accelerators() -> None:
+    """Waits for everything that was sent to GPUs, which run ahead of Python: a clock is read after that."""
+    if tf.config.list_physical_devices("GPU"):
+        tf.test.experimental.sync_devices()
+
+
 def resolve_devices(devices: Sequence[str]) -> list[str]:
     """The full names of devices.
 

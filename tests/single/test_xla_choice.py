@@ -336,6 +336,6 @@ def test_choice_of_another_model_is_not_taken(tmp_path, monkeypatch):
 
 def test_measured_takes_the_best_of_the_last_long_executions():
     measured = Measured()
-    measured.seconds[GRAPH] = [(1, 7e-3), (8, 7e-3), (600, 0.06), (1000, 0.1), (1000, 0.09)]
+    measured.seconds[GRAPH].extend([(1, 7e-3), (8, 7e-3), (600, 0.06), (1000, 0.1), (1000, 0.09)])
     assert measured.seconds_a_step(GRAPH) == pytest.approx(90e-6), "the cost of a call is not that of a step"
     assert measured.seconds_a_step(XLA) is None

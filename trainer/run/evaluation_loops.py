@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
+from ...distribute.devices import wait_for_accelerators
 from ..inputs import Source
 from .callback_list import callback_list
 from .execution_length import ExecutionLength
@@ -59,7 +60,7 @@ def test_steps(model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
 def predict_steps(model: Any, source: Source, callbacks: Any, join: Callable[[list[Any]], Any]) -> list[Any]:
     """The outputs of every batch of `source`, in order, computed in this process."""
     collected: list[Any] = []
-    for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
+    for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", _arrived):
         collected.extend(outputs)
         callbacks.on_predict_batch_end(batch, {"outputs": join(outputs)})
     return collected
@@ -82,6 +83,11 @@ def _pass(
             yield length.last_batch(done), result
         if (getattr(model, stop) and not workers.several) or done < execution.steps:
             return
+
+
+def _arrived(outputs: list[Any]) -> list[Any]:
+    wait_for_accelerators()
+    return outputs
 
 
 def joined(outputs: list[Any]) -> Any:

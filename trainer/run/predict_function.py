@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ...compat.graphs import graph_function
 from ...compat.random_state import thread_state
+from ...distribute.devices import wait_for_accelerators
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
@@ -86,6 +87,7 @@ class PredictFunction:
                 break
             outputs.append(new)
         if loop is not None:
+            wait_for_accelerators()
             loop.note(outputs, began)
         return len(outputs), outputs
 

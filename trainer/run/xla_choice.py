@@ -10,6 +10,7 @@ does not support XLA.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -57,6 +58,7 @@ _OTHER_NUMBERS = (
 FEWEST_STEPS = 400
 WORTH = 3.0  # the saving must be this many times what compiling costs
 EXECUTIONS = 3  # that are measured of each way
+_KEPT = 50  # executions that are remembered
 
 
 @dataclasses.dataclass
@@ -69,7 +71,7 @@ class Measured:
         compiling: seconds that the first execution took.
         steps: how many steps were run.
         xla_compiles: whether XLA has compiled the steps.
-        seconds: way -> (steps, seconds) of each execution.
+        seconds: way -> (steps, seconds) of the last executions.
     """
 
     way: str | None = None
@@ -77,13 +79,13 @@ class Measured:
     compiling: float = 0.0
     steps: int = 0
     xla_compiles: bool = False
-    seconds: dict[str, list[tuple[int, float]]] = dataclasses.field(
-        default_factory=lambda: {GRAPH: [], XLA: []}
+    seconds: dict[str, collections.deque[tuple[int, float]]] = dataclasses.field(
+        default_factory=lambda: {way: collections.deque(maxlen=_KEPT) for way in (GRAPH, XLA)}
     )
 
     def seconds_a_step(self, way: str) -> float | None:
         """The best of the long executions; None before there are enough of them."""
-        known = self.seconds[way][-50:]
+        known = self.seconds[way]
         longest = max((steps for steps, _ in known), default=0)
         long = [seconds / steps for steps, seconds in known if 2 * steps >= longest]
         return min(long[-EXECUTIONS:]) if len(long) >= EXECUTIONS else None
@@ -173,6 +175,8 @@ class XlaChoice:
     def _try(self, execution: Execution) -> None:
         """Goes over to XLA, if it can compile the steps; on one replica it does so at once, by running none."""
         chunk = execution.chunks[0]
+        if chunk.rows is not None and chunk.rows != self._function.full_rows:
+            return  # only the last partial batch: an execution of full ones will come
         refusal = self._refusal(chunk)
         if refusal is not None:
             self._settle(GRAPH, refusal)
@@ -188,7 +192,7 @@ class XlaChoice:
     def _refusal(self, chunk: Any) -> str | None:
         """Why XLA is not to be tried on chunks like this; None where it is."""
         from_iterator = isinstance(chunk.inputs, tf.data.Iterator)
-        if not xla_loops.has_one_size(chunk) or chunk.rows not in (None, self._function.full_rows):
+        if not xla_loops.has_one_size(chunk):
             return "the batches have no fixed size"
         if not from_iterator and len(self._shapes) > 1:
             return "XLA would compile for each execution, since their inputs differ in shape"
