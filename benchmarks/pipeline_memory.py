@@ -86,7 +86,7 @@ def _case(options: Any, stages: int, schedule: str, rematerialize: bool) -> dict
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:
         parts = [tf.reshape(x[q], [1, 1]) * tf.ones([1, width]) for q in range(m)]
-        run = PipelinedStep(plan.chain, plan.stages, parts, micro_steps(m, m, True))
+        run = PipelinedStep(plan.chain, plan.stages, parts, micro_steps(m, m))
 
         def head(q: int | None, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             loss = tf.reduce_sum(outputs)

@@ -6,9 +6,11 @@ import threading
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended as MultiWorkerExtended,
+)
 from tensorflow.python.eager import context
 
-from unisono.compat.clusters import MultiWorkerExtended
 from unisono.distribute import (
     auto_strategy,
     environment,

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from ...compat.replaced import replaced_functions
 from ..run import build
 from ..run.plain_runner import PlainRunner
 from ..run.predict_function import PredictFunction
@@ -33,7 +34,7 @@ class PipelineRunner(PlainRunner):
             build.build_for_prediction(model, spec)
             step.prepare(model, rows, training)
         super().build(model, spec, rows, training)
-        with model._strategy_scope():
+        with replaced_functions(), model._strategy_scope():
             added_losses.find_sums(model, spec[0])
 
     def build_for_prediction(self, model: Any, spec: Any) -> None:

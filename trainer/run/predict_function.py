@@ -70,6 +70,10 @@ class PredictFunction:
         """After an error: the batches of the last call that were predicted before; None where that is not known."""
         return self._reached
 
+    def compilations(self) -> int:
+        """How many graphs were made so far, without those of loops; 0 where every batch is predicted eagerly."""
+        return sum(function.experimental_get_tracing_count() for function in self._compiled.values())
+
     def _run(self, chunk: Chunk) -> tuple[int, list[Any]]:
         outputs: list[Any] = []
         self._reached = None
