@@ -23,10 +23,6 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
 
     They are called there as on the chief, so that they read the same of the model and decide the same. Enter this
     before `set_model` of the callbacks. Our own callbacks know whether they are on the chief.
-
-    Args:
-        callbacks: of a loop.
-        chief: whether this process writes files.
     """
     if chief:
         yield

@@ -34,16 +34,12 @@ class OneBatch(keras.callbacks.Callback):
 
 
 def one_batch_of_everything(callbacks: Any) -> list[Any]:
-    """The callbacks of a `fit` that ends after one batch.
+    """The callbacks of a `fit` that ends after one batch: those given that write no model, and `OneBatch`.
 
-    Args:
-        callbacks: as given to `fit`.
-
-    Returns:
-        Those that write no checkpoint or backup (one batch of training must not replace a good model), and `OneBatch`.
+    One batch of training must not replace a good checkpoint or backup.
     """
-    given = keras.tree.flatten(callbacks) if callbacks else []
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        given = list(callbacks.callbacks)
+        callbacks = callbacks.callbacks
+    given = keras.tree.flatten(callbacks or [])
     writers = [c for c in given if any(cls.__name__ in _WRITES_MODELS for cls in type(c).__mro__)]
     return [c for c in given if c not in writers] + [OneBatch()]

@@ -17,11 +17,7 @@ from ..distribute.arguments import whole_number
 
 
 class LineFile:
-    """A file of JSON lines. Each line is flushed whole; a new run overwrites the file, a resumed one continues it.
-
-    Args:
-        path: of the file; its directory is made when the first line is written.
-    """
+    """A file of JSON lines. Each line is flushed whole; a new run overwrites the file, a resumed one continues it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -26,22 +27,14 @@ class Rate:
     """How long a step takes, from the ends of executions of any length. All times are in seconds.
 
     The first execution compiles: it counts only while there is no other.
-
-    Attributes:
-        began: float; when the epoch began.
-        first_step: int; steps of the epoch that were done by then (more than 0 in an epoch that was resumed).
-        compiles: bool; whether the first execution of this run is in this epoch.
-        compiled: (steps done, time) at the end of that execution; None: it has not ended, or was in an earlier epoch.
-        step: int; steps of the epoch that are done.
-        now: float; when that was.
     """
 
-    began: float
-    first_step: int
-    compiles: bool
-    compiled: tuple[int, float] | None = None
-    step: int = 0
-    now: float = 0.0
+    began: float  # when the epoch began
+    first_step: int  # steps of the epoch that were done by then: more than 0 where it was resumed
+    compiles: bool  # whether the first execution of this run is in this epoch
+    compiled: tuple[int, float] | None = None  # (steps done, time) at that execution's end, once it ended
+    step: int = 0  # steps of the epoch that are done
+    now: float = 0.0  # when that was
 
     def update(self, step: int, now: float) -> None:
         """Notes that `step` steps of the epoch are done."""
@@ -226,7 +219,5 @@ def _log(value: Any) -> str:
 
 def _coloured(line: str) -> str:
     """Bold counts and a green bar, as Keras draws them."""
-    filled = line.count("━")
-    line = line.replace("━" * filled, f"\33[32m{'━' * filled}\33[0m") if filled else line
-    count, _, rest = line.partition(" ") if not line.startswith(" ") else ("", "", line)
-    return f"\33[1m{count}\33[0m {rest}" if count else rest
+    line = re.sub("━+", "\33[32m\\g<0>\33[0m", line)
+    return re.sub(r"^\S+", "\33[1m\\g<0>\33[0m", line)

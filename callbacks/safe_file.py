@@ -111,10 +111,10 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_sum(path: str | Path, name: str | None = None) -> None:
+def write_sum(path: str | Path) -> None:
     """Writes the checksum of `path` beside it, as `path.b2`, in the form that `b2sum --check` reads."""
     path = Path(path)
-    line = f"{_blake2b(path)}  {name or path.name}\n".encode()
+    line = f"{_blake2b(path)}  {path.name}\n".encode()
     write_safely(sum_path(path), lambda stream: stream.write(line))
 
 

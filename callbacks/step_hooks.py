@@ -11,15 +11,10 @@ Hook = Callable[[Any], None]
 def add_step_hook(model: Any, phase: str, hook: Hook) -> None:
     """Calls `hook(batch)`, with the global batch and in cross-replica context, while steps are traced.
 
-    The step must be compiled again afterwards: `model.make_train_function(force=True)`.
-
-    Args:
-        model: the model that is trained.
-        phase: "train" or "test".
-        hook: what it does must be possible in a graph, in a loop in the graph, and not under XLA alone.
+    The step of `phase`, "train" or "test", must be compiled again afterwards: `model.make_train_function(force=True)`. What
+    the hook does must be possible in a graph, in a loop in the graph, and not under XLA alone.
     """
-    hooks = model.__dict__.setdefault("_step_hooks", {})
-    hooks.setdefault(phase, []).append(hook)
+    model.__dict__.setdefault("_step_hooks", {}).setdefault(phase, []).append(hook)
 
 
 def remove_step_hook(model: Any, phase: str, hook: Hook) -> None:

@@ -22,15 +22,12 @@ def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
 
     In training a callback can answer with its own `steps_to_wake(step)`; in every phase one with the attribute
     `waits_for_executions` is called whenever an execution ends. Any other callback that overrides a per-batch hook is
-    called at every batch, and one that overrides none is not needed before the end of the epoch.
+    called at every batch, and one that overrides none is not needed before the end of the epoch: None.
 
     Args:
         callback: `keras.callbacks.Callback`.
         step: int; the steps of this epoch that are done.
         phase: "train", "test" or "predict".
-
-    Returns:
-        int of at least 1, or None: not in this epoch.
     """
     if phase == "train":
         if hasattr(callback, "steps_to_wake"):
@@ -47,11 +44,8 @@ def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
 
 
 def _overrides(callback: Any, hook: str) -> bool:
-    method = getattr(callback, hook)
-    if hook in vars(callback):
-        return True
     inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
-    return not inherited and not is_default_hook(method)
+    return hook in vars(callback) or not (inherited or is_default_hook(getattr(callback, hook)))
 
 
 def _model_checkpoint(callback: Any) -> int | None:

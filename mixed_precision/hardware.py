@@ -25,14 +25,7 @@ class SlowPrecisionWarning(UserWarning):
 
 
 def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
-    """Warns, once per process and dtype, if the visible devices do not compute faster in `dtype`.
-
-    Args:
-        dtype: compute dtype; anything but float16 and bfloat16 is silent.
-        stacklevel: as in `warnings.warn`.
-
-    Context: host. Looks at devices without starting them.
-    """
+    """Warns, once per process, if the visible devices do not compute faster in float16 or bfloat16; starts no device."""
     if dtype not in CPU_INSTRUCTIONS or dtype in _warned:
         return
     sentence = why_slow(dtype, gpu_capabilities(), cpu_flags())
@@ -44,12 +37,7 @@ def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
 def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: frozenset[str]) -> str | None:
     """Why `dtype` is not faster, and what would be; None if it is, or if nothing is known.
 
-    Args:
-        dtype: "float16" or "bfloat16".
-        capabilities: compute capability of each GPU, None where it is unknown. If there are GPUs, they decide.
-        flags: instruction sets of the CPU; empty if not known.
-
-    Context: pure.
+    If there are GPUs, their compute capabilities decide (None: unknown), else the CPU's instruction sets.
     """
     other = "bfloat16" if dtype == "float16" else "float16"
     known = [c for c in capabilities if c is not None]
@@ -103,9 +91,6 @@ def enable_tensor_float_32(enabled: bool) -> None:
     times faster. Forbid it where full float32 is needed: when comparing with a CPU or another number of replicas, in
     scientific computing, or with gradients that are small differences of large numbers. It changes nothing on a CPU, or
     in float16, bfloat16 or float64.
-
-    Args:
-        enabled: True or False.
 
     Raises:
         TypeError: `enabled` is not a bool.

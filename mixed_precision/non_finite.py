@@ -19,26 +19,15 @@ Event: TypeAlias = tuple[str, keras.layers.Layer, Any]
 
 @dataclasses.dataclass(frozen=True)
 class NonFinite:
-    """A tensor with values that are not finite.
+    """A tensor with values that are not finite."""
 
-    Attributes:
-        kind: "input", "weight", "output", "loss", "output gradient", "weight gradient" or "input gradient".
-        name: the layer's path for outputs and gradients; the variable's for weights; the part of the batch
-            for inputs.
-        dtype: dtype of the tensor.
-        size: its number of elements.
-        nan: how many of them are NaN.
-        infinite: how many are infinite.
-        layer: name of the layer; None for an input or the loss.
-    """
-
-    kind: str
-    name: str
+    kind: str  # "input", "weight", "output", "loss", "output gradient", "weight gradient" or "input gradient"
+    name: str  # path of the layer (outputs and gradients) or the variable (weights); part of the batch
     dtype: str
-    size: int
-    nan: int
-    infinite: int
-    layer: str | None = None
+    size: int  # number of elements
+    nan: int  # how many of them are NaN
+    infinite: int  # how many are infinite
+    layer: str | None = None  # name of the layer; None for an input or the loss
 
     def __str__(self) -> str:
         what = {

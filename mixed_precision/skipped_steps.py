@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,17 +18,10 @@ class LossScaleError(RuntimeError):
 
 
 def step_logs(optimizer: Any) -> dict[str, float | int]:
-    """The loss scale and the skipped steps, for the logs.
+    """`loss_scale` (of the next step) and `skipped_steps` (since the start of training), for the logs.
 
-    Args:
-        optimizer: any optimizer, several, or None.
-
-    Returns:
-        `loss_scale` (the scale of the next step) and `skipped_steps` (since the start of training, including the
-        interrupted part of a resumed run); empty without a loss scale. With several optimizers that have one, each name
-        begins with the optimizer's: `generator_loss_scale`.
-
-    Context: host.
+    Empty without a loss scale. `optimizer` is one, several or None; with several that have a scale, each name begins with
+    the optimizer's: `generator_loss_scale`.
     """
     found = _scaled(optimizer)
     logs: dict[str, float | int] = {}
@@ -39,30 +32,25 @@ def step_logs(optimizer: Any) -> dict[str, float | int]:
     return logs
 
 
-def check_progress(
-    optimizer: Any,
-    diagnose: Callable[[float], Any] | None = None,
-    max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
-) -> None:
+def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = None) -> None:
     """Stops training that only skips steps.
 
     Args:
         optimizer: any optimizer, several, or None.
         diagnose: `diagnose(loss_scale)` says what is not finite on the last batch, at the scale of its step; called only
             for the error.
-        max_skipped_in_a_row: the number of skipped steps in a row at which training stops.
 
     Raises:
-        LossScaleError: that many steps in a row were skipped, or the scale has fallen to its floor.
+        LossScaleError: `MAX_SKIPPED_IN_A_ROW` steps in a row were skipped, or the scale has fallen to its floor.
 
     Context: host, after an execution.
     """
     for each in _scaled(optimizer):
         in_a_row, scale = int(each.skipped_in_a_row.numpy()), float(each.dynamic_scale.numpy())
         at_floor = in_a_row > 0 and scale <= each.min_scale and not each.rule.fixed
-        if in_a_row < max_skipped_in_a_row and not at_floor:
+        if in_a_row < MAX_SKIPPED_IN_A_ROW and not at_floor:
             continue
-        reason = f"its floor is {each.min_scale:g}" if at_floor else f"the limit is {max_skipped_in_a_row}"
+        reason = f"its floor is {each.min_scale:g}" if at_floor else f"the limit is {MAX_SKIPPED_IN_A_ROW}"
         last_scale = scale if each.rule.fixed else 2 * scale
         raise LossScaleError(
             f"The last {in_a_row} steps were skipped because their gradients are not finite, and the loss scale of "
@@ -78,7 +66,4 @@ def _explained(diagnose: Callable[[float], Any] | None, scale: float) -> str:
 
 
 def _scaled(optimizer: Any) -> list[LossScaleOptimizer]:
-    given: Iterable[Any] = (
-        [optimizer] if isinstance(optimizer, keras.optimizers.Optimizer) else optimizer or ()
-    )
-    return [each for each in given if isinstance(each, LossScaleOptimizer)]
+    return [each for each in keras.tree.flatten(optimizer) if isinstance(each, LossScaleOptimizer)]

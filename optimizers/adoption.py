@@ -23,12 +23,8 @@ _classes: dict[type, type] = {}
 def class_for(cls: type) -> type:
     """The class with our stages for any class of Keras optimizers; made once.
 
-    Args:
-        cls: `keras.optimizers.Optimizer` or a subclass of it.
-
-    Returns:
-        A subclass of `cls` and of `unisono.optimizers.Optimizer`; `cls` itself if it is one already. Its instances are
-        saved as those of `cls`, so that plain Keras opens them.
+    It is a subclass of `cls` and of `unisono.optimizers.Optimizer`; `cls` itself if that is one already. Its instances are
+    saved as those of `cls`, so that plain Keras opens them.
     """
     if issubclass(cls, _classes[keras.optimizers.Optimizer]):
         return cls
@@ -54,16 +50,9 @@ def publish(cls: type, module: str) -> type:
     own = class_for(cls)
     own.__module__ = module
     own.__doc__ = _with_arguments(cls.__doc__)
-    extended: list[type] = []
-
-    def extended_class() -> type:
-        return extended[0]
-
-    made = type(
-        own.__name__, (own,), {"__doc__": own.__doc__, "__module__": module, "_unisono_extended_class": None}
-    )
-    extended.append(keras.saving.register_keras_serializable("unisono", own.__name__)(made))
-    own._unisono_extended_class = staticmethod(extended_class)
+    names = {"__doc__": own.__doc__, "__module__": module, "_unisono_extended_class": None}
+    extended = keras.saving.register_keras_serializable("unisono")(type(own.__name__, (own,), names))
+    own._unisono_extended_class = staticmethod(lambda: extended)
     return own
 
 

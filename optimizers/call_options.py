@@ -17,18 +17,14 @@ from ..distribute.step_context import current_step
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """One call of an optimizer.
+    """One call of an optimizer."""
 
-    Attributes:
-        skip_aggregation: the gradients are the same on every replica already.
-        contributions: the sum of the gradients over the replicas is the gradient, whatever step they belong to. False:
-            inside a step of `unisono.Model` they are means over this replica's rows.
-        weight_total: scalar; what the loss of this micro-batch was divided by, over all replicas. None: the rows of the
-            step, or 1 where there is no step. Only ratios between the micro-batches of one update matter.
-    """
-
-    skip_aggregation: bool = False
+    skip_aggregation: bool = False  # the gradients are the same on every replica already
+    # The sum of the gradients over the replicas is the gradient, whatever step they belong to. False: inside a step of
+    # `unisono.Model` they are means over this replica's rows.
     contributions: bool = False
+    # Scalar; what the loss of this micro-batch was divided by, over all replicas. None: the rows of the step, or 1 where
+    # there is no step. Only ratios between the micro-batches of one update matter.
     weight_total: Any = None
 
 
@@ -89,19 +85,9 @@ def updates_so_far() -> Any:
 
 
 def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Hands the gradients of the current step over, where it collects them instead of applying them.
+    """Whether the current step collects the gradients, scaled as they are: then nothing is to be applied now.
 
-    So do the parts of a synchronous step on parameter servers: the sum of all parts is applied, once.
-
-    Args:
-        optimizer: built here if it is not.
-        gradients: of this part, scaled as they are.
-        variables: theirs.
-
-    Returns:
-        True if they were taken, and nothing is to be applied now.
-
-    Context: replica.
+    So do the parts of a synchronous step on parameter servers: the sum of all parts is applied, once. Context: replica.
     """
     step = current_step()
     if step is None or step.take_gradients is None:

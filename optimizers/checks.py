@@ -13,11 +13,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-    """The argument as a list of (gradient, variable) pairs.
-
-    Raises:
-        ValueError: it is not an iterable of pairs, or it contains a variable twice.
-    """
+    """The argument as a list of (gradient, variable) pairs, each variable once; a ValueError if it is anything else."""
     try:
         pairs = [(g, v) for g, v in grads_and_vars]
     except (TypeError, ValueError) as error:
@@ -35,11 +31,7 @@ def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
 
 
 def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
-    """The pairs that have a gradient; the others are named in one warning.
-
-    Raises:
-        ValueError: no pair has one.
-    """
+    """The pairs that have a gradient; the others are named in one warning. A ValueError if no pair has one."""
     missing = [name_of(v) for g, v in pairs if g is None]
     if len(missing) == len(pairs):
         raise ValueError(
@@ -64,11 +56,7 @@ def as_gradient(gradient: Any) -> Any:
 
 
 def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pairs:
-    """What the user's `stage` returned, in the order of what it was given.
-
-    Raises:
-        ValueError: anything but one gradient, of the right shape, for each variable that it was given.
-    """
+    """What the user's `stage` returned, in the order of what it was given; a ValueError says what is wrong with it."""
     name = getattr(stage, "__name__", None) or type(stage).__name__
     rule = f"`{argument}`: {name} must return one (gradient, variable) pair for each pair it is given"
     if after is None:

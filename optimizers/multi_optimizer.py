@@ -32,11 +32,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
             adopt(inner)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Builds each optimizer for its variables.
-
-        Raises:
-            ValueError: an optimizer inside has an aggregator of its own.
-        """
+        """Builds each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
         super().build(variables)
         self.on_adopted()
         for inner in wrapped_optimizers(self):

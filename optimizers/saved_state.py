@@ -73,9 +73,7 @@ class SavedState(keras.optimizers.Optimizer):
 def _without_loss_scale(store: Any, count: int) -> Any:
     """The part of the inner optimizer in what a `LossScaleOptimizer` saved: all but its first four variables.
 
-    Args:
-        store: mapping from "0", "1", ... to arrays.
-        count: how many variables this optimizer has, `accumulated_weight` left out.
+    `store` maps "0", "1", ... to arrays; `count` is the number of this optimizer's variables without `accumulated_weight`.
     """
     keys = set(store.keys())
     counters = [

@@ -25,12 +25,7 @@ def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Itera
     """What `update_step` is called with: (gradient, variable) once, or once for each shard, on its server.
 
     A rule that treats each number by itself is run on each shard with its part of the slots. Any other sees the whole.
-
-    Args:
-        optimizer: built.
-        gradient: of the whole variable.
-        variable: as in the optimizer.
-        copy: its local copy.
+    `copy` is the local copy of the whole variable.
     """
     shards = shards_of(copy)
     if shards is None or not is_elementwise(optimizer):

@@ -56,9 +56,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     model: Any
 
-    runs_last = (
-        True  # the loop calls it after all others: a backup holds what they have done at the same hook
-    )
+    # The loop calls it after all others: a backup holds what they have done at the same hook.
+    runs_last = True
 
     def __init__(
         self,

@@ -26,17 +26,7 @@ from ..safe_file import write_safely
 
 
 def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
-    """The state of every callback that has one.
-
-    Args:
-        callbacks: of this `fit`, in order.
-
-    Returns:
-        list of `{"name", "state"}`; the name is that of the class, with `#2`, `#3`, ... for further ones of a class.
-
-    Raises:
-        TypeError: when it is written, if a state contains anything but values and arrays.
-    """
+    """The state of every callback that has one, with the name of its class; a second one of a class is `Name#2`."""
     states = ((name, _get_state(callback)) for name, callback in _named(callbacks))
     return [{"name": name, "state": state} for name, state in states if state is not None]
 

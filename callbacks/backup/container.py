@@ -49,20 +49,12 @@ class NewerFormatError(RuntimeError):
     """A good file in a format that this version does not know."""
 
 
-def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> int:
-    """Writes `content` and its `summary` to `stream`.
-
-    Args:
-        stream: binary stream at position 0.
-        content: nest of dicts, lists, tuples, None, bools, ints, floats, strings, bytes and NumPy arrays or
-            scalars.
-        summary: JSON values that a listing shows without reading the arrays.
-
-    Returns:
-        int; the bytes written.
+def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
+    """Writes `content` and its `summary`, JSON values that a listing shows without reading the arrays.
 
     Raises:
-        TypeError: a value of another kind; the message says where it is.
+        TypeError: `content` is more than a nest of dicts, lists, tuples, None, bools, numbers, strings, bytes and NumPy
+            arrays or scalars; the message says where.
     """
     arrays: list[np.ndarray] = []
     tree = _encode(content, arrays, "")
@@ -72,31 +64,19 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> int:
             {"dtype": _dtype_name(array.dtype), "shape": array.shape, "offset": offset, "bytes": array.nbytes}
         )
         offset += _padded(array.nbytes)
-    manifest = json.dumps(
-        {"summary": summary, "content": tree, "arrays": table, "data_bytes": offset},
-        allow_nan=False,
-        separators=(",", ":"),
-    ).encode()
+    manifest = {"summary": summary, "content": tree, "arrays": table, "data_bytes": offset}
+    text = json.dumps(manifest, allow_nan=False, separators=(",", ":"))
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    written = 0
-    for piece in _pieces(manifest, arrays):
+    for piece in _pieces(text.encode(), arrays):
         digest.update(piece)
         stream.write(piece)
-        written += len(piece)
     stream.write(digest.digest())
-    return written + DIGEST_BYTES
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], Any]:
-    """Reads a file that `write` wrote and checks every byte of it.
+    """`(summary, content)` of a file, every byte of it checked. Arrays are views of one read-only buffer.
 
-    Returns:
-        `(summary, content)`. Arrays are views of one read-only buffer.
-
-    Raises:
-        DamagedFileError: truncated, or any bit is not as it was written.
-        NewerFormatError: written by a newer version.
-        OSError: the file cannot be read.
+    Raises DamagedFileError, NewerFormatError, or OSError where the file cannot be read.
     """
     return parse(Path(path).read_bytes(), path)
 

@@ -56,12 +56,7 @@ class InterruptionHandlers:
 
 
 def stop(reason: str) -> None:
-    """Ends training for `reason`, the name of a signal.
-
-    Raises:
-        KeyboardInterrupt: for SIGINT.
-        SystemExit: otherwise, with status 143.
-    """
+    """Ends training for `reason`, the name of a signal: `KeyboardInterrupt` for SIGINT, else `SystemExit` with 143."""
     if reason == "SIGINT":
         raise KeyboardInterrupt
     raise SystemExit(EXIT_STATUS)

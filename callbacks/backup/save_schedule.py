@@ -13,23 +13,14 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclasses.dataclass(frozen=True)
 class SaveSchedule:
-    """How often to save.
+    """How often to save."""
 
-    Attributes:
-        unit: "epoch", "steps", "seconds" or "never".
-        amount: int of steps, or float of seconds; at least 1.
-    """
-
-    unit: str
-    amount: float = 1
+    unit: str  # "epoch", "steps", "seconds" or "never"
+    amount: float = 1  # steps (an int) or seconds, at least 1
 
     @classmethod
     def parse(cls, save_freq: Any) -> SaveSchedule:
-        """Reads "epoch", an int (steps), seconds as a float, a string or a timedelta, or False.
-
-        Raises:
-            ValueError: for anything else.
-        """
+        """Reads "epoch", an int (steps), seconds as a float, a string or a timedelta, or False; a ValueError otherwise."""
         if save_freq == "epoch":
             return cls("epoch")
         if save_freq is False or save_freq is None:

@@ -29,7 +29,7 @@ def capture(
     buffers: variable_state.HostBuffers,
     before_validation: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Copies the state to the host.
+    """`(content, summary)` for `BackupStore.write`, copied to the host. Training may go on: nothing in them changes.
 
     Args:
         model: in `fit`.
@@ -37,11 +37,7 @@ def capture(
         epoch: int; the epoch at which a resumed run continues, 0-based.
         step: int; steps of that epoch that are done.
         buffers: host memory; no write from it may be in progress.
-        before_validation: what `validation_start` returned, during a validation: a resumed run repeats that validation
-            and not the training before it.
-
-    Returns:
-        `(content, summary)` for `BackupStore.write`. Training may go on: nothing in them changes any more.
+        before_validation: what `validation_start` returned: a resumed run repeats only the validation.
 
     Context: host, between steps; on every worker at the same step.
     """
@@ -104,11 +100,7 @@ def validation_start(model: Any) -> dict[str, Any]:
 
 
 def check(content: dict[str, Any], model: Any, fit_state: Any, path: Any) -> None:
-    """Refuses a backup of something else.
-
-    Raises:
-        BackupMismatchError: with a list of what differs.
-    """
+    """Refuses a backup of something else with a BackupMismatchError that lists what differs."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
     by_index = getattr(type(fit_state.source), "resume_by", None) == "index"
     now_is = fingerprint(model, fit_state, fit_state.source.state() if by_index else {})

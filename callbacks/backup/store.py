@@ -19,49 +19,30 @@ _NAME = re.compile(r"^backup-(\d+)\.unisono$")
 
 @dataclasses.dataclass(frozen=True)
 class BackupInfo:
-    """What is known about one backup without loading it. It can be used as a path.
-
-    Attributes:
-        path: the file.
-        status: "good", "damaged" or "newer" (written by a newer version); every byte was checked.
-        epoch: int; the epoch at which a run resumes, 0-based. None unless good, as the following.
-        step: int; steps of that epoch that are done.
-        total_steps: int; optimizer steps since the beginning of training.
-        time: float; seconds since 1970, when it was taken.
-        size: int; bytes.
-        problem: str; what is wrong with a file that is not good.
-    """
+    """What is known about one backup without loading it. It can be used as a path."""
 
     path: Path
-    status: str
-    epoch: int | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    time: float | None = None
-    size: int = 0
-    problem: str | None = None
+    status: str  # "good", "damaged" or "newer" (written by a newer version); every byte was checked
+    epoch: int | None = None  # at which a run resumes, 0-based; None unless good, as the next three
+    step: int | None = None  # steps of that epoch that are done
+    total_steps: int | None = None  # optimizer steps since the beginning of training
+    time: float | None = None  # seconds since 1970, when it was taken
+    size: int = 0  # bytes
+    problem: str | None = None  # what is wrong with a file that is not good
 
     def __fspath__(self) -> str:
         return str(self.path)
 
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
-    """All backups in `directory`, the newest first; every byte of each is checked.
-
-    Returns:
-        list of `BackupInfo`; empty if there are none or no such directory.
-    """
+    """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory."""
     return [_inspect(path) for path in backup_paths(directory)]
 
 
 def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
-    """The newest good backup in `directory`, or None.
+    """The newest good backup in the directory given to `BackupAndRestore`, or None.
 
-    Args:
-        directory: what was given to `BackupAndRestore`.
-
-    Returns:
-        `BackupInfo`: a path, with the epoch, step, time and size as attributes.
+    It is a path, with the epoch, step, time and size as attributes.
     """
     return next((info for info in map(_inspect, backup_paths(directory)) if info.status == "good"), None)
 
@@ -90,16 +71,11 @@ class BackupStore:
     """Writes and finds the backups of one run; owns the names in its directory. One process writes."""
 
     def __init__(self, directory: str | os.PathLike, keep: int):
-        """Args: `directory`; `keep`: int of at least 1, the number of files to keep after a save."""
         self.directory = Path(directory)
-        self._keep = keep
+        self._keep = keep  # files that remain after a save, at least 1
 
     def prepare(self) -> None:
-        """Creates the directory, removes what interrupted writes left behind, and tests that files can be written.
-
-        Raises:
-            SaveError: they cannot.
-        """
+        """Creates the directory, removes what interrupted writes left behind, and raises SaveError if it is not writable."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -110,11 +86,9 @@ class BackupStore:
         probe.unlink()
 
     def newest_good(self) -> tuple[Path | None, Any, list[str]]:
-        """Reads the newest backup that is complete.
+        """`(path, content, problems)` of the newest backup that is complete; None and None where there is none.
 
-        Returns:
-            `(path, content, problems)`: None and None where there is none; a sentence for each newer one that was
-            skipped.
+        There is one problem, a sentence, for each newer one that was skipped.
 
         Raises:
             NewerFormatError: a newer version wrote the newest one.
@@ -128,11 +102,7 @@ class BackupStore:
         return None, None, problems
 
     def write(self, content: Any, summary: Mapping[str, Any]) -> None:
-        """Writes one backup under the next number, then removes the oldest beyond `keep`.
-
-        Raises:
-            SaveError: nothing was written and nothing was removed.
-        """
+        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither."""
         newest = backup_paths(self.directory)[:1]
         number = int(_NAME.match(newest[0].name)[1]) + 1 if newest else 1  # pyright: ignore[reportOptionalSubscript]
         path = self.directory / f"backup-{number:06d}.unisono"

@@ -77,7 +77,7 @@ def capture(
     equal: bool = False,
     num_workers: int = 1,
 ) -> Any:
-    """The bits of one variable.
+    """The bits of one variable: an array, or `{"copies": [array per local replica]}` where they differ.
 
     Args:
         variable: `keras.Variable` or `tf.Variable`.
@@ -86,11 +86,6 @@ def capture(
         equal: whether the copies are known to be equal (weights and slots are, by construction); others are
             compared.
         num_workers: int; workers that capture together: with several, even a single part of a sum is kept as a copy.
-
-    Returns:
-        An array, or `{"copies": [array per local replica]}` where they differ.
-
-    Context: host (cross-replica).
     """
     value = raw_value(variable)
     copies = _copies(value, strategy)
@@ -106,13 +101,7 @@ def restore(
 ) -> None:
     """Writes what `capture` returned; the number of replicas may differ, see the table above.
 
-    Args:
-        variable: `keras.Variable` or `tf.Variable`.
-        saved: from `capture`; with several workers the copies of all of them, in order.
-        strategy: of the model.
-        place: (this worker's number, number of workers that restore the variable).
-
-    Context: host (cross-replica).
+    With several workers `saved` has the copies of all of them, in order; `place` is (this worker's number, how many).
     """
     value = raw_value(variable)
     copies = _copies(value, strategy)
@@ -138,17 +127,15 @@ def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Seq
 
 def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
     """`[path, shape, dtype]` of each variable, group by group: what must be equal for a backup to fit."""
-    return {
-        group: [
-            [
-                getattr(v, "path", None) or v.name,
-                [int(n) for n in v.shape],
-                tf.as_dtype(raw_value(v).dtype).name,
-            ]
-            for v in members
+
+    def description(v: Any) -> list[Any]:
+        return [
+            getattr(v, "path", None) or v.name,
+            list(map(int, v.shape)),
+            tf.as_dtype(raw_value(v).dtype).name,
         ]
-        for group, members in variables.items()
-    }
+
+    return {group: [description(v) for v in members] for group, members in variables.items()}
 
 
 def _plain_variables(model: Any) -> Iterable[Any]:

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWriter:
-    """Runs one job at a time. `submit` waits for the job before it, so at most one snapshot is in memory."""
+    """Runs one job at a time. `submit` waits for the job before it, so at most one snapshot is in memory.
+
+    The interpreter waits for a running job when the main thread ends.
+    """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._running: tuple[Future[object], ThreadPoolExecutor] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a job is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._running is not None and not self._running[0].done()
 
     def submit(self, job: Callable[[], object]) -> None:
         """Starts `job` in the background, after the one before it has ended; raises what that one raised."""
         self.wait()
-        # Not a daemon: the interpreter waits for a running write when the main thread ends.
-        self._thread = threading.Thread(target=self._run, args=(job,), name="unisono-backup")
-        self._thread.start()
+        executor = ThreadPoolExecutor(1, "unisono-backup")
+        self._running = executor.submit(job), executor
 
     def raise_error(self) -> None:
-        """Raises the error of an earlier job, once."""
-        if not self.busy and self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        """Raises the error of a job that has ended, once."""
+        if not self.busy:
+            self.wait()
 
     def wait(self) -> None:
         """Waits until the running job has ended, and raises its error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.raise_error()
-
-    def _run(self, job: Callable[[], object]) -> None:
-        try:
-            job()
-        except BaseException as error:
-            self._error = error
+        if self._running is None:
+            return
+        future, executor = self._running
+        executor.shutdown()
+        self._running = None
+        future.result()

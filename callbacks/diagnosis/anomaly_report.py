@@ -138,27 +138,18 @@ class AnomalyReport(keras.callbacks.Callback):
         if report["first"]:
             parts.append(report["first"].rstrip("."))
         elif report["gradients"]:
-            parts.append(
-                "The gradients of these variables are not finite: " + ", ".join(report["gradients"][:5])
-            )
+            paths = ", ".join(report["gradients"][:5])
+            parts.append(f"The gradients of these variables are not finite: {paths}")
         for part in report["batch"]:
             values = ", ".join(f"{key} {part[key]:.4g}" for key in ("min", "max", "mean") if key in part)
             bad = ", ".join(f"{part[key]} {key}" for key in ("nan", "infinite") if part.get(key))
-            parts.append(
-                f"Batch: {part['name']} {tuple(part['shape'])} {values}{'; ' + bad if bad else ''}".rstrip()
-            )
+            values += f"; {bad}" if bad else ""
+            parts.append(f"Batch: {part['name']} {tuple(part['shape'])} {values}".rstrip())
         return ". ".join(parts) + "."
 
 
 class BatchWatch:
-    """A copy of each batch on the device, overwritten by the next one until a guard has tripped.
-
-    Args:
-        spec: nest of `tf.TypeSpec`: a batch, as `Source.spec` says.
-        guards: the watches of the optimizers; once one of them has tripped, the batch stays.
-
-    Context: host, inside the strategy's scope.
-    """
+    """A copy of each batch (`spec`: as of a source) on the device, overwritten by the next one until a guard has tripped."""
 
     def __init__(self, spec: Any, guards: Sequence[GradientWatch]) -> None:
         self._spec = spec

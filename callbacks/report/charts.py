@@ -17,29 +17,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 34
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One curve.
+    """One curve."""
 
-    Attributes:
-        name: for the legend.
-        points: (x, y); values that are not finite are left out and counted.
-        color: int; one of eight.
-        dashed: bool; validation is dashed.
-    """
-
-    name: str
-    points: Points
-    color: int = 0
-    dashed: bool = False
+    name: str  # for the legend
+    points: Points  # (x, y); values that are not finite are left out and counted
+    color: int = 0  # one of eight
+    dashed: bool = False  # validation is dashed
 
 
 def line_chart(title: str, lines: Sequence[Line], whole: bool = False) -> str:
-    """A `<figure>` with the curves; an empty string if none has a point.
-
-    Args:
-        title: above it.
-        lines: there are eight colours.
-        whole: bool; the y axis begins at 0.
-    """
+    """A `<figure>` with the curves; an empty string if none has a point. `whole`: the y axis begins at 0."""
     drawn = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
     drawn = [(line, points) for line, points in drawn if points]
     lost = sum(len(line.points) for line in lines) - sum(len(points) for _, points in drawn)
@@ -95,9 +82,8 @@ def shares(title: str, parts: Sequence[tuple[str, float, str]], note: str = "") 
         x += width
     label = html.escape(f"{title}: " + ", ".join(f"{name} {100 * a / total:.0f} %" for name, a, _ in parts))
     svg = f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{label}">'
-    return _figure(
-        title, f'{svg}{"".join(bars)}</svg><table class="numbers">{"".join(rows)}</table>', [], note
-    )
+    body = f'{svg}{"".join(bars)}</svg><table class="numbers">{"".join(rows)}</table>'
+    return _figure(title, body, [], note)
 
 
 def _figure(title: str, body: str, lines: Sequence[Line], note: str) -> str:

@@ -21,17 +21,9 @@ _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 
 
 def facts_of(model: Any, fit_state: Any) -> dict[str, Any]:
-    """What a report says about a run before its first number.
+    """What a report says about a run before its first number, in JSON values.
 
-    Args:
-        model: compiled and built.
-        fit_state: `FitState` of the `fit` that begins.
-
-    Returns:
-        dict of JSON values: "model", "strategy", "configuration", "versions", "machine", each a flat dict, and "summary",
-        the model's summary as text.
-
-    Context: host.
+    "model", "strategy", "configuration", "versions" and "machine" are flat dicts, and "summary" is the model's summary.
     """
     return {
         "model": _model(model),
@@ -76,11 +68,10 @@ def _model(model: Any) -> dict[str, Any]:
 
 def _strategy(model: Any) -> dict[str, Any]:
     strategy = model.distribute_strategy
-    devices = devices_of(strategy)
     return {
         "strategy": type(strategy).__name__,
         "replicas": strategy.num_replicas_in_sync,
-        "devices": [str(d).rpartition("device:")[2] for d in devices],
+        "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
         "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
     }
 
@@ -96,15 +87,12 @@ def _configuration(model: Any, fit_state: Any) -> dict[str, Any]:
     }
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        inner = getattr(optimizer, "inner_optimizer", None)
-        if inner is not None:
-            result["loss scale"] = "on"
-        optimizer = inner or optimizer
+        if hasattr(optimizer, "inner_optimizer"):
+            result["loss scale"], optimizer = "on", optimizer.inner_optimizer
         result["optimizer"] = type(optimizer).__name__
-        settings = (
-            item for item in optimizer.get_config().items() if item[0] not in ("name", "loss_scale_factor")
-        )
-        result |= {f"optimizer.{key}": _name(value) for key, value in settings if value is not None}
+        for key, value in optimizer.get_config().items():
+            if value is not None and key not in ("name", "loss_scale_factor"):
+                result[f"optimizer.{key}"] = _name(value)
     return result
 
 

@@ -23,11 +23,9 @@ _FACTS = ("strategy", "configuration", "model", "machine", "versions")
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
-    """The whole page as a string.
+    """The whole page, for one run or several side by side.
 
-    Args:
-        runs: one run, or several to compare side by side.
-        refresh_seconds: float; while a single run is in progress the browser reloads the page this often. None: never.
+    While a single run is in progress the browser reloads it every `refresh_seconds`; None: never.
     """
     one = len(runs) == 1
     title = runs[0].title if one else f"{len(runs)} trainings"
@@ -124,15 +122,10 @@ def _charts(runs: Sequence[Run]) -> str:
         charts.append(line_chart(title, lines, whole=title in ("rows per second", "skipped steps")))
     if one:
         memory = [(line["epoch"] + 1.0, line["workers"][0]["memory"]) for line in runs[0].epochs]
-        lines = [
-            Line(
-                kind,
-                [(x, used[kind] / 1e6) for x, used in memory if kind in used],
-                i // 2,
-                kind.endswith("peak"),
-            )
-            for i, kind in enumerate(_unique(kind for _, used in memory for kind in used))
-        ]
+        lines = []
+        for i, kind in enumerate(_unique(kind for _, used in memory for kind in used)):
+            points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
+            lines.append(Line(kind, points, i // 2, kind.endswith("peak")))
         charts.append(line_chart("memory, MB", lines, whole=True))
     return "".join(charts)
 

@@ -13,26 +13,17 @@ Points = list[tuple[float, float]]
 
 @dataclasses.dataclass
 class Run:
-    """One training.
+    """One training."""
 
-    Attributes:
-        name: str; of the file, without its suffix.
-        facts: what does not change: "title", "model", "strategy", "configuration", "versions", "machine", "summary".
-        began: float; seconds since 1970.
-        now: float; the time of the last line.
-        how: how it ended; empty: it is running, or was killed.
-        steps: the lines within epochs.
-        epochs: the lines of finished epochs.
-        restarts: the first lines of the processes that resumed it.
-    """
-
-    name: str
+    name: str  # of the file, without its suffix
+    # What does not change: "title", "model", "strategy", "configuration", "versions", "machine", "summary".
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    began: float = 0.0
-    now: float = 0.0
-    how: str = ""
-    steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    began: float = 0.0  # seconds since 1970
+    now: float = 0.0  # the time of the last line
+    how: str = ""  # how it ended; empty: it is running, or was killed
+    steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines within epochs
+    epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines of finished epochs
+    # The first lines of the processes that resumed it.
     restarts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
@@ -97,9 +88,8 @@ class Run:
 
     def _points(self, value: Any, fine: bool) -> Points:
         lines = sorted(self._lines() if fine else self.epochs, key=self._position)
-        return list(
-            {self._position(line): float(value(line)) for line in lines if value(line) is not None}.items()
-        )
+        points = {self._position(line): value(line) for line in lines if value(line) is not None}
+        return [(position, float(number)) for position, number in points.items()]
 
     def _position(self, line: dict[str, Any]) -> float:
         if line["event"] == "epoch":
@@ -114,11 +104,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """The run whose lines are in `path`; an incomplete last line is left out.
-
-    Raises:
-        ValueError: the file contains something else.
-    """
+    """The run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
     run = Run(path.stem)
     lines = path.read_bytes().split(b"\n")
     for number, text in enumerate(lines, 1):

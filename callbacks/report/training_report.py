@@ -106,9 +106,7 @@ class TrainingReport(keras.callbacks.Callback):
             return
         self._noted_at = now
         self._notes += 1
-        if (
-            self._notes >= _MOST_POINTS
-        ):  # from now on half as often, so that the page of a long run stays readable
+        if self._notes >= _MOST_POINTS:  # from now on half as often: the page of a long run stays readable
             self._notes, self._note_every = _MOST_POINTS // 2, max(2 * self._note_every, 0.5)
         self._write("step", **self._numbers(logs))
         if now - self._written_at >= self.refresh_seconds:
@@ -117,10 +115,8 @@ class TrainingReport(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch, with the times of every worker, and updates the page."""
         state = self.model.fit_state
-        steps = state.step - self._epoch_first_step
-        seconds = {
-            part: value - self._times_before.get(part, 0.0) for part, value in state.times.seconds.items()
-        }
+        steps, before = state.step - self._epoch_first_step, self._times_before
+        seconds = {part: value - before.get(part, 0.0) for part, value in state.times.seconds.items()}
         mine = {"steps": steps, "seconds": seconds, "memory": memory_bytes()}
         if self._watch is not None:
             with self.model._strategy_scope():

@@ -104,13 +104,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return [*own_variables(self), *self.inner_optimizer.variables]
 
     def scale_loss(self, loss: Any) -> tf.Tensor:
-        """`loss * scale`; in float32 if the loss is narrower, since the scaled loss would not fit.
-
-        Args:
-            loss: tensor of any shape.
-
-        Returns:
-            Tensor of the loss's shape; float32, or the loss's dtype where that is wider.
+        """`loss * scale`, of any shape; in float32 if the loss is narrower, since the scaled loss would not fit.
 
         Context: replica; inside the tape.
         """
@@ -123,13 +117,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """As `optimizers.Optimizer.apply_gradients`, with gradients of the scaled loss: they are unscaled here.
 
-        Args:
-            grads_and_vars: (gradient, variable) pairs of this replica.
-            *args: as there.
-            **kwargs: as there.
-
-        Returns:
-            The calls that the inner optimizer has counted; a skipped one is not counted.
+        Returns the calls that the inner optimizer has counted; a skipped one is not counted.
         """
         super().apply_gradients(grads_and_vars, *args, **kwargs)
         return call_count(self.inner_optimizer)
@@ -177,12 +165,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         """After one of the k calls of an accumulated update; at the last one the scale moves.
 
         A call that was not applied has counted nothing: the count is moved on here, so that the update stays due at its
-        k-th call, and back to where the update began if it was skipped.
-
-        Args:
-            finite: verdict of this call; false also if an earlier call of this update overflowed.
-
-        Context: replica.
+        k-th call, and back to where the update began if it was skipped. `finite`, the verdict of this call, is false also
+        if an earlier call of this update overflowed. Context: replica.
         """
         inner, steps = self.inner_optimizer, self.inner_optimizer.gradient_accumulation_steps
         calls = local_copy(call_count(inner))

@@ -17,17 +17,11 @@ CEILING = 2.0**127
 
 
 class ScaleRule(NamedTuple):
-    """How the scale moves; constants of a run.
+    """How the scale moves; constants of a run."""
 
-    Attributes:
-        growth_steps: int; finite steps in a row after which the scale doubles.
-        min_scale: float; the scale never goes below.
-        max_scale: float; the scale never goes above. Equal to `min_scale`: a fixed scale.
-    """
-
-    growth_steps: int = 2000
-    min_scale: float = FLOOR
-    max_scale: float = CEILING
+    growth_steps: int = 2000  # finite steps in a row after which the scale doubles
+    min_scale: float = FLOOR  # the scale never goes below
+    max_scale: float = CEILING  # nor above; equal to `min_scale`: a fixed scale
 
     @property
     def fixed(self) -> bool:
@@ -36,19 +30,12 @@ class ScaleRule(NamedTuple):
 
 
 class ScaleState(NamedTuple):
-    """The scale and its counters; the same on all replicas.
+    """The scale and its counters; the same on all replicas."""
 
-    Attributes:
-        scale: float32 scalar; the next loss is multiplied by it.
-        good_steps: int64 scalar; finite steps since the scale last moved or an overflow.
-        skipped_steps: int64 scalar; steps skipped since the start of training.
-        skipped_in_a_row: int64 scalar; steps skipped since the last finite one.
-    """
-
-    scale: Any
-    good_steps: Any
-    skipped_steps: Any
-    skipped_in_a_row: Any
+    scale: Any  # float32 scalar; the next loss is multiplied by it
+    good_steps: Any  # int64 scalar; finite steps since the scale last moved or an overflow
+    skipped_steps: Any  # int64 scalar; steps skipped since the start of training
+    skipped_in_a_row: Any  # int64 scalar; steps skipped since the last finite one
 
 
 def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
@@ -57,20 +44,12 @@ def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
         finite:      c' = c + 1;  if c' = N:  S' = min(2 S, S_max), c' = 0;  else S' = S
         not finite:  c' = 0;                  S' = max(S / 2, S_min)
 
-    with the scale S, the count of finite steps c and N = `growth_steps`. Dynamic scaling as in section 3.2 of
-    Micikevicius et al.; doubling, halving and N = 2000 are Keras' numbers.
-
-    Args:
-        state: the state that the step was computed with.
-        finite: bool scalar tensor; whether every aggregated gradient of the step is finite.
-        rule: constants.
-
-    Returns:
-        The state for the next step: new tensors with the dtypes and shapes of `state`.
+    with the scale S, the count of finite steps c and N = `growth_steps`; `finite`, a bool scalar, says whether every
+    aggregated gradient of the step is finite. Doubling, halving and N = 2000 are Keras' numbers.
 
     Context: pure; eager, in a graph, under XLA.
 
-    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018.
+    Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2.
     """
     scale, good, skipped, in_a_row = (tf.convert_to_tensor(field) for field in state)
     finite = tf.convert_to_tensor(finite, tf.bool)
@@ -95,16 +74,7 @@ def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
 def make_rule(
     initial_scale: Any, growth_steps: Any, min_scale: Any = None, max_scale: Any = None
 ) -> tuple[float, ScaleRule]:
-    """Checks the numbers of a loss scale.
-
-    Args:
-        initial_scale: the first scale.
-        growth_steps: finite steps in a row after which the scale doubles.
-        min_scale: None: 2**-14, or `initial_scale` where that is lower.
-        max_scale: None: 2**127.
-
-    Returns:
-        `(initial_scale, rule)`.
+    """`(initial_scale, rule)`, checked; the arguments are those of `LossScaleOptimizer`.
 
     Raises:
         ValueError: a scale is not positive and finite, `growth_steps` is not a whole number of at least 1, or not

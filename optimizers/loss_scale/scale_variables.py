@@ -34,13 +34,11 @@ def create(optimizer: Any) -> None:
     counts = ("step_counter", "dynamic_scale", "skipped_steps", "skipped_in_a_row", "overflowed")
     with scope_of(optimizer):
         for name in counts:
-            if name in vars(optimizer):
-                continue
-            is_scale = name == "dynamic_scale"
-            initializer = keras.initializers.Constant(optimizer.initial_scale) if is_scale else "zeros"
-            dtype = "float32" if is_scale else "int"
-            variable = optimizer.add_variable((), initializer, dtype, aggregation="none", name=name)
-            setattr(optimizer, name, variable)
+            if name not in vars(optimizer):
+                start: Any = ("zeros", "int")
+                if name == "dynamic_scale":
+                    start = (keras.initializers.Constant(optimizer.initial_scale), "float32")
+                setattr(optimizer, name, optimizer.add_variable((), *start, aggregation="none", name=name))
 
 
 def move_to_current_strategy(optimizer: Any) -> None:
@@ -97,13 +95,7 @@ def read(optimizer: Any) -> ScaleState:
 
 
 def write(optimizer: Any, state: ScaleState, where: Any = None) -> None:
-    """Writes this replica's copies. Context: replica.
-
-    Args:
-        optimizer: the optimizer.
-        state: the new values.
-        where: bool scalar; whether to write at all. None: yes.
-    """
+    """Writes this replica's copies if `where`, a bool scalar, is true or None. Context: replica."""
     for variable, value in zip(_state(optimizer), state):
         copy = local_copy(variable)
         copy.assign(value if where is None else tf.where(where, value, copy))

@@ -37,15 +37,9 @@ def create_weight(optimizer: Any) -> None:
 
 
 def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable[[Pairs], None]) -> None:
-    """Carries the gradients of this call; at every k-th call runs `update` on their weighted mean.
+    """Carries the aggregated gradients of this call, with their scalar `weight_total`.
 
-    Args:
-        optimizer: built, with `gradient_accumulation_steps`.
-        pairs: aggregated gradients and variables.
-        weight_total: scalar; the weight of this call.
-        update: stages 4 and 5.
-
-    Context: where variables are written (`once_per_copy`).
+    At every k-th call it runs `update` (stages 4 and 5) on their weighted mean. Context: inside of `once_per_copy`.
     """
     accumulators = {id(v): local_copy(optimizer.accumulator_of(v)) for _, v in pairs}
     for _, variable in pairs:

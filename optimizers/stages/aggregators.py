@@ -26,14 +26,8 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 
         g = sum_r g_r
 
-    Small dense gradients share one collective for each dtype; the sum of each number is the same as it would be alone.
-
-    Args:
-        grads_and_vars: pairs of this replica; dense or `tf.IndexedSlices`.
-        pack_below: elements; smaller dense gradients are packed.
-
-    Returns:
-        The pairs in the same order. With one replica, the pairs as they are.
+    Dense gradients with fewer than `pack_below` elements share one collective for each dtype; the sum of each number is
+    the same as it would be alone. With one replica, the pairs as they are.
 
     Context: replica.
     """
@@ -45,14 +39,9 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 
 
 def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor | None = None) -> list[Any]:
-    """Sums over replicas; dense gradients of known size below `pack_below` go in one collective for each dtype.
+    """Sums over replicas; dense gradients of fewer than `pack_below` elements share one collective for each dtype.
 
-    Args:
-        gradients: tensors or `tf.IndexedSlices` of this replica.
-        pack_below: elements.
-        weight: scalar that every gradient of this replica is multiplied with before the sum; where it is 0, NaN counts as 0.
-
-    Context: replica.
+    Before the sum each gradient is multiplied by the scalar `weight`; where that is 0, NaN counts as 0. Context: replica.
     """
     groups: dict[Any, list[int]] = {}
     alone: list[int] = []
@@ -84,10 +73,7 @@ def weighted(gradient: Any, weight: tf.Tensor) -> Any:
 
 @keras.saving.register_keras_serializable("unisono")
 def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-    """For gradients that are already the same on every replica, because the caller has reduced them.
-
-    Context: replica.
-    """
+    """For gradients that are already the same on every replica, because the caller has reduced them."""
     return list(grads_and_vars)
 
 

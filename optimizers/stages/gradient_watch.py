@@ -96,13 +96,9 @@ class GradientWatch:
                 local_copy(self._waited).assign_add(tf.timestamp() - began)
 
     def look(self, pairs: Sequence[tuple[Any, Any]], verdict: Any) -> Any:
-        """Notes the gradients of one step; returns the verdict, which the guard may turn to false.
+        """Notes the aggregated, unscaled gradients of one step; returns the verdict, which the guard may turn to false.
 
-        Args:
-            pairs: (gradient, variable), aggregated and unscaled: equal on every replica.
-            verdict: True, or bool scalar tensor.
-
-        Context: replica.
+        The verdict is True, or a bool scalar tensor. Context: replica.
         """
         values = {id(v): values_of(g) for g, v in pairs if g is not None}
         squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values.values()]
@@ -127,16 +123,9 @@ class GradientWatch:
 
 
 def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch, bool]:
-    """Attaches a watch to a built optimizer, or returns the existing one.
+    """The watch of a built optimizer (with a loss scale of its inner one), and whether it is new.
 
-    Args:
-        optimizer: of ours; with a loss scale its inner optimizer is watched.
-        guard: as in `GradientWatch`.
-
-    Returns:
-        The watch, and whether it is new: then the step must be compiled again.
-
-    Context: host, inside the strategy's scope.
+    If it is new, the step must be compiled again. Context: host, inside the strategy's scope.
     """
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     variables = trained_variables(optimizer)

@@ -64,10 +64,8 @@ def dense(gradient: Gradient) -> tf.Tensor:
 def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
     """The same gradient with each row named once; a dense one is returned as it is.
 
-    Args:
-        gradient: of a variable.
-        densely: whether slices become one tensor, unless it would have more than `DENSEST` times the rows they name. For
-            XLA, which sorts the rows several times to name each once.
+    With `densely` slices become one tensor, unless it would have more than `DENSEST` times the rows they name. For XLA,
+    which sorts the rows several times to name each once.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

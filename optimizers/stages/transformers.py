@@ -30,14 +30,13 @@ def _positive(name: str, value: float) -> None:
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
 class ClipByGlobalNorm(Piece):
-    """Scales all gradients together down to a Euclidean norm of at most `clip_norm`.
+    """Scales all gradients together down to a Euclidean norm of at most c.
 
         g = g * c / max(|all g|, c)
 
-    Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+    with c = `clip_norm`, above 0.
 
-    Attributes:
-        clip_norm: c, above 0.
+    Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
     """
 
     clip_norm: float
@@ -55,12 +54,11 @@ class ClipByGlobalNorm(Piece):
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
 class ClipByNorm(Piece):
-    """Scales each gradient down to a Euclidean norm of at most `clip_norm`.
+    """Scales each gradient down to a Euclidean norm of at most c.
 
         g = g * c / max(|g|, c)
 
-    Attributes:
-        clip_norm: c, above 0.
+    with c = `clip_norm`, above 0.
     """
 
     clip_norm: float
@@ -76,12 +74,11 @@ class ClipByNorm(Piece):
 @keras.saving.register_keras_serializable("unisono")
 @dataclasses.dataclass(frozen=True)
 class ClipByValue(Piece):
-    """Limits each number to the range from `-clip_value` to `clip_value`.
+    """Limits each number to the range from -c to c.
 
         g = min(max(g, -c), c)
 
-    Attributes:
-        clip_value: c, above 0.
+    with c = `clip_value`, above 0.
     """
 
     clip_value: float
@@ -119,7 +116,7 @@ class AdaptiveClip(Piece):
         _positive("epsilon", self.epsilon)
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """Context: where gradients are the same on every replica. Slices become dense: norms cross their rows."""
+        """Slices become dense: norms cross their rows."""
         return [(self._clipped(dense(g), local_copy(v)), v) for g, v in grads_and_vars]
 
     def _clipped(self, gradient: tf.Tensor, weights: Any) -> tf.Tensor:
