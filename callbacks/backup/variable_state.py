@@ -129,11 +129,8 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
     """`[path, shape, dtype]` of each variable, group by group: what must be equal for a backup to fit."""
 
     def description(v: Any) -> list[Any]:
-        return [
-            getattr(v, "path", None) or v.name,
-            list(map(int, v.shape)),
-            tf.as_dtype(raw_value(v).dtype).name,
-        ]
+        dtype = tf.as_dtype(raw_value(v).dtype).name
+        return [getattr(v, "path", None) or v.name, list(map(int, v.shape)), dtype]
 
     return {group: [description(v) for v in members] for group, members in variables.items()}
 
