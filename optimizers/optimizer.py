@@ -1,4 +1,4 @@
-"""The base class of every optimizer here: Keras' update rules inside our pipeline."""
+"""The base class of every optimizer here: Keras' update rules behind our stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stage = Callable[[Pairs], Pairs]
 
 
 class Optimizer(SavedState, ReplicaRule):
-    """A Keras optimizer whose gradients pass through the stages of `optimizers.pipeline`.
+    """A Keras optimizer whose gradients pass through the stages of `optimizers.stages`.
 
     A subclass writes `build` and `update_step`, as for Keras; both see what they see on one device. This class owns the
     way from gradients to `update_step`; the rule itself, its slots and its configuration are Keras' or the subclass's.
@@ -208,7 +208,7 @@ class Optimizer(SavedState, ReplicaRule):
         if self.built and self.gradient_accumulation_steps:
             accumulation.create_weight(self)
 
-    # What the pipeline asks for.
+    # What the stages ask for.
 
     def split(self, pairs: Pairs) -> list[tuple[Any, Pairs]]:
         """Which optimizer updates which pairs: this one all of them."""
@@ -276,25 +276,6 @@ class Optimizer(SavedState, ReplicaRule):
         ):
             return tf.identity(local_copy(rate))
         return rate
-
-
-@tf.autograph.experimental.do_not_convert
-def apply_contributions(
-    optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], weight_total: Any = None
-) -> Any:
-    """`apply_gradients` for gradients whose plain sum over the replicas is the gradient of the global loss.
-
-    For a step that has put each replica's share into its loss: they are not weighted again.
-
-    Args:
-        optimizer: `unisono.optimizers.Optimizer`.
-        grads_and_vars: this replica's pairs.
-        weight_total: scalar W of this (micro-)batch, for exact accumulation; None: the rows of the step.
-
-    Context: replica.
-    """
-    with call_options(CallOptions(contributions=True, weight_total=weight_total)):
-        return optimizer.apply_gradients(grads_and_vars)
 
 
 def _check_stage(stage: Any, argument: str) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.step_context import StepContext, this_step
-from ...optimizers.optimizer import apply_contributions
+from ...optimizers.gradients import apply_contributions
 from ..step.train_step import track_loss
 from ..step.variable_placement import optimizers_of
 from .engine import PipelinedStep

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...compat.graphs import effects, graph_function
 from ..inputs.source import Chunk
-from . import worker_union
+from . import worker_batches
 from .compiled import GRAPH, Compiled
 from .xla_loops import GraphOnFailure
 
@@ -44,23 +44,23 @@ def _next_batch(chunk: Chunk) -> Callable[[Any, Any], Any]:
 
 
 def _batches_of_workers(function: Any, chunk: Chunk) -> Callable[[Any, Any], Any]:
-    """The same where each worker reads for itself; see `worker_union`."""
+    """The same where each worker reads for itself; see `worker_batches`."""
     last: list[Any] = []
 
     def next_batch(inputs: Any, i: tf.Tensor) -> Any:
         more = chunk.reader(inputs, i)
-        batch, rows = worker_union.own_batch(
-            more, last[0] if last else worker_union.empty_batch(more.element_spec)
+        batch, rows = worker_batches.own_batch(
+            more, last[0] if last else worker_batches.empty_batch(more.element_spec)
         )
         last[:] = [batch]
-        counts = worker_union.rows_of_workers(function.model.distribute_strategy, rows)
+        counts = worker_batches.rows_of_workers(function.model.distribute_strategy, rows)
         return (batch, None, counts) if int(tf.reduce_sum(counts)) else None
 
     return next_batch
 
 
 def loop_over_workers(function: Any, step: Callable[..., Any], reader: Any) -> Callable[..., Any]:
-    """The loop in the graph for input that each worker reads for itself; see `worker_union`."""
+    """The loop in the graph for input that each worker reads for itself; see `worker_batches`."""
     strategy = function.model.distribute_strategy
 
     def run(inputs: Any, steps: tf.Tensor) -> Any:
@@ -74,11 +74,11 @@ def loop_over_workers(function: Any, step: Callable[..., Any], reader: Any) -> C
             with tf.control_dependencies(made):
                 function.begin(i + 1)
                 more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
-            batch, rows = worker_union.own_batch(more, batch)
-            return i + 1, batch, worker_union.rows_of_workers(strategy, rows), new if new else logs
+            batch, rows = worker_batches.own_batch(more, batch)
+            return i + 1, batch, worker_batches.rows_of_workers(strategy, rows), new if new else logs
 
-        batch, rows = worker_union.own_batch(first, worker_union.empty_batch(first.element_spec))
-        counts = worker_union.rows_of_workers(strategy, rows)
+        batch, rows = worker_batches.own_batch(first, worker_batches.empty_batch(first.element_spec))
+        counts = worker_batches.rows_of_workers(strategy, rows)
         start = function.empty_logs(step, lambda: batch, None, worker_rows=counts)
         done, _, _, logs = tf.while_loop(
             lambda i, batch, counts, logs: tf.logical_and(i < steps, tf.reduce_sum(counts) > 0),

@@ -22,7 +22,7 @@ from ..inputs.source import Chunk
 from ..step.gathered_rows import rows_of_all_workers
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import predict_on_replica
-from . import worker_union
+from . import worker_batches
 from .compiled import has_absent
 from .executions import Execution, noted
 from .predict_loop import PredictLoop
@@ -125,12 +125,12 @@ class PredictFunction:
     def _outputs_of_workers(self) -> Callable[[Chunk, tf.Tensor], Any]:
         """The same for input that each worker reads for itself; the answer is that of all, in the order of the workers."""
         last: list[Any] = []
-        count_rows = self._function("rows", functools.partial(worker_union.rows_of_workers, self._strategy))
+        count_rows = self._function("rows", functools.partial(worker_batches.rows_of_workers, self._strategy))
 
         def next_outputs(chunk: Chunk, i: tf.Tensor) -> Any:
             more = chunk.reader(chunk.inputs, i)
-            borrowed = last[0] if last else worker_union.empty_batch(more.element_spec)
-            batch, rows = worker_union.own_batch(more, borrowed)
+            borrowed = last[0] if last else worker_batches.empty_batch(more.element_spec)
+            batch, rows = worker_batches.own_batch(more, borrowed)
             last[:] = [batch]
             counts = count_rows(rows)
             if int(tf.reduce_sum(counts)) == 0:
