@@ -1,0 +1,131 @@
+"""`Compilation`: how a model was compiled, and the functions that run its steps. A part of `Trainer`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from ..callbacks.fit_state import FitState
+from ..compat.serialization import deserialize_keras_object, our_classes
+from ..compat.training import KerasTrainer, TensorFlowTrainer, compile_config, filter_traceback, strategy_of
+from ..mixed_precision.policy import check_policy_order, wrap_optimizer
+from . import checks
+from .pipeline import step as pipeline_step
+from .runner import runner_of
+
+
+class Compilation(keras.Model if TYPE_CHECKING else object):
+    """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
+
+    fit_state: FitState | None = None
+    _pipeline: Any = None
+    _auto_steps = True
+    _auto_jit = True
+
+    @property
+    def _fixed_steps(self) -> int | None:
+        """The steps of an execution, if `compile` was given a number."""
+        return None if self._auto_steps else self.steps_per_execution
+
+    @filter_traceback
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int | str = "auto",
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """Configures the model for training, as `keras.Model.compile` does.
+
+        Args:
+            optimizer: the name or an instance of any Keras optimizer, converted in place (`optimizers.adopt`).
+            loss: name, `keras.losses.Loss` or function of `(y_true, y_pred)`; with several outputs a list or dict of
+                them. None: only the losses that layers add.
+            loss_weights: list or dict of floats, one for each output's loss. None: all 1.
+            metrics: list of names, metrics or functions; with several outputs a list or dict of such lists.
+            weighted_metrics: the same, for metrics that `sample_weight` and `class_weight` apply to.
+            run_eagerly: bool; run every step eagerly, to debug it.
+            steps_per_execution: "auto": each call of the compiled function runs as many steps as take about 0.1 s, and
+                ends where a callback asks to be called, so callbacks see what they would see with 1. An int: callbacks
+                are called after that many steps, as in Keras.
+            jit_compile: True: XLA; False: the plain graph; "auto": whichever is faster for this model on this device.
+            auto_scale_loss: bool; wrap the optimizer in a `LossScaleOptimizer` under the policy "mixed_float16".
+
+        Raises:
+            ValueError, TypeError: an argument cannot be used. The model is then unchanged.
+        """
+        checks.check_compile(steps_per_execution, jit_compile)
+        checks.check_home(self, "compile")
+        pipeline_step.attach(self)
+        check_policy_order(self)
+        with self._strategy_scope():
+            optimizer = wrap_optimizer(keras.optimizers.get(optimizer), self, auto_scale_loss)
+            plain_steps = 1 if steps_per_execution == "auto" else steps_per_execution
+            TensorFlowTrainer.compile(
+                self,
+                optimizer=optimizer,
+                loss=loss,
+                loss_weights=loss_weights,
+                metrics=metrics,
+                weighted_metrics=weighted_metrics,
+                run_eagerly=run_eagerly,
+                steps_per_execution=plain_steps,  # pyright: ignore[reportArgumentType]
+                jit_compile=jit_compile != "auto" and bool(jit_compile),  # pyright: ignore[reportArgumentType]
+                auto_scale_loss=False,
+            )
+        self._auto_steps = steps_per_execution == "auto"
+        self._auto_jit = jit_compile == "auto"
+        if self._auto_steps:
+            compile_config(self).pop("steps_per_execution", None)
+        if self._auto_jit:
+            compile_config(self).pop("jit_compile", None)
+        self._forget_compiled()
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles the model with what `get_compile_config` returned. Keras calls this when it loads a model."""
+        with our_classes():
+            if type(self).compile is not Compilation.compile:
+                KerasTrainer.compile_from_config(self, config)
+                return
+            self.compile(**deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            with self._strategy_scope():
+                self.optimizer.build(self.trainable_variables)
+
+    def _strategy_scope(self) -> Any:
+        """The scope of the strategy that the model was built under; a null context if there is none to enter."""
+        strategy = strategy_of(self)
+        if strategy is None or tf.distribute.get_strategy() is strategy:
+            return contextlib.nullcontext()
+        return strategy.scope()
+
+    def _forget_compiled(self) -> None:
+        self.train_function = None
+        self.test_function = None
+        self.predict_function = None
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that runs training steps; kept until `compile` is called again."""
+        if self.train_function is None or force:
+            self.train_function = runner_of(self).train_function(self)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes the function that runs evaluation steps."""
+        if self.test_function is None or force:
+            self.test_function = runner_of(self).test_function(self)
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes the function that runs prediction steps."""
+        if self.predict_function is None or force:
+            self.predict_function = runner_of(self).predict_function(self)
+        return self.predict_function
