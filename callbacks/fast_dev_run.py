@@ -6,13 +6,15 @@ from typing import Any
 
 import keras
 
+from .trained_model import ModelInFit
+
 _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 
 
 class OneBatch(keras.callbacks.Callback):
     """Ends the training after one step, and each validation after one."""
 
-    model: Any
+    model: ModelInFit
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes one step per execution, whatever `compile` was given."""

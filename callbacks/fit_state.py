@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 
 class Times:
@@ -38,6 +38,16 @@ class Times:
         self._last = now
 
 
+class Chunks(Protocol):
+    """An execution, as callbacks use it.
+
+    Attributes:
+        chunks: `trainer.inputs.Chunk`s; each holds batches of one size.
+    """
+
+    chunks: list[Any]
+
+
 @dataclasses.dataclass
 class FitState:
     """The calendar of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
@@ -45,7 +55,7 @@ class FitState:
     Attributes:
         epoch: int; the current epoch, 0-based.
         first_epoch: int; the epoch at which `fit` was asked to begin.
-        step: int; steps of this epoch that are done. Callbacks read it at any hook; `BackupAndRestore` sets `epoch` and
+        step: int; steps of this epoch that are done. Callbacks read it in any hook; `BackupAndRestore` sets `epoch` and
             `step` in `on_train_begin` when it resumes.
         epochs: int; the epoch at which `fit` ends.
         steps_per_epoch: int or None while unknown.
@@ -58,7 +68,7 @@ class FitState:
         after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume within an epoch
             uses it to restore what that hook would otherwise have changed.
         chief: bool; whether this process writes files.
-        execution: the current or the last execution: its `chunks` hold its batches.
+        execution: the current or the last execution; None before the first, and where workers run the steps.
         times: where the time of this `fit` goes.
         save_and_exit: the reason for which training should save and stop at the next step, on all workers.
         asked_to_exit: set by a signal handler: the reason for which this process was asked to.
@@ -77,7 +87,7 @@ class FitState:
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     after_epoch_begin: Callable[[], None] | None = None
     chief: bool = True
-    execution: Any = None
+    execution: Chunks | None = None
     times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None
     asked_to_exit: str | None = None

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from ..distribute.arguments import whole_number
+from .trained_model import ModelInFit
 
 
 class LineFile:
@@ -85,7 +86,7 @@ class JSONLines(keras.callbacks.Callback):
         clock: () -> float; seconds since 1970.
     """
 
-    model: Any
+    model: ModelInFit
 
     def __init__(
         self,

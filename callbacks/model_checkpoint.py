@@ -14,6 +14,7 @@ import keras
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import whole_number
 from .safe_file import remove_leftovers, rename_safely, sum_path, temporary_path, write_sum
+from .trained_model import ModelInFit
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
@@ -47,7 +48,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         SaveError: (an `OSError`) the directory is gone, full or read-only; earlier files are unchanged.
     """
 
-    model: Any
+    model: ModelInFit
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from ..distribute.arguments import whole_number
 from ..distribute.environment import peer_timeout
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
+from .trained_model import ModelInFit
 
 
 def _longest_stop() -> float:
@@ -73,7 +74,7 @@ class Profiler(keras.callbacks.Callback):
     (10, 20)
     """
 
-    model: Any
+    model: ModelInFit
 
     def __init__(
         self, log_dir: str | os.PathLike, steps: tuple[int, int] | None = (10, 20), port: int | None = None

@@ -20,6 +20,7 @@ from ..compat.callbacks import (
 )
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from .step_hooks import add_step_hook, remove_step_hook
+from .trained_model import ModelInFit
 
 
 class TensorBoard(keras.callbacks.TensorBoard):
@@ -31,7 +32,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
     written: the coordinator has the file, and the steps run elsewhere.
     """
 
-    model: Any
+    model: ModelInFit
 
     def steps_to_wake(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""

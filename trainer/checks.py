@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..callbacks.trained_model import TrainedModel
 from ..compat.training import strategy_of
 from ..compat.variables import raw_value
 
@@ -44,7 +45,7 @@ def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
         raise ValueError(f'`jit_compile` must be "auto", True or False. Received: {jit_compile!r}')
 
 
-def global_batch_size(model: Any, batch_size: Any, per_replica_batch_size: Any) -> int | None:
+def global_batch_size(model: TrainedModel, batch_size: Any, per_replica_batch_size: Any) -> int | None:
     """The rows of the global batch from the two ways to say it; None where neither is given."""
     if per_replica_batch_size is None:
         return batch_size
@@ -64,7 +65,7 @@ def global_batch_size(model: Any, batch_size: Any, per_replica_batch_size: Any) 
     return per_replica_batch_size * model.distribute_strategy.num_replicas_in_sync
 
 
-def check_home(model: Any, method: str) -> None:
+def check_home(model: TrainedModel, method: str) -> None:
     """Refuses a model whose variables do not belong to the strategy that it is to run under."""
     if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
         raise ValueError(
@@ -91,7 +92,7 @@ def check_home(model: Any, method: str) -> None:
             )
 
 
-def _built_where(model: Any) -> str:
+def _built_where(model: TrainedModel) -> str:
     home = strategy_of(model)
     return "outside of any scope" if home is None else f"under {_name(home)}"
 
@@ -135,7 +136,7 @@ def check_callbacks(callbacks: Any) -> None:
             )
 
 
-def check_targets(model: Any, spec: Any, error: Exception) -> None:
+def check_targets(model: TrainedModel, spec: Any, error: Exception) -> None:
     """Says that the targets are missing, where that is why a model with a loss could not be built."""
     if model.loss is not None and (len(spec) < 2 or spec[1] is None):
         raise ValueError(
@@ -144,7 +145,7 @@ def check_targets(model: Any, spec: Any, error: Exception) -> None:
         ) from error
 
 
-def check_text(model: Any, spec: Any) -> None:
+def check_text(model: TrainedModel, spec: Any) -> None:
     """Refuses strings where a model with declared inputs takes numbers."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     given = keras.tree.flatten(spec[0]) if spec else []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ..callbacks.trained_model import TrainedModel
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from .parameter_servers.runner import ParameterServerRunner
 from .pipeline.runner import PipelineRunner
@@ -11,7 +10,7 @@ from .run.plain_runner import PlainRunner
 from .run.runner import Runner
 
 
-def runner_of(model: Any) -> Runner:
+def runner_of(model: TrainedModel) -> Runner:
     """The way for `model`: on the workers of its parameter servers, in the stages of its pipeline, or plainly."""
     if on_parameter_servers(model.distribute_strategy):
         return ParameterServerRunner()

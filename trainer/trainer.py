@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from .. import mixed_precision
+from ..callbacks.trained_model import TrainedModel
 from ..compat.training import (
     KerasTrainer,
     TensorFlowTrainer,
@@ -265,5 +266,5 @@ class Trainer(Compilation):
         return step_logs(optimizers_of(self))
 
 
-def _overridden(model: Any, name: str, base: type) -> bool:
+def _overridden(model: TrainedModel, name: str, base: type) -> bool:
     return getattr(type(model), name) is not getattr(base, name) or name in vars(model)

@@ -12,6 +12,8 @@ import keras
 
 from ...distribute.arguments import whole_number
 from ...distribute.workers.agreement import exchange, gather_json
+from ..fit_state import FitState
+from ..trained_model import ModelInFit
 from . import interruption
 from . import snapshot as fit_snapshot
 from .save_schedule import SaveSchedule
@@ -54,7 +56,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         NewerFormatError: a newer version of unisono wrote the newest backup.
     """
 
-    model: Any
+    model: ModelInFit
 
     # The loop calls it after all others: a backup holds what they have done at the same hook.
     runs_last = True
@@ -190,7 +192,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 raise
             warnings.warn(str(error))
 
-    def _resume(self, fit_state: Any) -> None:
+    def _resume(self, fit_state: FitState) -> None:
         path, content, problems = self._newest_good()
         for problem in problems:
             warnings.warn(f"{problem} It is skipped.")
@@ -259,7 +261,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.stall_seconds += self._saved_at_time - begin
 
 
-def _announce(path: Any, content: dict[str, Any], fit_state: Any, left_over: list[str]) -> None:
+def _announce(path: Any, content: dict[str, Any], fit_state: FitState, left_over: list[str]) -> None:
     """One line: from where, to where, and how the position in the data was found."""
     ways = {
         "index": "by index",

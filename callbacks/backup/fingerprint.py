@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..fit_state import FitState
+from ..trained_model import CompiledModel
 from . import variable_state
 
 _MOST_LISTED = 12
@@ -15,7 +17,7 @@ _MOST_LISTED = 12
 _IGNORED_SETTINGS = ("name", "module", "registered_name", "build_config", "shared_object_id")
 
 
-def fingerprint(model: Any, fit_state: Any, source_state: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(model: CompiledModel, fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
     """What must be equal for a backup to fit: variables, optimizer, data. JSON values."""
     optimizer = getattr(model, "optimizer", None)
     return {
@@ -68,7 +70,7 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _data(fit_state: Any, source_state: Mapping[str, Any]) -> dict[str, Any]:
+def _data(fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
     source = fit_state.source
     spec = getattr(source, "spec", None)
     rows = source_state.get("rows")

@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from ..fit_state import FitState
+
 # What a shell reports for a process that SIGTERM ended: 128 + 15.
 EXIT_STATUS = 143
 
@@ -22,9 +24,9 @@ class InterruptionHandlers:
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}
-        self._fit_state: Any = None
+        self._fit_state: FitState | None = None
 
-    def install(self, fit_state: Any) -> None:
+    def install(self, fit_state: FitState) -> None:
         """Handles both signals, unless the program ignores them."""
         if threading.current_thread() is not threading.main_thread():
             return

@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.workers.agreement import gather_bytes, place_among_workers, spans_workers
+from ..fit_state import FitState
+from ..trained_model import CompiledModel
 from . import callback_state, container, random_state, variable_state
 from .fingerprint import differences, fingerprint
 
@@ -22,8 +24,8 @@ class BackupMismatchError(ValueError):
 
 
 def capture(
-    model: Any,
-    fit_state: Any,
+    model: CompiledModel,
+    fit_state: FitState,
     epoch: int,
     step: int,
     buffers: variable_state.HostBuffers,
@@ -71,7 +73,7 @@ def capture(
     return content, {"epoch": epoch, "step": step, "total_steps": total}
 
 
-def _captured_variables(model: Any, buffers: variable_state.HostBuffers) -> dict[str, list[Any]]:
+def _captured_variables(model: CompiledModel, buffers: variable_state.HostBuffers) -> dict[str, list[Any]]:
     strategy = model.distribute_strategy
     workers = place_among_workers(strategy)[1]
     return {
@@ -89,7 +91,7 @@ def _captured_variables(model: Any, buffers: variable_state.HostBuffers) -> dict
     }
 
 
-def validation_start(model: Any) -> dict[str, Any]:
+def validation_start(model: CompiledModel) -> dict[str, Any]:
     """The few things that a validation can change and that a repeated one must begin with."""
     seeds = {
         i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
@@ -99,7 +101,7 @@ def validation_start(model: Any) -> dict[str, Any]:
     return {"random": random_state.capture(), "seeds": seeds}
 
 
-def check(content: dict[str, Any], model: Any, fit_state: Any, path: Any) -> None:
+def check(content: dict[str, Any], model: CompiledModel, fit_state: FitState, path: Any) -> None:
     """Refuses a backup of something else with a BackupMismatchError that lists what differs."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
     by_index = getattr(type(fit_state.source), "resume_by", None) == "index"
@@ -116,7 +118,7 @@ def check(content: dict[str, Any], model: Any, fit_state: Any, path: Any) -> Non
         )
 
 
-def restore_values(content: dict[str, Any], model: Any, fit_state: Any) -> list[str]:
+def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: FitState) -> list[str]:
     """Restores variables, callbacks and random generators; can be repeated. Returns the states without a callback."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
@@ -128,7 +130,7 @@ def restore_values(content: dict[str, Any], model: Any, fit_state: Any) -> list[
     return left_over
 
 
-def restore_position(content: dict[str, Any], model: Any, fit_state: Any) -> None:
+def restore_position(content: dict[str, Any], model: CompiledModel, fit_state: FitState) -> None:
     """Sets the calendar and the position in the data."""
     calendar = content["calendar"]
     fit_state.epoch, fit_state.step = calendar["epoch"], calendar["step"]
@@ -138,7 +140,7 @@ def restore_position(content: dict[str, Any], model: Any, fit_state: Any) -> Non
     fit_state.source.restore(_own_part(content, model.distribute_strategy)["source"])
 
 
-def _own_part(content: dict[str, Any], strategy: Any) -> dict[str, Any]:
+def _own_part(content: dict[str, Any], strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """What this worker saved; the chief's part where there were more or fewer workers."""
     parts = content["workers"]
     me, workers = place_among_workers(strategy)
@@ -146,7 +148,7 @@ def _own_part(content: dict[str, Any], strategy: Any) -> dict[str, Any]:
 
 
 def _from_all_workers(
-    strategy: Any, variables: dict[str, Any], worker: dict[str, Any]
+    strategy: tf.distribute.Strategy, variables: dict[str, Any], worker: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
     """Adds the copies on other workers, and what each worker alone knows."""
     if not spans_workers(strategy):

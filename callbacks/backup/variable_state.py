@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from ...compat.layers import layers_of
 from ...compat.variables import is_read_together, raw_value, sums_on_read
+from ..trained_model import CompiledModel
 
 
 class HostBuffers:
@@ -42,7 +43,7 @@ class HostBuffers:
         self._buffers.clear()
 
 
-def variables_of(model: Any) -> dict[str, list[Any]]:
+def variables_of(model: CompiledModel) -> dict[str, list[Any]]:
     """Every variable that training can change, each once, in the order in which the script creates them.
 
     Returns:
@@ -135,7 +136,7 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
     return {group: [description(v) for v in members] for group, members in variables.items()}
 
 
-def _plain_variables(model: Any) -> Iterable[Any]:
+def _plain_variables(model: CompiledModel) -> Iterable[Any]:
     for layer in layers_of(model):
         for _, value in sorted(vars(layer).items()):
             for item in value if isinstance(value, list | tuple) else [value]:

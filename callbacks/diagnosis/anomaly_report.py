@@ -18,6 +18,7 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..json_lines import jsonable
 from ..step_hooks import add_step_hook, remove_step_hook
+from ..trained_model import ModelInFit
 
 
 class AnomalyWarning(UserWarning):
@@ -42,7 +43,7 @@ class AnomalyReport(keras.callbacks.Callback):
             variables whose gradient is not finite) and "batch" (statistics of each part).
     """
 
-    model: Any
+    model: ModelInFit
 
     waits_for_executions = True  # the compiled step itself stops; the host finds out when the execution ends
 

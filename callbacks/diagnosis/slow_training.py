@@ -13,6 +13,8 @@ import tensorflow as tf
 from ...distribute.arguments import whole_number
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
 from ...optimizers.stages.gradient_watch import watch_gradients
+from ..fit_state import FitState
+from ..trained_model import ModelInFit
 
 
 class DiagnosisWarning(UserWarning):
@@ -42,7 +44,7 @@ class Diagnosis(keras.callbacks.Callback):
         least_seconds: float; epochs whose steps took less are not judged.
     """
 
-    model: Any
+    model: ModelInFit
 
     waits_for_executions = True
 
@@ -172,7 +174,7 @@ def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> s
     )
 
 
-def layout(fit_state: Any) -> list[tuple[str, str]]:
+def layout(fit_state: FitState) -> list[tuple[str, str]]:
     """(name, dtype and shape) of each part of the last batch, for instance ("x", "float32 (32, 8)")."""
     names = part_names(fit_state.source.spec)
     if fit_state.execution is None:  # the steps run on the workers of a coordinator

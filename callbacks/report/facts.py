@@ -16,11 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.strategies import devices_of
+from ..fit_state import FitState
+from ..trained_model import CompiledModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 
 
-def facts_of(model: Any, fit_state: Any) -> dict[str, Any]:
+def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     """What a report says about a run before its first number, in JSON values.
 
     "model", "strategy", "configuration", "versions" and "machine" are flat dicts, and "summary" is the model's summary.
@@ -54,7 +56,7 @@ def memory_bytes() -> dict[str, int]:
     return found
 
 
-def _model(model: Any) -> dict[str, Any]:
+def _model(model: CompiledModel) -> dict[str, Any]:
     count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
     return {
         "name": model.name,
@@ -66,7 +68,7 @@ def _model(model: Any) -> dict[str, Any]:
     }
 
 
-def _strategy(model: Any) -> dict[str, Any]:
+def _strategy(model: CompiledModel) -> dict[str, Any]:
     strategy = model.distribute_strategy
     return {
         "strategy": type(strategy).__name__,
@@ -76,7 +78,7 @@ def _strategy(model: Any) -> dict[str, Any]:
     }
 
 
-def _configuration(model: Any, fit_state: Any) -> dict[str, Any]:
+def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     result: dict[str, Any] = {
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
@@ -108,7 +110,7 @@ def _name(value: Any) -> Any:
     return getattr(value, "__name__", None) or type(value).__name__
 
 
-def _summary(model: Any) -> str:
+def _summary(model: CompiledModel) -> str:
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
     return "\n".join(lines)

@@ -16,6 +16,7 @@ from ...distribute.workers.agreement import gather_json
 from ...optimizers.stages.gradient_watch import watch_gradients
 from ..json_lines import LineFile
 from ..safe_file import write_safely
+from ..trained_model import ModelInFit
 from . import read_run, render
 from .facts import facts_of, memory_bytes
 
@@ -38,7 +39,7 @@ class TrainingReport(keras.callbacks.Callback):
         clock: () -> float; seconds since 1970.
     """
 
-    model: Any
+    model: ModelInFit
 
     waits_for_executions = True
 

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ..step.global_metrics import leaf_metrics
 
@@ -34,7 +35,7 @@ class RowLayout:
         width: int; float64 numbers in a row.
     """
 
-    def __init__(self, model: Any, logs: StepLogs | None = None) -> None:
+    def __init__(self, model: TrainedModel, logs: StepLogs | None = None) -> None:
         self.logs = logs
         self.own_logs = own_logs = {} if logs is None else logs.own
         self.variables = list({id(v): v for v in model.metrics_variables}.values())
@@ -112,7 +113,7 @@ class Totals:
         read: a function of the metrics' state, kept from phase to phase (`result_function`).
     """
 
-    def __init__(self, model: Any, layout: RowLayout, read: Any) -> None:
+    def __init__(self, model: TrainedModel, layout: RowLayout, read: Any) -> None:
         self._model, self._layout, self._read = model, layout, read
         self._state = [np.array(v.numpy()) for v in layout.variables]
         self._last: np.ndarray | None = None
@@ -145,7 +146,7 @@ class Totals:
             variable.assign(value)
 
 
-def result_function(model: Any, layout: RowLayout) -> Any:
+def result_function(model: TrainedModel, layout: RowLayout) -> Any:
     """A function from the metrics' state to their results; it runs on the coordinator."""
 
     def read(values: list[tf.Tensor]) -> dict[str, Any]:

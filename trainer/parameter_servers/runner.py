@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ...callbacks.fit_state import FitState
+from ...callbacks.trained_model import TrainedModel
 from ...compat.optimizers import call_count
 from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import mode_of, pool_of
@@ -26,7 +28,7 @@ from .worker_steps import WorkerSteps
 class ParameterServerRunner(PlainRunner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Keeps nothing itself. Context: host."""
 
-    def train_function(self, model: Any) -> WorkerSteps:
+    def train_function(self, model: TrainedModel) -> WorkerSteps:
         """What computes training steps on workers.
 
         Raises:
@@ -35,18 +37,20 @@ class ParameterServerRunner(PlainRunner):
         backups = mode_of(model.distribute_strategy).backup_workers
         return WorkerSteps(model, training=True) if backups is None else SynchronousSteps(model, backups)
 
-    def test_function(self, model: Any) -> WorkerSteps:
+    def test_function(self, model: TrainedModel) -> WorkerSteps:
         """What computes steps of evaluation on workers; raises as `train_function` does."""
         return WorkerSteps(model, training=False)
 
-    def predict_function(self, model: Any) -> WorkerPrediction:
+    def predict_function(self, model: TrainedModel) -> WorkerPrediction:
         """What predicts batches on workers."""
         return WorkerPrediction(model)
 
-    def begin_fit(self, model: Any, state: FitState) -> None:
+    def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Nothing is to be chosen: workers run the plain graph."""
 
-    def train_steps(self, model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
+    def train_steps(
+        self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
+    ) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
         steps, hooks = model.train_function, callbacks.callbacks
         max_staleness = mode_of(model.distribute_strategy).max_staleness
@@ -80,7 +84,9 @@ class ParameterServerRunner(PlainRunner):
             state.steps_per_epoch = state.step
         return logs
 
-    def test_steps(self, model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
+    def test_steps(
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+    ) -> dict[str, Any]:
         """One pass over `source`: every row is counted once, in order, even when workers are lost; returns the logs."""
         function, begin = model.test_function, callbacks.on_test_batch_begin
         schedule = _one_pass(function, source, begin, lambda: model.stop_evaluating)
@@ -97,7 +103,11 @@ class ParameterServerRunner(PlainRunner):
         return logs
 
     def predict_steps(
-        self, model: Any, source: Source, callbacks: Any, join: Callable[[list[Any]], Any]
+        self,
+        model: TrainedModel,
+        source: Source,
+        callbacks: keras.callbacks.CallbackList,
+        join: Callable[[list[Any]], Any],
     ) -> list[Any]:
         """The outputs of every batch of `source`, in order; `join` makes one structure of several, for callbacks."""
         function, begin = model.predict_function, callbacks.on_predict_batch_begin
@@ -112,7 +122,7 @@ class ParameterServerRunner(PlainRunner):
         return collected
 
     @contextlib.contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
+    def watching(self, model: TrainedModel) -> Iterator[None]:
         """Names the parameter server that is lost or hangs when the block fails because of it.
 
         The workers give up the inputs that they hold when the block is left, unless it is part of a running `fit`.
@@ -146,7 +156,7 @@ def _no_batch(state: FitState) -> dict[str, Any]:
     return state.step_logs
 
 
-def _check_progress(model: Any) -> None:
+def _check_progress(model: TrainedModel) -> None:
     """Stops training in mixed precision that only skips steps."""
     unknown = "Which layer is to blame is not looked for on parameter servers: run one step on one device"
     skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: unknown)
@@ -155,7 +165,7 @@ def _check_progress(model: Any) -> None:
 class _UpdateCount:
     """The optimizer's count of updates, made right after a worker was lost while it was counting."""
 
-    def __init__(self, model: Any, steps: WorkerSteps) -> None:
+    def __init__(self, model: TrainedModel, steps: WorkerSteps) -> None:
         optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         known = steps.updates_on_workers and optimizer is not None and not model._overrides_step("train_step")
         self._variable: Any = call_count(optimizer) if known and optimizer is not None else None

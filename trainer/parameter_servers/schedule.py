@@ -13,6 +13,7 @@ import tensorflow as tf
 from ...callbacks.wake import steps_to_wake
 from ..inputs import Source
 from .pieces import HOST, Piece, pieces_of
+from .worker_function import WorkerFunction
 
 _TARGET_SECONDS = 0.1
 MOST_STEPS = 512
@@ -48,7 +49,7 @@ class Schedule:
     """The pieces of one epoch, in order, each prepared just before it is handed out. Context: host.
 
     Args:
-        function: `WorkerFunction`; what the workers run.
+        function: what the workers run.
         source: the input, at its position.
         begin: called with the number of the first step of each piece.
         stopped: () -> bool; whether no further piece may be handed out.
@@ -64,7 +65,7 @@ class Schedule:
 
     def __init__(
         self,
-        function: Any,
+        function: WorkerFunction,
         source: Source,
         begin: Callable[[int], None],
         stopped: Callable[[], bool],

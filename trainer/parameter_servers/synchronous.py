@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...compat.training import loss_tracker
@@ -61,7 +62,7 @@ class SynchronousSteps(WorkerSteps):
 
     updates_on_workers = False
 
-    def __init__(self, model: Any, backups: int) -> None:
+    def __init__(self, model: TrainedModel, backups: int) -> None:
         super().__init__(model, training=True)
         self._backups, self._num_parts = backups, self._num_workers - backups
         self._updates: dict[int, Any] = {}

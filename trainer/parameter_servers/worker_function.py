@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.strategy import pool_of
@@ -34,7 +35,7 @@ class WorkerFunction:
 
     most_steps: int | None = None
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: TrainedModel) -> None:
         self._model, self._strategy = model, model.distribute_strategy
         self._pool = pool_of(self._strategy)
         self._compiled: dict[Any, Any] = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.variables import raw_value
 from ...distribute.parameter_servers.updates import beside
 from ...distribute.replicas import local_copy, once_per_copy
@@ -23,7 +24,7 @@ from .metric_totals import RowLayout
 
 
 def worker_step(
-    model: Any, step_fn: Any, batch: Any, step: StepContext, layout: RowLayout, alone: bool
+    model: TrainedModel, step_fn: Any, batch: Any, step: StepContext, layout: RowLayout, alone: bool
 ) -> tuple[tf.Tensor, Any]:
     """Runs `train_step` or `test_step` on the rows of a batch and makes its writes.
 
@@ -64,7 +65,7 @@ def step_row(
     return layout.pack(applied, added, own), state
 
 
-def snapshot(model: Any, writes: CollectedWrites, layout: RowLayout) -> dict[int, tf.Tensor]:
+def snapshot(model: TrainedModel, writes: CollectedWrites, layout: RowLayout) -> dict[int, tf.Tensor]:
     """The state that the step reads: metrics at zero, and one value of everything that a layer may change."""
     for variable in layout.variables:
         writes.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function, is_stateful, scratch_graph
 from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
@@ -40,7 +41,7 @@ class WorkerSteps(WorkerFunction):
 
     updates_on_workers = True
 
-    def __init__(self, model: Any, training: bool) -> None:
+    def __init__(self, model: TrainedModel, training: bool) -> None:
         if not model._auto_jit and model.jit_compile:
             raise ValueError(
                 "`jit_compile=True` compiles a step for one device, but the variables are on parameter servers: leave "

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.functional import graph_of, nodes_in_order, random_states
 
 
@@ -75,7 +76,7 @@ class Stage:
 class Chain:
     """The blocks of a model in the order of its layers. Owns no variables and no devices."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: TrainedModel) -> None:
         """Reads the model's graph.
 
         Args:
@@ -246,7 +247,7 @@ def _weights(blocks: list[Block]) -> list[Any]:
     return list({id(v): v for operation in operations for v in getattr(operation, "weights", [])}.values())
 
 
-def _no_graph(model: Any) -> str:
+def _no_graph(model: TrainedModel) -> str:
     kind = type(model).__name__
     if not model.built:
         return f"model {model.name!r} cannot be cut into stages before it is built: give it an Input"

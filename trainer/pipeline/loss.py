@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import without_layer_losses
 from ...compat.training import KerasTrainer, compiled_loss, compute_loss, flat_losses
 from ...distribute.step_context import StepContext, step_scope
@@ -35,7 +36,7 @@ def micro_slices(structure: Any, steps: list[StepContext]) -> list[Any]:
 
 
 def head_of(
-    model: Any,
+    model: TrainedModel,
     plan: Plan,
     run: PipelinedStep,
     step: StepContext,
@@ -103,7 +104,9 @@ def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.T
     return [tf.add_n(list(parts)) for parts in zip(*of_each)]
 
 
-def own_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> tf.Tensor:
+def own_loss(
+    model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> tf.Tensor:
     """The loss without what layers add and without weight regularizers: the stages see to these."""
     if _overrides_compute_loss(model):
         with without_layer_losses(model):
@@ -117,14 +120,14 @@ def own_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, traini
     return tf.zeros((), keras.config.floatx()) if loss is None else tf.convert_to_tensor(loss)
 
 
-def track_single_losses(model: Any, y: Any, outputs: Any, sample_weight: Any) -> None:
+def track_single_losses(model: TrainedModel, y: Any, outputs: Any, sample_weight: Any) -> None:
     """Counts the losses of several outputs, on the whole batch: what they wrote for micro-batches is dropped."""
     compiled = compiled_loss(model)
     if compiled is not None and compiled.metrics and not _overrides_compute_loss(model):
         compiled(y, outputs, sample_weight)
 
 
-def _works_on_rows(model: Any) -> bool:
+def _works_on_rows(model: TrainedModel) -> bool:
     """Whether the loss of a batch is the exact mean of its parts' losses."""
     if _overrides_compute_loss(model):
         return False
@@ -133,5 +136,5 @@ def _works_on_rows(model: Any) -> bool:
     )
 
 
-def _overrides_compute_loss(model: Any) -> bool:
+def _overrides_compute_loss(model: TrainedModel) -> bool:
     return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from ...callbacks.trained_model import TrainedModel
 from ...distribute.pipeline.partition import balance, stage_costs
 from ...distribute.pipeline.pipeline import Settings, register_planner
 from ...distribute.pipeline.schedule import SCHEDULES, forward_only, peak_activations
@@ -23,7 +24,7 @@ _BYTES_PER_WEIGHT_BYTE = 4.0
 class Plan:
     """A model cut for a pipeline. Owns the stages; the variables stay the model's."""
 
-    def __init__(self, model: Any, settings: Settings, rows: int | None) -> None:
+    def __init__(self, model: TrainedModel, settings: Settings, rows: int | None) -> None:
         """Cuts the model.
 
         Args:
@@ -186,7 +187,7 @@ def _table(rows: list[list[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def _plan(model: Any, settings: Settings, rows: int | None) -> Plan:
+def _plan(model: TrainedModel, settings: Settings, rows: int | None) -> Plan:
     plan = Plan(model, settings, rows)
     move_weights(plan.stages)
     return plan

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.replaced import replaced_functions
 from ..run import build
 from ..run.plain_runner import PlainRunner
@@ -20,7 +21,7 @@ class PipelineRunner(PlainRunner):
     """See `Runner`."""
 
     @contextlib.contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
+    def watching(self, model: TrainedModel) -> Iterator[None]:
         """Names the stage that is lost or hangs, where the block fails because of it."""
         try:
             yield
@@ -28,7 +29,7 @@ class PipelineRunner(PlainRunner):
             model._pipeline.raise_if_lost(error)
             raise
 
-    def build(self, model: Any, spec: Any, rows: int | None, training: bool = True) -> None:
+    def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
         """Cuts the built model and moves its variables to their stages before the optimizer is built."""
         with model._strategy_scope():
             build.build_for_prediction(model, spec)
@@ -37,20 +38,20 @@ class PipelineRunner(PlainRunner):
         with replaced_functions(), model._strategy_scope():
             added_losses.find_sums(model, spec[0])
 
-    def build_for_prediction(self, model: Any, spec: Any) -> None:
+    def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
         """Creates the variables of the model on their stages."""
         with model._strategy_scope():
             build.build_for_prediction(model, spec)
             step.prepare(model, None, training=False)
 
-    def train_function(self, model: Any) -> StepFunction:
+    def train_function(self, model: TrainedModel) -> StepFunction:
         """Loops over steps in stages."""
         return StepFunction(model, True, functools.partial(step.train_step, model))
 
-    def test_function(self, model: Any) -> StepFunction:
+    def test_function(self, model: TrainedModel) -> StepFunction:
         """Loops over steps of evaluation in stages."""
         return StepFunction(model, False, functools.partial(step.test_step, model))
 
-    def predict_function(self, model: Any) -> PredictFunction:
+    def predict_function(self, model: TrainedModel) -> PredictFunction:
         """Predictions in stages, one batch in a call."""
         return PredictFunction(model, functools.partial(step.predict_step, model), in_loops=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.step_context import StepContext, this_step
@@ -27,7 +28,7 @@ from .plan import Plan
 from .step_parts import Result, apply_writes, micro_steps
 
 
-def attach(model: Any) -> None:
+def attach(model: TrainedModel) -> None:
     """Puts a model on the pipeline in whose scope this is called; elsewhere the model stays where it is.
 
     Raises:
@@ -44,7 +45,7 @@ def attach(model: Any) -> None:
         pipeline.remember(model)
 
 
-def prepare(model: Any, rows: int | None, training: bool = True) -> None:
+def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> None:
     """Cuts a built model, moves its variables to their stages, and refuses what a pipeline cannot do.
 
     Args:
@@ -78,7 +79,7 @@ def prepare(model: Any, rows: int | None, training: bool = True) -> None:
         plan.check_rows(rows)
 
 
-def train_step(model: Any, data: Any) -> dict[str, Any]:
+def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
     """One step: the numbers of `train_step.train_step`, computed in stages."""
     step = this_step()
     x, y, sample_weight = unpack_x_y_sample_weight(data)
@@ -101,7 +102,7 @@ def train_step(model: Any, data: Any) -> dict[str, Any]:
         return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
 
 
-def test_step(model: Any, data: Any) -> dict[str, Any]:
+def test_step(model: TrainedModel, data: Any) -> dict[str, Any]:
     """One step of evaluation, its forward pass in stages."""
     step = this_step()
     x, y, sample_weight = unpack_x_y_sample_weight(data)
@@ -113,14 +114,14 @@ def test_step(model: Any, data: Any) -> dict[str, Any]:
         return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
 
 
-def predict_step(model: Any, data: Any) -> Any:
+def predict_step(model: TrainedModel, data: Any) -> Any:
     """The outputs for one batch, computed in stages."""
     step = this_step()
     x, _, _ = unpack_x_y_sample_weight(data)
     return _forward(model, x, step).outputs
 
 
-def _forward(model: Any, x: Any, step: StepContext) -> Result:
+def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
     plan: Plan = model._pipeline.plan(model)
     result = _pipelined(plan, x, step, training=False).forward(plan.forward_jobs)
     apply_writes(result.writes)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import scratch_graph
 from ...compat.layers import layers_of
 from ...compat.training import (
@@ -25,7 +26,7 @@ from ...optimizers.building import ensure_built
 from .. import checks
 
 
-def build_for(model: Any, spec: Any, training: bool = True) -> None:
+def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
     """Builds the model for batches of `spec`.
 
     Keras builds a model symbolically from its `call`. A model with a `train_step` of its own (a GAN, say) may have no
@@ -55,7 +56,7 @@ def build_for(model: Any, spec: Any, training: bool = True) -> None:
         _trace_own_step(model, spec, model.train_step if training else model.test_step, training)
 
 
-def _trace_own_step(model: Any, spec: Any, own_step: Any, training: bool) -> None:
+def _trace_own_step(model: TrainedModel, spec: Any, own_step: Any, training: bool) -> None:
     """Creates the variables of layers that only the user's step reaches: the step is traced, and never run.
 
     An error in the step is left to the first real step, which names its place.
@@ -72,11 +73,11 @@ def _trace_own_step(model: Any, spec: Any, own_step: Any, training: bool) -> Non
         missing, before = _unbuilt(model), missing
 
 
-def _unbuilt(model: Any) -> int:
+def _unbuilt(model: TrainedModel) -> int:
     return sum(not layer.built for layer in layers_of(model)[1:])
 
 
-def build_for_prediction(model: Any, spec: Any) -> None:
+def build_for_prediction(model: TrainedModel, spec: Any) -> None:
     """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
     if all(layer.built for layer in layers_of(model)):
         return
@@ -99,7 +100,7 @@ def _needs_real_tensors(spec: Any) -> bool:
     return any(not isinstance(s, tf.TensorSpec | tf.SparseTensorSpec | None) for s in tf.nest.flatten(spec))
 
 
-def _build_with_placeholders(model: Any, spec: Any) -> None:
+def _build_with_placeholders(model: TrainedModel, spec: Any) -> None:
     """Creates the variables of layers, metrics and losses by calling them in a scratch graph on tensors of `spec`."""
 
     def call_everything() -> Any:
@@ -127,11 +128,11 @@ def _placeholder(spec: Any) -> Any:
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 
-def _can_be_called(model: Any) -> bool:
+def _can_be_called(model: TrainedModel) -> bool:
     return type(model).call is not keras.Model.call
 
 
-def _build_symbolically(model: Any, batch: Any, build_optimizer: bool) -> None:
+def _build_symbolically(model: TrainedModel, batch: Any, build_optimizer: bool) -> None:
     optimizer = model.optimizer
     built = optimizer is None or optimizer.built
     if not build_optimizer and not built:

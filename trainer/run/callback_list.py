@@ -7,10 +7,16 @@ from typing import Any
 import keras
 
 from ...callbacks.progress import ProgressBar
+from ...callbacks.trained_model import TrainedModel
 
 
 def callback_list(
-    model: Any, callbacks: Any, verbose: Any, epochs: int, steps: int | None, add_history: bool = False
+    model: TrainedModel,
+    callbacks: Any,
+    verbose: Any,
+    epochs: int,
+    steps: int | None,
+    add_history: bool = False,
 ) -> keras.callbacks.CallbackList:
     """Keras' list, with the callbacks that must see the work of the others (backups) at its end."""
     if isinstance(callbacks, keras.callbacks.CallbackList):

@@ -1,16 +1,88 @@
-"""A compiled function, and how it is called with a chunk."""
+"""What loops over steps are made of, and what they are compiled to: a function that is called with a chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ..inputs.source import Chunk
 
 GRAPH, XLA = "graph", "xla"  # the ways of running steps
+
+
+class GlobalSteps(Protocol):
+    """What the loops over steps use of the `StepFunction` that they belong to; see there.
+
+    Attributes:
+        model: the model.
+        alone: whether there is one replica.
+        way: GRAPH or XLA.
+        full_rows: rows of a full global batch; None if not known.
+        shapes_vary: whether the last step that was traced has collectives whose shape depends on the batch.
+        reached_steps: int32 variable; the steps of the last call that had been run before an error.
+    """
+
+    model: TrainedModel
+    alone: bool
+    way: str
+    full_rows: int | None
+    shapes_vary: bool
+    reached_steps: tf.Variable
+
+    def global_step(
+        self,
+        batch: Any,
+        rows: int | None,
+        worker_rows: tf.Tensor | None = None,
+        after: Sequence[Any] = (),
+        compute: Any = None,
+        in_xla: bool = False,
+        hooks: bool = True,
+    ) -> dict[str, Any]:
+        """Runs one step; returns the logs that metrics do not carry."""
+        ...
+
+    def call_hooks(self, batch: Any) -> None:
+        """Calls what callbacks put before a step."""
+
+    def begin(self, i: Any) -> None:
+        """Notes that step `i` of the call begins."""
+
+    def logs(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The logs after a step."""
+        ...
+
+    def empty_logs(
+        self, step: Any, batch: Callable[[], Any], rows: int | None, **others: Any
+    ) -> dict[str, Any]:
+        """Zeros with the structure of a step's own logs."""
+        ...
+
+    def counted_loop(
+        self,
+        step: Callable[..., Any],
+        reader: Any,
+        rows: int | None,
+        begin: Callable[[Any], Any] | None = None,
+    ) -> Callable[..., Any]:
+        """The loop over a known number of batches."""
+        ...
+
+    def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
+        """What runs chunks of this layout, and whether it was there already."""
+        ...
+
+    def device(self) -> str:
+        """Where the model's variables are."""
+        ...
+
+    def reached(self) -> int | None:
+        """After an error: the steps of the last call that were run before."""
+        ...
 
 
 def inputs_and_steps(chunk: Chunk) -> tuple[Any, tf.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ...distribute.devices import wait_for_accelerators
 from ..inputs import Source
@@ -17,7 +18,9 @@ from .runner import Runner
 from .worker_settlement import Workers
 
 
-def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> dict[str, Any]:
+def evaluate(
+    model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner
+) -> dict[str, Any]:
     """The logs of one pass over `source`. Context: host."""
     with runner.watching(model):
         runner.build(model, source.spec, source.batch_rows, training=False)
@@ -32,7 +35,7 @@ def evaluate(model: Any, source: Source, verbose: Any, callbacks: Any, runner: R
     return logs
 
 
-def predict(model: Any, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:
+def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""
     with runner.watching(model):
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
@@ -48,7 +51,9 @@ def predict(model: Any, source: Source, verbose: Any, callbacks: Any, runner: Ru
     return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
 
 
-def test_steps(model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
+def test_steps(
+    model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+) -> dict[str, Any]:
     """One pass over `source` in this process; returns the logs after the last step."""
     logs: dict[str, Any] = {}
     ends = _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs)
@@ -57,7 +62,12 @@ def test_steps(model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
     return logs
 
 
-def predict_steps(model: Any, source: Source, callbacks: Any, join: Callable[[list[Any]], Any]) -> list[Any]:
+def predict_steps(
+    model: TrainedModel,
+    source: Source,
+    callbacks: keras.callbacks.CallbackList,
+    join: Callable[[list[Any]], Any],
+) -> list[Any]:
     """The outputs of every batch of `source`, in order, computed in this process."""
     collected: list[Any] = []
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", _arrived):
@@ -67,7 +77,12 @@ def predict_steps(model: Any, source: Source, callbacks: Any, join: Callable[[li
 
 
 def _pass(
-    model: Any, source: Source, callbacks: Any, phase: str, stop: str, finish: Callable[[Any], Any]
+    model: TrainedModel,
+    source: Source,
+    callbacks: keras.callbacks.CallbackList,
+    phase: str,
+    stop: str,
+    finish: Callable[[Any], Any],
 ) -> Iterator[tuple[int, Any]]:
     """(number of the last batch, `finish(result)`) of each execution of a pass."""
     function = getattr(model, f"{phase}_function")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...callbacks.wake import steps_to_wake
+from .executions import Execution
 
 
 class ExecutionLength:
@@ -61,7 +62,7 @@ class ExecutionLength:
         """
         return self.step - done + (done if self._fixed is None else self._fixed) - 1
 
-    def done(self, steps: int, execution: Any = None) -> None:
+    def done(self, steps: int, execution: Execution | None = None) -> None:
         """Notes that the execution ended, after `steps` steps, and that its results are there.
 
         The next one grows or shrinks.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -61,18 +60,18 @@ def executions(source: Source, next_steps: Callable[[], int], workers: Workers) 
 
 
 @contextlib.contextmanager
-def noted(function: Any, step: int) -> Iterator[None]:
+def noted(reached: Callable[[], int | None], step: int) -> Iterator[None]:
     """Lets an error of a compiled function pass with a note that says at which step it came.
 
     Args:
-        function: `function.reached()` is the number of steps that it had run of its last call; None if not known.
+        reached: () -> the number of steps of the last call that had been run; None if not known.
         step: int; the steps of the epoch that were run before this call.
     """
     try:
         yield
     except tf.errors.OpError as error:
-        reached = function.reached()
-        if reached is not None:
-            where = f"step {step + reached} of the epoch (counted from 0)"
+        ran = reached()
+        if ran is not None:
+            where = f"step {step + ran} of the epoch (counted from 0)"
             error.add_note(f"Raised at {where}, by its batch or by what was computed with it.")
         raise

@@ -17,6 +17,7 @@ import keras
 from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
+from ...callbacks.trained_model import TrainedModel
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
@@ -55,7 +56,7 @@ class FitArguments:
     fast_dev_run: bool = False
 
 
-def fit(model: Any, a: FitArguments, runner: Runner) -> keras.callbacks.History:
+def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
     """Trains for `epochs` epochs, with steps that `runner` runs. Context: host."""
     checks.check_fit(a)
     if a.fast_dev_run:
@@ -87,7 +88,7 @@ def fit(model: Any, a: FitArguments, runner: Runner) -> keras.callbacks.History:
 
 
 def _begin(
-    model: Any, a: FitArguments, source: Source, at_exit: contextlib.ExitStack
+    model: TrainedModel, a: FitArguments, source: Source, at_exit: contextlib.ExitStack
 ) -> tuple[keras.callbacks.CallbackList, FitState]:
     """The callbacks of this fit and its calendar, and what happens to both at its end."""
     at_exit.callback(setattr, model, "fit_state", None)
@@ -112,7 +113,7 @@ def _begin(
     return callbacks, model.fit_state
 
 
-def _sources(model: Any, a: FitArguments) -> tuple[Source, Source | None]:
+def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None]:
     strategy = model.distribute_strategy
     x, y, sample_weight, validation_data = a.x, a.y, a.sample_weight, a.validation_data
     if a.validation_split and validation_data is None:
@@ -151,7 +152,12 @@ def _cap(epochs: int) -> int:
 
 
 def _epoch(
-    model: Any, a: FitArguments, state: FitState, callbacks: Any, validation: Source | None, runner: Runner
+    model: TrainedModel,
+    a: FitArguments,
+    state: FitState,
+    callbacks: keras.callbacks.CallbackList,
+    validation: Source | None,
+    runner: Runner,
 ) -> dict[str, Any]:
     """One epoch, from the step where `state` is."""
     epoch = state.epoch
@@ -181,7 +187,9 @@ def _epoch(
     return logs
 
 
-def train_steps(model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
+def train_steps(
+    model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
+) -> dict[str, Any]:
     """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
     function, lap = model.train_function, state.times.lap
     length = ExecutionLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)

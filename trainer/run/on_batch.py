@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from ..inputs import Chunk, make_source
 from ..inputs.rows import batch_spec
@@ -16,7 +17,7 @@ from .runner import Runner
 
 
 def on_batch(
-    model: Any,
+    model: TrainedModel,
     runner: Runner,
     training: bool,
     x: Any,
@@ -38,7 +39,7 @@ def on_batch(
     return logs if return_dict else logs_in_order(model, logs)
 
 
-def predict_on_batch(model: Any, runner: Runner, x: Any) -> Any:
+def predict_on_batch(model: TrainedModel, runner: Runner, x: Any) -> Any:
     """The outputs for one global batch. Context: host."""
     chunk = _whole_batch(model, x, None, None, None)
     with runner.watching(model):
@@ -47,7 +48,7 @@ def predict_on_batch(model: Any, runner: Runner, x: Any) -> Any:
     return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
 
 
-def _whole_batch(model: Any, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Chunk:
+def _whole_batch(model: TrainedModel, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Chunk:
     if class_weight is not None and sample_weight is not None:
         raise ValueError(
             "Arguments `sample_weight` and `class_weight` cannot be specified at the same time. Received: "

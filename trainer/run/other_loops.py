@@ -10,12 +10,12 @@ import tensorflow as tf
 from ...compat.graphs import effects, graph_function
 from ..inputs.source import Chunk
 from . import worker_batches
-from .compiled import GRAPH, Compiled
+from .compiled import GRAPH, Compiled, GlobalSteps
 from .xla_loops import GraphOnFailure
 
 
-def eager_loop(function: Any, chunk: Chunk) -> Callable[[Any, int], tuple[int, dict[str, Any]]]:
-    """The loop with `run_eagerly=True`; `function` is the `StepFunction`."""
+def eager_loop(function: GlobalSteps, chunk: Chunk) -> Callable[[Any, int], tuple[int, dict[str, Any]]]:
+    """The loop with `run_eagerly=True`."""
     next_batch = _batches_of_workers(function, chunk) if chunk.per_worker else _next_batch(chunk)
 
     def run(inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
@@ -43,7 +43,7 @@ def _next_batch(chunk: Chunk) -> Callable[[Any, Any], Any]:
     return next_batch
 
 
-def _batches_of_workers(function: Any, chunk: Chunk) -> Callable[[Any, Any], Any]:
+def _batches_of_workers(function: GlobalSteps, chunk: Chunk) -> Callable[[Any, Any], Any]:
     """The same where each worker reads for itself; see `worker_batches`."""
     last: list[Any] = []
 
@@ -59,7 +59,7 @@ def _batches_of_workers(function: Any, chunk: Chunk) -> Callable[[Any, Any], Any
     return next_batch
 
 
-def loop_over_workers(function: Any, step: Callable[..., Any], reader: Any) -> Callable[..., Any]:
+def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: Any) -> Callable[..., Any]:
     """The loop in the graph for input that each worker reads for itself; see `worker_batches`."""
     strategy = function.model.distribute_strategy
 
@@ -90,7 +90,7 @@ def loop_over_workers(function: Any, step: Callable[..., Any], reader: Any) -> C
     return run
 
 
-def on_replicas(function: Any, loop: Compiled, step: Callable[..., Any], chunk: Chunk) -> Compiled:
+def on_replicas(function: GlobalSteps, loop: Compiled, step: Callable[..., Any], chunk: Chunk) -> Compiled:
     """`loop`, or what runs each of its steps in a call of its own, where several in one loop cannot be run.
 
     TensorFlow keeps the shape of a collective for a whole call. So where replicas gather rows or slices of which there
@@ -122,7 +122,7 @@ class _OneByOne:
     """Calls `single(inputs, i)` for every step, or `single(inputs, 1)` where the input is drawn from an iterator."""
 
     def __init__(
-        self, function: Any, single: Any, functions: list[Any] | None = None, by_number: bool = False
+        self, function: GlobalSteps, single: Any, functions: list[Any] | None = None, by_number: bool = False
     ) -> None:
         self._function, self._single, self._by_number = function, single, by_number
         self.functions = functions or [single]

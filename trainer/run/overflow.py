@@ -6,13 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...mixed_precision import diagnose as diagnose_batch
 from ...mixed_precision import skipped_steps
 from ..inputs import Chunk
 from ..step.variable_placement import optimizers_of
 
 
-def check_progress(model: Any, chunk: Chunk, done: int) -> None:
+def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:
     """Stops training if every step is skipped.
 
     Args:

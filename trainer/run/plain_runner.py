@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from ...callbacks.fit_state import FitState
+from ...callbacks.trained_model import TrainedModel
 from ...callbacks.wake import steps_to_wake
 from ...compat.replaced import replaced_functions
 from ..step import added_losses
@@ -19,11 +20,11 @@ from .xla_choice import XlaChoice
 class PlainRunner:
     """See `Runner`."""
 
-    def watching(self, model: Any) -> contextlib.AbstractContextManager[None]:
+    def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
         """Workers are watched at their meetings."""
         return contextlib.nullcontext()
 
-    def build(self, model: Any, spec: Any, rows: int | None, training: bool = True) -> None:
+    def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
         """Creates the variables, and finds out which losses of layers are sums over rows."""
         with replaced_functions(), model._strategy_scope():
             build.build_for(model, spec, training)
@@ -31,24 +32,24 @@ class PlainRunner:
                 added_losses.find_sums(model, spec[0])
         place_with_model(model)  # the metrics of `compile` are among the model's only now
 
-    def build_for_prediction(self, model: Any, spec: Any) -> None:
+    def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
         """Creates the variables of the model."""
         with model._strategy_scope():
             build.build_for_prediction(model, spec)
 
-    def train_function(self, model: Any) -> StepFunction:
+    def train_function(self, model: TrainedModel) -> StepFunction:
         """Loops over `model.train_step`."""
         return StepFunction(model, True, model.train_step)
 
-    def test_function(self, model: Any) -> StepFunction:
+    def test_function(self, model: TrainedModel) -> StepFunction:
         """Loops over `model.test_step`."""
         return StepFunction(model, False, model.test_step)
 
-    def predict_function(self, model: Any) -> PredictFunction:
+    def predict_function(self, model: TrainedModel) -> PredictFunction:
         """Loops over `model.predict_step`."""
         return PredictFunction(model, model.predict_step)
 
-    def begin_fit(self, model: Any, state: FitState) -> None:
+    def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Chooses between the plain graph and XLA, or prepares to find out."""
         model.train_function.full_rows = state.source.batch_rows
         ahead = None
@@ -56,7 +57,7 @@ class PlainRunner:
             ahead = 0
         elif state.source.steps_per_epoch:
             ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
-        XlaChoice(model, state.source, state.plan, ahead)
+        XlaChoice(model, state, ahead)
 
     train_steps = staticmethod(fit_loop.train_steps)
     test_steps = staticmethod(evaluation_loops.test_steps)

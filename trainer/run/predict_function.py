@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.random_state import thread_state
 from ...distribute.devices import wait_for_accelerators
@@ -37,7 +38,9 @@ class PredictFunction:
         in_loops: whether many batches may be predicted in one call.
     """
 
-    def __init__(self, model: Any, predict_step: Callable[[Any], Any], in_loops: bool = True) -> None:
+    def __init__(
+        self, model: TrainedModel, predict_step: Callable[[Any], Any], in_loops: bool = True
+    ) -> None:
         self._model, self._predict_step = model, predict_step
         self._strategy = model.distribute_strategy
         self._alone = self._strategy.num_replicas_in_sync == 1
@@ -58,7 +61,7 @@ class PredictFunction:
         """
         done, outputs = 0, []
         for chunk in execution.chunks:
-            with meeting(familiar=bool(self._compiled)), noted(self, step + done):
+            with meeting(familiar=bool(self._compiled)), noted(self.reached, step + done):
                 ran, new = self._run(chunk)
             done += ran
             outputs += new

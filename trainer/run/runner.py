@@ -6,18 +6,21 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import keras
+
 from ...callbacks.fit_state import FitState
+from ...callbacks.trained_model import TrainedModel
 from ..inputs import Source
 
 
 class Runner(Protocol):
     """One object for each way; `trainer/runner.py` chooses. It keeps nothing itself. Context of its methods: host."""
 
-    def watching(self, model: Any) -> contextlib.AbstractContextManager[None]:
+    def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
         """A block in which the loss of a process that takes part is reported by name."""
         ...
 
-    def build(self, model: Any, spec: Any, rows: int | None, training: bool = True) -> None:
+    def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
         """Creates every variable that training needs: of the model, its metrics and its optimizers.
 
         Args:
@@ -28,36 +31,44 @@ class Runner(Protocol):
         """
         ...
 
-    def build_for_prediction(self, model: Any, spec: Any) -> None:
+    def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
         """Creates the variables of the model."""
         ...
 
-    def train_function(self, model: Any) -> Any:
+    def train_function(self, model: TrainedModel) -> Any:
         """What runs training steps."""
         ...
 
-    def test_function(self, model: Any) -> Any:
+    def test_function(self, model: TrainedModel) -> Any:
         """What runs steps of evaluation."""
         ...
 
-    def predict_function(self, model: Any) -> Any:
+    def predict_function(self, model: TrainedModel) -> Any:
         """What runs steps of prediction."""
         ...
 
-    def begin_fit(self, model: Any, state: FitState) -> None:
+    def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """A fit begins, or goes on where a backup was made."""
         ...
 
-    def train_steps(self, model: Any, state: FitState, callbacks: Any) -> dict[str, Any]:
+    def train_steps(
+        self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
+    ) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
         ...
 
-    def test_steps(self, model: Any, source: Source, callbacks: Any) -> dict[str, Any]:
+    def test_steps(
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+    ) -> dict[str, Any]:
         """The steps of one pass of evaluation; returns the logs after the last."""
         ...
 
     def predict_steps(
-        self, model: Any, source: Source, callbacks: Any, join: Callable[[list[Any]], Any]
+        self,
+        model: TrainedModel,
+        source: Source,
+        callbacks: keras.callbacks.CallbackList,
+        join: Callable[[list[Any]], Any],
     ) -> list[Any]:
         """The outputs of every batch, in order; `join` makes one structure of several, for callbacks."""
         ...

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import effects, first_graph, graph_function
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
@@ -46,7 +47,7 @@ class StepFunction:
         reached_steps: int32 variable; the steps of the last call that had been run before an error, or UNKNOWN.
     """
 
-    def __init__(self, model: Any, training: bool, step_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, model: TrainedModel, training: bool, step_fn: Callable[[Any], Any]) -> None:
         self.model, self.training, self._step_fn = model, training, step_fn
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1
         self.way = GRAPH
@@ -74,7 +75,7 @@ class StepFunction:
         for chunk in execution.chunks:
             (function, arguments), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0)
-            with meeting(familiar), noted(self, step + done):
+            with meeting(familiar), noted(self.reached, step + done):
                 ran, new = function(*arguments(chunk))
             ran = int(ran)
             done, logs = done + ran, new if ran else logs

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import check_same_everywhere, exchange, from_chief, spans_workers
 from ..inputs.arrays import ArraySource
 from ..inputs.datasets import DatasetSource
@@ -22,7 +23,7 @@ class Workers:
             "stop_predicting".
     """
 
-    def __init__(self, model: Any, stop: str) -> None:
+    def __init__(self, model: TrainedModel, stop: str) -> None:
         self._model, self._stop = model, stop
         self._strategy = model.distribute_strategy
         self.several = spans_workers(self._strategy)
@@ -75,13 +76,13 @@ class Workers:
             )
 
 
-def same_random(model: Any, value: int) -> int:
+def same_random(model: TrainedModel, value: int) -> int:
     """A random number of the chief, on all workers; below 2**53."""
     return int(from_chief([float(value)], model.distribute_strategy)[0])
 
 
 def check_same_fit(
-    model: Any, source: Source, validation: Source | None, arguments: Mapping[str, Any]
+    model: TrainedModel, source: Source, validation: Source | None, arguments: Mapping[str, Any]
 ) -> None:
     """Refuses a `fit` that is not the same on all workers.
 

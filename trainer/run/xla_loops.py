@@ -14,18 +14,18 @@ from ..inputs.readers import for_xla
 from ..inputs.source import Chunk
 from ..step.compiled_compute import compiled_forward_and_backward
 from .batch_stacks import Stacks
-from .compiled import GRAPH, XLA, Compiled, signed
+from .compiled import GRAPH, XLA, Compiled, GlobalSteps, signed
 from .executions import UNKNOWN
 
 # XLA's loops on CPUs run these on one thread.
 _SLOW_LOOPS_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 
 
-def step_in_graph(function: Any, chunk: Chunk) -> Callable[..., Any]:
+def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
     """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where asked for.
 
     Args:
-        function: the `StepFunction`.
+        function: the steps.
         chunk: the first of its layout.
     """
     asked = function.model.jit_compile
@@ -38,7 +38,7 @@ def step_in_graph(function: Any, chunk: Chunk) -> Callable[..., Any]:
 
 
 def _step_by_itself(
-    function: Any, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
+    function: GlobalSteps, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
 ) -> dict[str, Any]:
     """One step, compiled; where XLA cannot take a part of the batch (strings), as it is."""
     leaves = keras.tree.flatten(batch)
@@ -61,7 +61,7 @@ def _compiles(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant)
 
 
-def compile_loop(function: Any, chunk: Chunk) -> Compiled | None:
+def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
     """The loop over steps as one XLA program, on one replica; None where it cannot be, or is known to be slow."""
     step = functools.partial(function.global_step, in_xla=True)
     if chunk.usual_rows is not None:
@@ -89,7 +89,7 @@ def compile_loop(function: Any, chunk: Chunk) -> Compiled | None:
 class _OnDevice:
     """Calls a loop where the model is: XLA compiles for one device, which need not be the first."""
 
-    def __init__(self, function: Any, loop: Any) -> None:
+    def __init__(self, function: GlobalSteps, loop: Any) -> None:
         self._function, self._loop = function, loop
         self.functions = [loop]
 
@@ -106,7 +106,7 @@ class GraphOnFailure:
     On several replicas XLA compiles at the first call. That it cannot compile a step is only known then.
     """
 
-    def __init__(self, step_function: Any, function: Any, in_graph: Callable[[], Any]) -> None:
+    def __init__(self, step_function: GlobalSteps, function: Any, in_graph: Callable[[], Any]) -> None:
         self._step_function, self._function, self._in_graph = step_function, function, in_graph
         self.functions = [function]
         self._called = False

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of, takes_training
 from ...compat.training import compute_output_spec
 from ...distribute.step_context import StepContext
@@ -63,7 +64,7 @@ def in_units_of_a_mean(layer: Any, loss: Any, step: StepContext) -> Any:
     return keras.tree.pack_sequence_as(loss, units)
 
 
-def find_sums(model: Any, x_spec: Any) -> None:
+def find_sums(model: TrainedModel, x_spec: Any) -> None:
     """Finds out which of the losses that the model's layers add are sums over rows.
 
     Args:
@@ -91,7 +92,7 @@ def find_sums(model: Any, x_spec: Any) -> None:
         object.__setattr__(layer, _SUMS, tuple(n for n, pair in enumerate(pairs) if _doubles(*pair)))
 
 
-def _hear(model: Any, x_spec: Any) -> None:
+def _hear(model: TrainedModel, x_spec: Any) -> None:
     """Learns which layers of the user's own add losses: they may have been built before anybody listened."""
     own = [
         layer
@@ -108,7 +109,7 @@ def _symbolic(spec: tf.TensorSpec) -> keras.KerasTensor:
     return keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
 
 
-def _call(model: Any, x: Any) -> Any:
+def _call(model: TrainedModel, x: Any) -> Any:
     return model(x, training=True) if takes_training(model) else model(x)
 
 
@@ -117,7 +118,7 @@ def _doubles(once: float, twice: float) -> bool:
     return bool(np.isfinite([once, twice]).all()) and abs(twice - 2 * once) < abs(twice - once)
 
 
-def _added(model: Any, x: Any) -> dict[int, list[float]]:
+def _added(model: TrainedModel, x: Any) -> dict[int, list[float]]:
     with _listen() as values, CollectedWrites():
         _call(model, x)
     return values

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import step_scope, this_step
@@ -14,7 +15,9 @@ from .collected_writes import CollectedWrites
 from .train_step import forward_and_backward
 
 
-def compiled_forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
+def compiled_forward_and_backward(
+    model: TrainedModel, variables: list[Any], data: Any
+) -> tuple[Any, list[Any], Any]:
     """`forward_and_backward`, compiled: the forward and backward pass of one of several replicas.
 
     The writes that Keras variables get inside are handed to the step outside, as are masks and weight totals. Arguments

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
 from ...compat.training import compiled_loss
 from ...distribute.step_context import current_step
@@ -24,7 +25,7 @@ _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 @contextlib.contextmanager
-def whole_batch_values(model: Any, several: bool, with_results: bool) -> Iterator[None]:
+def whole_batch_values(model: TrainedModel, several: bool, with_results: bool) -> Iterator[None]:
     """While a step is traced, metrics and activity regularizers have their values of the whole global batch.
 
     Args:
@@ -46,7 +47,7 @@ def whole_batch_values(model: Any, several: bool, with_results: bool) -> Iterato
 
 
 @contextlib.contextmanager
-def exact_regularizers(model: Any) -> Iterator[None]:
+def exact_regularizers(model: TrainedModel) -> Iterator[None]:
     """While a step on several replicas is traced, activity regularizers do what the module says.
 
     Context: cross-replica, around `strategy.run`; the regularizers are called in replica context.

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import forget_losses, takes_training
 from ...compat.training import TensorFlowTrainer, compute_loss, loss_tracker, unpack_x_y_sample_weight
 from ...distribute.parameter_servers.shards import gradient
@@ -49,7 +50,11 @@ class Tracing:
 
 
 def replica_step(
-    model: Any, step_fn: Callable[[Any], Any], slices: ReplicaSlices, tracing: Tracing, parts: list[Any]
+    model: TrainedModel,
+    step_fn: Callable[[Any], Any],
+    slices: ReplicaSlices,
+    tracing: Tracing,
+    parts: list[Any],
 ) -> dict[str, Any]:
     """Runs a training or evaluation step on one replica's rows and makes its writes.
 
@@ -96,7 +101,7 @@ def _share_of(value: Any, step: StepContext) -> Any:
     return tf.math.multiply_no_nan(tf.cast(value, dtype), step.share(dtype))
 
 
-def default_train_step(self: Any, data: Any) -> dict[str, Any]:
+def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     """One step on this replica's rows: forward, loss, gradients, update. Override it to train in your own way.
 
     Equation: `gradient(scale * share_r * C_r)` on each replica, with `sum_r share_r C_r` the loss of the global batch
@@ -123,7 +128,7 @@ def default_train_step(self: Any, data: Any) -> dict[str, Any]:
     return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
+def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
     """This replica's loss, its part of the gradients, and the outputs.
 
     Args:
@@ -147,7 +152,7 @@ def forward_and_backward(model: Any, variables: list[Any], data: Any) -> tuple[A
     return loss, gradients, y_pred
 
 
-def default_test_step(self: Any, data: Any) -> dict[str, Any]:
+def default_test_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     """One step of evaluation on this replica's rows; arguments and result as `default_train_step`."""
     step = current_step()
     if step is None:
@@ -159,12 +164,12 @@ def default_test_step(self: Any, data: Any) -> dict[str, Any]:
     return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def forward(model: Any, x: Any, training: bool) -> Any:
+def forward(model: TrainedModel, x: Any, training: bool) -> Any:
     """The model's outputs; `training` is passed where the model's `call` takes it."""
     return model(x, training=training) if takes_training(model) else model(x)
 
 
-def track_loss(model: Any, loss: tf.Tensor, step: StepContext) -> None:
+def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
     """Counts the loss into the epoch's mean, weighted with its rows.
 
     A loss without reduction is a vector in units of the gradient, which sums it; what is logged is the mean of the rows.

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ... import optimizers
+from ...callbacks.trained_model import TrainedModel
 from ...compat.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
 from ...compat.training import no_automatic_dependency_tracking, strategy_of
 from ...distribute.parameter_servers.updates import on_parameter_servers
@@ -15,7 +16,7 @@ from ...distribute.variables import move_variables
 from .global_metrics import leaf_metrics
 
 
-def place_with_model(model: Any) -> None:
+def place_with_model(model: TrainedModel) -> None:
     """Gives every optimizer of the model our stages, and optimizers and metrics a place in the model's strategy.
 
     A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;
@@ -38,7 +39,7 @@ def place_with_model(model: Any) -> None:
         move(metric.variables, home)
 
 
-def optimizers_of(model: Any) -> list[keras.optimizers.Optimizer]:
+def optimizers_of(model: TrainedModel) -> list[keras.optimizers.Optimizer]:
     """The optimizers that are attributes of the model, each once."""
     found: list[Any] = []
     for value in vars(model).values():
