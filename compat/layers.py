@@ -18,7 +18,7 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
 
 
-def takes_training(layer: keras.layers.Layer) -> bool:
+def takes_training(layer: Any) -> bool:
     """Whether `layer.call` has the argument `training`."""
     return layer._call_has_training_arg
 

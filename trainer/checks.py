@@ -10,6 +10,7 @@ import tensorflow as tf
 from ..callbacks.trained_model import TrainedModel
 from ..compat.training import strategy_of
 from ..compat.variables import raw_value
+from ..distribute.arguments import whole_number
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -54,15 +55,8 @@ def global_batch_size(model: TrainedModel, batch_size: Any, per_replica_batch_si
             "Give either `batch_size` (the global batch) or `per_replica_batch_size`. Received: "
             f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
-    if (
-        isinstance(per_replica_batch_size, bool)
-        or not isinstance(per_replica_batch_size, int)
-        or per_replica_batch_size < 1
-    ):
-        raise ValueError(
-            f"`per_replica_batch_size` must be an int of at least 1. Received: {per_replica_batch_size!r}"
-        )
-    return per_replica_batch_size * model.distribute_strategy.num_replicas_in_sync
+    rows = whole_number("per_replica_batch_size", per_replica_batch_size)
+    return rows * model.distribute_strategy.num_replicas_in_sync
 
 
 def check_home(model: TrainedModel, method: str) -> None:
@@ -106,9 +100,7 @@ def _name(strategy: Any) -> str:
 def check_fit(arguments: Any) -> None:
     """Refuses arguments of `fit` that have no meaning."""
     for name, least in (("epochs", 0), ("initial_epoch", 0)):
-        value = getattr(arguments, name)
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-            raise ValueError(f"`{name}` must be an int of at least {least}. Received: {value!r}")
+        whole_number(name, getattr(arguments, name), least)
     if arguments.verbose not in (0, 1, 2, "auto", True, False):
         raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: {arguments.verbose!r}')
     check_callbacks(arguments.callbacks)

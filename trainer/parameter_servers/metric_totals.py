@@ -22,7 +22,7 @@ from ..step.global_metrics import leaf_metrics
 
 
 class RowLayout:
-    """What stands where in the row of numbers that a step returns.
+    """The layout of the row of numbers that a step returns.
 
         [done, applied, what the step adds to each variable of the metrics..., the step's own logs...]
 

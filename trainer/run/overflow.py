@@ -1,9 +1,10 @@
-"""Training that only skips steps is stopped, with the name of the layer that is to blame."""
+"""Training that only skips steps is stopped, with the name of the layer that causes it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
@@ -33,9 +34,9 @@ def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:
             return "The input has ended, so there is no batch to look at"
         try:
             with model._strategy_scope():
-                return diagnose_batch(model, batch, loss_scale=loss_scale)
+                return diagnose_batch(cast(keras.Model, model), batch, loss_scale=loss_scale)
         except Exception as error:  # a train_step of the user's own may need more than the model and a loss
-            return f"Which layer is to blame is not known: one step computed eagerly fails with {error!r}"
+            return f"The layer is not known, because one step computed eagerly fails with {error!r}"
 
     skipped_steps.check_progress(optimizers_of(model), diagnose)
 
