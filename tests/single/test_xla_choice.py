@@ -10,7 +10,6 @@ import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored
 
 import unisono
-from unisono.callbacks.fit_state import FitState
 from unisono.trainer.inputs import make_source
 from unisono.trainer.run import xla_choice
 from unisono.trainer.run.compiled import GRAPH, XLA
@@ -331,8 +330,7 @@ def test_choice_of_another_model_is_not_taken(tmp_path, monkeypatch):
     for units, rows in ((3, BATCH), (4, BATCH), (3, 2 * BATCH)):
         model = compiled(functools.partial(keras.layers.Dense, units))
         model.make_train_function()
-        state = FitState(source=make_source(X, LABELS, batch_size=rows))
-        choices.append(XlaChoice(model, state, 0))
+        choices.append(XlaChoice(model, make_source(X, LABELS, batch_size=rows), {}, 0))
     assert len({choice._file() for choice in choices}) == 3
 
 

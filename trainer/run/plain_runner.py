@@ -57,7 +57,7 @@ class PlainRunner:
             ahead = 0
         elif state.source.steps_per_epoch:
             ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
-        XlaChoice(model, state, ahead)
+        XlaChoice(model, state.source, state.plan, ahead)
 
     train_steps = staticmethod(fit_loop.train_steps)
     test_steps = staticmethod(evaluation_loops.test_steps)

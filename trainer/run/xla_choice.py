@@ -20,7 +20,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import operations_are_deterministic
 from ...compat.layers import layers_of
@@ -101,18 +100,19 @@ class XlaChoice:
 
     Args:
         model: the built model.
-        state: the calendar of the fit. In its plan "way" is the way of the next step, "settled" whether it is final,
-            "switches" a list of [epoch, step, way] where it changed.
+        source: the input.
+        plan: the fit's plan; "way" is the way of the next step, "settled" whether it is final, "switches" a list of
+            [epoch, step, way] where it changed.
         steps_ahead: int; 0 where every step must be an execution of its own. None: unknown.
     """
 
-    def __init__(self, model: TrainedModel, state: FitState, steps_ahead: int | None) -> None:
-        self._model, self._state = model, state
-        self._source: Source = state.source
-        self._plan = plan = state.plan
+    def __init__(
+        self, model: TrainedModel, source: Source, plan: dict[str, Any], steps_ahead: int | None
+    ) -> None:
+        self._model, self._source, self._plan = model, source, plan
         self._function: StepFunction = model.train_function
         self._shapes: set[Any] = set()  # of the inputs of executions
-        layout = self._source.batch_rows, getattr(self._source, "usual_rows", None)
+        layout = source.batch_rows, getattr(source, "usual_rows", None)
         self._measured: Measured = self._function.measured.setdefault(layout, Measured())
         # A program that calls `fit` again and again is taken to go on for as long as it has run.
         self._ahead = 0 if steps_ahead == 0 else max(steps_ahead or 0, self._measured.steps)
@@ -214,8 +214,10 @@ class XlaChoice:
         return None
 
     def _go(self, way: str) -> None:
+        state = self._model.fit_state
+        assert state is not None
         self._function.way = self._plan["way"] = way
-        self._plan["switches"].append([self._state.epoch, self._state.step, way])
+        self._plan["switches"].append([state.epoch, state.step, way])
 
     def _settle(self, way: str, reason: str) -> None:
         if way != self._plan["way"]:
