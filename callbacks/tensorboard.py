@@ -86,7 +86,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self._should_write_train_graph:
             self._write_keras_model_train_graph()
             self._should_write_train_graph = False
-        if self.update_freq != "epoch" and total % self.update_freq == 0:
+        frequency: Any = self.update_freq
+        if frequency != "epoch" and total % frequency == 0:
             seconds = max(time.time() - self._batch_start_time, 1e-9)
             rate = {"steps_per_second": steps / seconds} if self.write_steps_per_second else {}
             with train_writer(self).as_default(), tf.summary.record_if(True):

@@ -238,6 +238,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self.model.fit_state.save_and_exit
+        assert reason is not None
         self._save(epoch, step, self._steps_before_epoch + step)
         self._writer.wait()
         # Leave together: a worker that exits first would look to the others as if it had died.

@@ -12,6 +12,7 @@ import pytest
 
 import unisono
 from unisono import callbacks, distribute, mixed_precision, optimizers, trainer
+from unisono.callbacks.trained_model import CompiledModel, TrainedModel
 
 FACE = {
     "Model",
@@ -117,3 +118,15 @@ def test_every_optimizer_and_callback_of_keras_has_a_counterpart():
 def test_import_alone_loads_no_tensorflow():
     program = "import sys, unisono; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_models_have_all_that_the_loops_and_callbacks_use():
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((4, 2), "float32")
+    model.fit(x, x[:, :1], validation_data=(x, x[:, :1]), verbose=0)
+    model.predict(x, verbose=0)
+    used = [name for part in (CompiledModel, TrainedModel) for name in {*vars(part), *part.__annotations__}]
+    used = {name for name in used if not name.startswith(("__", "_abc_", "_is_"))}
+    assert {"fit_state", "_strategy_scope", "stop_training"} <= used
+    assert not {name for name in used if not hasattr(model, name)}

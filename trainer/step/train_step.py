@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -116,7 +116,7 @@ def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     """
     step = current_step()
     if step is None:
-        return TensorFlowTrainer.train_step(self, data)
+        return TensorFlowTrainer.train_step(cast(TensorFlowTrainer, self), data)
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     variables = self.trainable_weights
     compute = step.compute or forward_and_backward
@@ -156,7 +156,7 @@ def default_test_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     """One step of evaluation on this replica's rows; arguments and result as `default_train_step`."""
     step = current_step()
     if step is None:
-        return TensorFlowTrainer.test_step(self, data)
+        return TensorFlowTrainer.test_step(cast(TensorFlowTrainer, self), data)
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     y_pred = forward(self, x, training=False)
     loss = compute_loss(self, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
