@@ -3,46 +3,16 @@
 All names are checked here, when anything of this package is first imported.
 """
 
-from .versions import missing_attributes as _missing_attributes
-from .versions import unsupported as _unsupported
+import importlib
+import pkgutil
+
+from .versions import missing_attributes, unsupported
 
 try:
-    from . import (
-        callbacks,
-        clusters,
-        datasets,
-        functional,
-        graphs,
-        layers,
-        optimizers,
-        parameter_servers,
-        random_state,
-        replaced,
-        serialization,
-        strategies,
-        training,
-        variables,
-    )
-
-    _missing = _missing_attributes()
+    for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(_module.name)
+    _missing = missing_attributes()
 except (ImportError, AttributeError, KeyError) as _error:
-    raise ImportError(_unsupported(f"a name that it needs ({_error})")) from _error
+    raise ImportError(unsupported(f"a name that it needs ({_error})")) from _error
 if _missing:
-    raise ImportError(_unsupported(", ".join(_missing)))
-
-__all__ = [
-    "callbacks",
-    "clusters",
-    "datasets",
-    "functional",
-    "graphs",
-    "layers",
-    "optimizers",
-    "parameter_servers",
-    "random_state",
-    "replaced",
-    "serialization",
-    "strategies",
-    "training",
-    "variables",
-]
+    raise ImportError(unsupported(", ".join(_missing)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,56 +69,43 @@ def report_error(message: str) -> None:
     _context().report_error_to_cluster(tf.errors.INTERNAL, message)
 
 
-def wrap_multi_worker_start(around: Callable[[Any, Callable[[], None]], None]) -> None:
-    """Has `around(cluster_resolver, start)` called wherever a MultiWorkerMirroredStrategy joins its cluster."""
+def guard_multi_worker_strategies(
+    check: Callable[[], object],
+    join: Callable[[Any, Callable[[], None]], None],
+    count_cpu_replicas: Callable[[], int],
+    creating: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    """Changes how every MultiWorkerMirroredStrategy starts from now on, whoever makes it.
 
-    def make(original: Any) -> Any:
-        def initialize(self: Any, cluster_resolver: Any) -> None:
-            around(cluster_resolver, lambda: original(self, cluster_resolver))
+    Args:
+        check: called before TF_CONFIG is read.
+        join: `join(cluster_resolver, start)`, called where the cluster is to be joined by `start()`.
+        count_cpu_replicas: the replicas of a worker without accelerators, one on each of its logical CPU devices.
+        creating: entered while workers create a variable: the first values come from the chief.
+    """
 
-        return initialize
+    def initialize_strategy(original: Any, self: Any, cluster_resolver: Any, devices: Any) -> None:
+        reads = isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver)
+        if not devices and reads:
+            check()
+        original(self, cluster_resolver, devices)
 
-    wrap("_initialize_multi_worker", make)
+    def initialize_multi_worker(original: Any, self: Any, cluster_resolver: Any) -> None:
+        join(cluster_resolver, lambda: original(self, cluster_resolver))
 
+    def initialize_local_devices(
+        original: Any, self: Any, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        found, kind = original(self, cluster_resolver, worker_device)
+        if kind == "CPU":
+            found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
+        return found, kind
 
-def check_before_start(check: Callable[[], None]) -> None:
-    """Has `check()` called before a MultiWorkerMirroredStrategy reads TF_CONFIG."""
+    def create_variable(original: Any, self: Any, next_creator: Any, **kwargs: Any) -> Any:
+        with creating():
+            return original(self, next_creator, **kwargs)
 
-    def make(original: Any) -> Any:
-        def initialize(self: Any, cluster_resolver: Any, devices: Any) -> None:
-            reads = isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver)
-            if not devices and reads:
-                check()
-            original(self, cluster_resolver, devices)
-
-        return initialize
-
-    wrap("_initialize_strategy", make)
-
-
-def wrap_local_devices(count_cpu_replicas: Callable[[], int]) -> None:
-    """Lets a worker without accelerators have several replicas, one on each of its logical CPU devices."""
-
-    def make(original: Any) -> Any:
-        def devices(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
-            found, kind = original(self, cluster_resolver, worker_device)
-            if kind == "CPU":
-                found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
-            return found, kind
-
-        return devices
-
-    wrap("_initialize_local_devices", make)
-
-
-def wrap_variable_creation(around: Callable[[], Any]) -> None:
-    """Enters `around()` while workers create a variable: the first values come from the chief."""
-
-    def make(original: Any) -> Any:
-        def create(self: Any, next_creator: Any, **kwargs: Any) -> Any:
-            with around():
-                return original(self, next_creator, **kwargs)
-
-        return create
-
-    wrap("_create_variable", make)
+    wrap("_initialize_strategy", initialize_strategy)
+    wrap("_initialize_multi_worker", initialize_multi_worker)
+    wrap("_initialize_local_devices", initialize_local_devices)
+    wrap("_create_variable", create_variable)

@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import config
 
+_CALLS = ("While", "If", "PartitionedCall")  # what they call may do more than compute
+
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     """`tf.function` of a function of ours: no conversion of its Python code, and no warning for each new model.
@@ -49,12 +51,7 @@ def effects() -> Iterator[list[tf.Operation]]:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield made
-    made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful)
-
-
-def is_stateful(operation: tf.Operation) -> bool:
-    """Whether the operation reads or changes anything but its inputs."""
-    return bool(operation.op_def.is_stateful) or operation.type in ("While", "If", "PartitionedCall")
+    made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful or op.type in _CALLS)
 
 
 def operations_are_deterministic() -> bool:

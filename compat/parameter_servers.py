@@ -82,11 +82,6 @@ def scheduling(strategy: tf.distribute.Strategy) -> Iterator[None]:
         extended._being_scheduled = before
 
 
-def num_workers_of(strategy: tf.distribute.Strategy) -> int:
-    """The workers of a `ParameterServerStrategy`."""
-    return int(strategy.extended._num_workers)
-
-
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:
     """The cluster resolver that a `ParameterServerStrategy` was made with; its public property is None."""
     return strategy.cluster_resolver or strategy._cluster_resolver

@@ -150,13 +150,17 @@ def _replacement(key: str, original: Any) -> Any:
     return _made[key][1]
 
 
-def wrap(name: str, make: Callable[[Any], Any]) -> None:
-    """Puts `make(original)` in the place of a method of `WRAPPED`, for good; a second call for a name does nothing."""
+def wrap(name: str, around: Callable[..., Any]) -> None:
+    """Has `around(original, *arguments)` called for a method of `WRAPPED`, for good; a second call does nothing."""
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     original = getattr(owner, name)
     if not hasattr(original, "__unisono_original__"):
-        wrapper: Any = functools.wraps(original)(make(original))
-        wrapper.__unisono_original__ = original
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        vars(wrapper)["__unisono_original__"] = original
         setattr(owner, name, wrapper)
 
 

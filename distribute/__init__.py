@@ -9,35 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .automatic import auto_strategy as auto_strategy
-    from .automatic import cluster_resolver as cluster_resolver
-    from .devices import simulate_devices as simulate_devices
-    from .means import global_batch_size as global_batch_size
-    from .means import global_mean as global_mean
-    from .parameter_servers import ParameterServerError as ParameterServerError
-    from .parameter_servers import ParameterServerStrategy as ParameterServerStrategy
-    from .pipeline import Pipeline as Pipeline
-    from .pipeline import StageError as StageError
-    from .workers.cluster import is_chief as is_chief
-    from .workers.cluster import num_workers as num_workers
-    from .workers.cluster import worker_index as worker_index
-    from .workers.peer_watch import meeting as meeting
-
-_MODULE_OF = {
-    "ParameterServerError": "parameter_servers",
-    "ParameterServerStrategy": "parameter_servers",
-    "Pipeline": "pipeline",
-    "StageError": "pipeline",
-    "auto_strategy": "automatic",
-    "cluster_resolver": "automatic",
-    "global_batch_size": "means",
-    "global_mean": "means",
-    "is_chief": "workers.cluster",
-    "meeting": "workers.peer_watch",
-    "num_workers": "workers.cluster",
-    "simulate_devices": "devices",
-    "worker_index": "workers.cluster",
-}
+    from .automatic import auto_strategy, cluster_resolver
+    from .devices import simulate_devices
+    from .means import global_batch_size, global_mean
+    from .parameter_servers import ParameterServerError, ParameterServerStrategy
+    from .pipeline import Pipeline, StageError
+    from .workers.cluster import is_chief, num_workers, worker_index
+    from .workers.peer_watch import meeting
 
 __all__ = [
     "ParameterServerError",
@@ -55,15 +33,25 @@ __all__ = [
     "worker_index",
 ]
 
+_NAMES_OF = {
+    "automatic": ("auto_strategy", "cluster_resolver"),
+    "devices": ("simulate_devices",),
+    "means": ("global_batch_size", "global_mean"),
+    "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
+    "pipeline": ("Pipeline", "StageError"),
+    "workers.cluster": ("is_chief", "num_workers", "worker_index"),
+    "workers.peer_watch": ("meeting",),
+}
+
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is found here
 
     def __getattr__(name: str) -> Any:
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
-        globals()[name] = value
-        return value
+        for module, names in _NAMES_OF.items():
+            if name in names:
+                globals()[name] = value = getattr(importlib.import_module(f".{module}", __name__), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.graphs import is_stateful
+from ...compat.graphs import effects
 from ...compat.parameter_servers import ShardedVariable
 from ...compat.variables import raw_value
 
@@ -43,14 +43,11 @@ def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     if tf.executing_eagerly():
         return fn(*args)
     mutex = _mutex(tf.distribute.get_strategy())
-    graph = tf.compat.v1.get_default_graph()
     arrived = [leaf for leaf in tf.nest.flatten(list(args), expand_composites=True) if tf.is_tensor(leaf)]
     with tf.device(FIRST_SERVER), tf.control_dependencies(arrived):
         lock = tf.raw_ops.MutexLock(mutex=mutex)
-    before = len(graph.get_operations())
-    with tf.device(FIRST_SERVER), tf.control_dependencies([lock]):
+    with effects() as done, tf.device(FIRST_SERVER), tf.control_dependencies([lock]):
         result = fn(*args)
-    done = [op for op in graph.get_operations()[before:] if is_stateful(op)]
     with tf.device(FIRST_SERVER), tf.control_dependencies(done):
         tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     return result

@@ -14,13 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...compat.clusters import (
-    check_before_start,
-    configure_coordination,
-    wrap_local_devices,
-    wrap_multi_worker_start,
-    wrap_variable_creation,
-)
+from ...compat.clusters import configure_coordination, guard_multi_worker_strategies
 from ..devices import simulate_replicas
 from ..environment import peer_timeout, replicas_per_worker
 from . import peer_watch
@@ -34,10 +28,9 @@ _joined = False
 
 def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is made from now on; a second call does nothing."""
-    check_before_start(lambda: read_tf_config(os.environ) and None)
-    wrap_multi_worker_start(_join)
-    wrap_local_devices(replicas_per_worker)
-    wrap_variable_creation(peer_watch.meeting)  # the chief sends the first values to the others
+    guard_multi_worker_strategies(
+        lambda: read_tf_config(os.environ), _join, replicas_per_worker, peer_watch.meeting
+    )
 
 
 def _join(resolver: Any, start: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ def is_private(name):
 
 
 def test_every_attribute_that_compat_touches_is_in_the_table():
-    known = {name for names in versions.attributes().values() for name in names.split()}
+    known = {name for names in versions.ATTRIBUTES.values() for name in names.split()}
     touched = set()
     for path in (ROOT / "compat").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -37,7 +37,7 @@ def test_every_attribute_that_compat_touches_is_in_the_table():
 
 
 def test_every_private_method_that_is_overridden_is_in_the_table():
-    known = {name for names in versions.overridden().values() for name in names}
+    known = {name for names in versions.OVERRIDDEN.values() for name in names}
     found = set()
     for package in PACKAGES:
         home = importlib.import_module(f"unisono.{package}")

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import graph_function, is_stateful, scratch_graph
+from ...compat.graphs import effects, graph_function, scratch_graph
 from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext
@@ -121,11 +121,9 @@ class WorkerSteps(WorkerFunction):
             returned = tf.TensorArray(tf.float64, steps, element_shape=[layout.width], clear_after_read=False)
 
             def body(i: tf.Tensor, returned: tf.TensorArray) -> Any:
-                graph = tf.compat.v1.get_default_graph()
-                before = len(graph.get_operations())
-                row, _ = self._step(layout, reader(inputs, i), rows, worker)
+                with effects() as done:
+                    row, _ = self._step(layout, reader(inputs, i), rows, worker)
                 if ledger is not None:
-                    done = [op for op in graph.get_operations()[before:] if is_stateful(op)]
                     with tf.control_dependencies(done):
                         ledger.write(i, row)
                     return i + 1, returned
