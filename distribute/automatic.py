@@ -13,9 +13,8 @@ from .workers import cluster_start
 from .workers.addresses import split_address
 from .workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
 
-cluster_resolver = (
-    tf.distribute.cluster_resolver
-)  # TensorFlow's own, for clusters that are described elsewhere
+# TensorFlow's own, for clusters that are described elsewhere.
+cluster_resolver = tf.distribute.cluster_resolver
 
 
 def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:

@@ -70,11 +70,8 @@ def simulate(
         micro_batches: int; M, at least 1.
         schedule: "gpipe", "1f1b" or a list of jobs.
         transfer: number or K - 1 numbers; the time that a cut takes to send one micro-batch's boundary.
-        rematerialize: bool; whether a backward pass runs the forward pass again first (but for one that
-            directly follows its own forward pass and still has the activations).
-
-    Returns:
-        The `Simulation`.
+        rematerialize: bool; whether a backward pass runs the forward pass again first (but for one that directly
+            follows its own forward pass and still has the activations).
 
     Raises:
         ValueError: if an argument has the wrong length or value.

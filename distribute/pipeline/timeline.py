@@ -15,19 +15,15 @@ class Timeline:
     """A simulated step that can be shown and saved.
 
     In a notebook the picture shows itself; elsewhere `save(path)` writes an SVG file that any browser opens.
+
+    Args:
+        simulation: the step.
+        title: written above the picture.
+        unit: of the simulation's times, for the axis; "" writes none.
     """
 
     def __init__(self, simulation: Simulation, title: str = "", unit: str = "") -> None:
-        """Takes what is to be drawn.
-
-        Args:
-            simulation: `Simulation`; the step.
-            title: str; written above the picture.
-            unit: str; the unit of the simulation's times, for the axis; "" writes none.
-        """
-        self.simulation = simulation
-        self.title = title
-        self.unit = unit
+        self.simulation, self.title, self.unit = simulation, title, unit
 
     def svg(self) -> str:
         """The picture as one SVG document."""

@@ -20,21 +20,17 @@ from .source import Chunk, Source
 class ArraySource(Source):
     """Batches from arrays that stay in the memory of one device.
 
-    Owns the tensors. A chunk is the tensors and the numbers of its rows, so its size does not depend on the
-    steps.
+    Owns the tensors. A chunk is the tensors and the numbers of its rows, so its size does not depend on the steps.
+
+    Args:
+        arrays: nest of NumPy arrays and tensors, as the tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        order: the order of their rows.
+        device: where the tensors stay.
     """
 
     resume_by = "index"
 
     def __init__(self, arrays: Any, order: RowOrder, device: str = "CPU:0") -> None:
-        """Copies the arrays to the device.
-
-        Args:
-            arrays: nest of NumPy arrays and tensors, as the tuple `(x,)`, `(x, y)` or `(x, y,
-                sample_weight)`.
-            order: the order of their rows.
-            device: where the tensors stay.
-        """
         with tf.device(device):
             self._arrays = tf.nest.map_structure(as_resident, arrays)
         self.calendar: RowOrder = order
@@ -43,9 +39,8 @@ class ArraySource(Source):
         self._signature = batch_spec(self._arrays)
         self._layout = str(self._signature)
         first_row = slice_reader(1)((self._arrays, tf.constant(0, tf.int64)), tf.constant(0))
-        self.spec = batch_spec(
-            first_row
-        )  # a batch need not be of the kinds of tensors that the arrays are kept in
+        # A batch need not be of the kinds of tensors that the arrays are kept in.
+        self.spec = batch_spec(first_row)
 
     def _read(self, steps: int) -> Chunk | None:
         """The next chunk; the last batch of a pass is a chunk of its own when it is smaller."""
@@ -70,19 +65,12 @@ class ArraySource(Source):
 class StreamedArrays(FedSource):
     """Arrays that are too large to be copied, or lie in files: only the rows of the next batches are read.
 
-    Holds a few groups of at most 16 MiB (or of one batch) at a time.
+    Holds a few groups of at most 16 MiB (or of one batch) at a time. The arguments are those of `ArraySource`.
     """
 
     resume_by = "index"
 
     def __init__(self, arrays: Any, order: RowOrder) -> None:
-        """Keeps the arrays as they are.
-
-        Args:
-            arrays: nest of NumPy arrays and tensors, as the tuple `(x,)`, `(x, y)` or `(x, y,
-                sample_weight)`.
-            order: the order of their rows.
-        """
         self._arrays = arrays
         self.calendar: RowOrder = order
         self.rows, self.batch_rows = order.rows, order.batch_rows

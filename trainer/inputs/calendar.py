@@ -1,7 +1,6 @@
 """Where a source is: which step of which epoch, in which pass over the data, and the order of the rows there.
 
-The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a
-resume.
+The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a resume.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ def check_class_weight(batch: Any, given: Any) -> None:
         given: `class_weight`, for messages.
 
     Raises:
-        ValueError: without targets, with several outputs, with string targets, or together with
-            `sample_weight`.
+        ValueError: without targets, with several outputs, with string targets, or together with `sample_weight`.
     """
     y = batch[1] if len(batch) > 1 else None
     if len(batch) > 2 and batch[2] is not None:
@@ -99,8 +98,7 @@ def weights_of_classes(y: tf.Tensor, weights: ClassWeights) -> tf.Tensor:
     """The weight of each target's class.
 
     Args:
-        y: class numbers `[rows]` or `[rows, 1]` of any number dtype, or scores or one-hot `[rows, ...,
-            classes]`.
+        y: class numbers `[rows]` or `[rows, 1]` of any number dtype, or scores or one-hot `[rows, ..., classes]`.
         weights: of the classes.
 
     Returns:

@@ -1,7 +1,6 @@
 """Whatever users hold rows in, as NumPy arrays and tensors: pandas, SciPy, JAX, PyTorch, lists of numbers.
 
-Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings stay
-as they are.
+Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings stay as they are.
 """
 
 from __future__ import annotations

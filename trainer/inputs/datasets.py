@@ -23,23 +23,17 @@ class DatasetSource(Source):
 
     The iterator's own checkpoint is its position, where every part of the pipeline can be saved; otherwise a
     resumed run draws and drops what was used.
+
+    Args:
+        dataset: elements are tuples `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        steps_per_epoch: int or None; the steps of an epoch.
+        parts: int; elements that make one batch (one for each replica of this worker).
+        per_worker: whether the elements are this worker's rows only.
     """
 
     def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        steps_per_epoch: int | None,
-        parts: int = 1,
-        per_worker: bool = False,
+        self, dataset: tf.data.Dataset, steps_per_epoch: int | None, parts: int = 1, per_worker: bool = False
     ) -> None:
-        """Starts no iterator yet.
-
-        Args:
-            dataset: elements are tuples `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-            steps_per_epoch: int or None; the steps of an epoch.
-            parts: int; elements that make one batch (one for each replica of this worker).
-            per_worker: whether the elements are this worker's rows only.
-        """
         options = tf.data.Options()  # an iterator that cannot be saved exactly shall say so
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
         self._dataset = dataset.with_options(options)
@@ -151,9 +145,7 @@ class DatasetSource(Source):
             load_iterator(self._iterator, state["iterator"])
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
             return
-        for _ in range(
-            self.calendar.passes
-        ):  # a shuffled dataset has another order in every pass that is started
+        for _ in range(self.calendar.passes):  # each pass that is started gives a shuffle another order
             self._open()
             next(self._iterator, None)  # some parts of a pipeline start with the first element
         self._open()
@@ -183,20 +175,18 @@ class DatasetSource(Source):
 
 
 class DistributedSource(DatasetSource):
-    """A `tf.distribute.DistributedDataset`: the rows of all replicas of this worker are one batch again."""
+    """A `tf.distribute.DistributedDataset`: the rows of all replicas of this worker are one batch again.
+
+    Args:
+        dataset: made by `strategy.experimental_distribute_dataset` or `distribute_datasets_from_function`.
+        steps_per_epoch: int or None; the steps of an epoch.
+        strategy: the strategy that made it.
+        per_worker: whether there is more than one worker.
+    """
 
     def __init__(
         self, dataset: Any, steps_per_epoch: int | None, strategy: tf.distribute.Strategy, per_worker: bool
     ) -> None:
-        """Starts an iterator to learn what its batches are.
-
-        Args:
-            dataset: made by `strategy.experimental_distribute_dataset` or
-                `distribute_datasets_from_function`.
-            steps_per_epoch: int or None; the steps of an epoch.
-            strategy: the strategy that made it.
-            per_worker: whether there is more than one worker.
-        """
         self._dataset, self.per_worker = dataset, per_worker
         self._parts, self._counted, self._saves, self._element_spec = 1, False, False, None
         length = _length(dataset, steps_per_epoch)

@@ -60,15 +60,13 @@ class Grouping:
 
     The first few numbers of rows are made known to the compiled function; inputs with more of them are read
     with rows that it does not know, so that it is not traced for each.
+
+    Args:
+        steady: whether the groups must be the same in every run and on every worker; otherwise a group is closed early
+            when the consumer waits for it.
     """
 
     def __init__(self, steady: bool) -> None:
-        """Starts with no row counts seen.
-
-        Args:
-            steady: whether the groups must be the same in every run and on every worker; otherwise a group is
-                closed early when the consumer waits for it.
-        """
         self._steady = steady
         self._most = 16 if steady else 1024
         self._seen: set[int] = set()
@@ -145,14 +143,13 @@ def batch_bytes(batch: Any) -> int:
 
 
 class Feed:
-    """A thread that runs ahead of the training by a few groups. Owns the thread, not what it reads from."""
+    """A thread that runs ahead of the training by a few groups. Owns the thread, not what it reads from.
+
+    Args:
+        groups: called with a function that says whether the consumer waits; an iterator of groups.
+    """
 
     def __init__(self, groups: Callable[[Callable[[], bool]], Iterator[Group]]) -> None:
-        """Starts the thread.
-
-        Args:
-            groups: called with a function that says whether the consumer waits; an iterator of groups.
-        """
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=2)
         self._stop = threading.Event()
         self._group: Group | None = None

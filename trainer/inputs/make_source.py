@@ -45,11 +45,9 @@ def make_source(
         x: any input that the guide (docs/guides/input.md) lists.
         y: targets, for arrays.
         sample_weight: weights of the rows, for arrays.
-        batch_size: rows of a global batch, for arrays; by default 32, or the rows divided by
-            `steps_per_epoch`.
+        batch_size: rows of a global batch, for arrays; by default 32, or the rows divided by `steps_per_epoch`.
         steps_per_epoch: the batches of an epoch; by default one pass over the data.
-        shuffle: whether to read arrays in a new random order in every epoch; "batch" shuffles within each
-            batch.
+        shuffle: whether to read arrays in a new random order in every epoch; "batch" shuffles within each batch.
         class_weight: weight of each class of `y`.
         seed: int; the order of the rows is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.

@@ -23,7 +23,17 @@ class PyDatasetSource(FedSource):
 
     Owns the workers of the epoch. `on_epoch_begin` and `on_epoch_end` of the dataset are called around every
     epoch; after a resume they are first called for the epochs that are over, so that a dataset which changes
-    itself has changed.
+    itself has changed. The first two batches are looked at when it is made.
+
+    Args:
+        dataset: `keras.utils.PyDataset`.
+        shuffle: whether the batches come in a new random order in every pass.
+        seed: int; the order is a function of it.
+        steps_per_epoch: int or None; batches of an epoch.
+        steady: see `Grouping`.
+
+    Raises:
+        ValueError: it has no batches, or no end and no `steps_per_epoch`.
     """
 
     resume_by = "index"
@@ -31,18 +41,6 @@ class PyDatasetSource(FedSource):
     def __init__(
         self, dataset: Any, shuffle: bool | str, seed: int, steps_per_epoch: int | None, steady: bool
     ) -> None:
-        """Looks at the first two batches.
-
-        Args:
-            dataset: `keras.utils.PyDataset`.
-            shuffle: whether the batches come in a new random order in every pass.
-            seed: int; the order is a function of it.
-            steps_per_epoch: int or None; batches of an epoch.
-            steady: see `Grouping`.
-
-        Raises:
-            ValueError: if it has no batches, or no end and no `steps_per_epoch`.
-        """
         self._dataset = dataset
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
         self._set_order(self._make_order())

@@ -1,7 +1,6 @@
 """How one batch is read out of a chunk, inside the compiled function.
 
-Readers are pure functions, and there is one object for each way of reading: the compiled function is kept by
-it.
+Readers are pure functions, and there is one object for each way of reading: the compiled function is kept by it.
 """
 
 from __future__ import annotations

@@ -81,15 +81,10 @@ def slice_rows(structure: Any, start: Any, stop: Any, rows: int | None = None) -
     """Rows `start` to `stop - 1` of every tensor in the structure.
 
     Args:
-        structure: nest of tensors.
+        structure: nest of tensors; so is the result. Gradients flow through it.
         start: int or integer scalar tensor.
         stop: int or integer scalar tensor, not beyond the rows there are.
         rows: `stop - start`, where that is known while tracing; not needed where both are ints.
-
-    Returns:
-        A nest of the same structure and kinds. Gradients flow through it.
-
-    Context: any; in a graph or eagerly.
     """
     if isinstance(start, int) and isinstance(stop, int):
         rows = stop - start
@@ -129,15 +124,7 @@ def _slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None
 
 
 def gather_rows(structure: Any, indices: tf.Tensor) -> Any:
-    """The rows with the given numbers, in that order.
-
-    Args:
-        structure: nest of tensors; `SparseRows` give a `tf.SparseTensor`.
-        indices: integer vector.
-
-    Returns:
-        A nest of the same structure.
-    """
+    """The rows with the given numbers (an integer vector), in that order; `SparseRows` give a `tf.SparseTensor`."""
     return _map(lambda leaf: _gather_leaf(leaf, indices), structure)
 
 
@@ -182,14 +169,7 @@ def _dense_coordinates(columns: Any, values: Any, row_shape: tf.Tensor, rows: in
 
 
 def concat_rows(structures: Sequence[Any]) -> Any:
-    """Joins structures of the same kind along their rows, in order.
-
-    Args:
-        structures: list of nests of one structure, at least one.
-
-    Returns:
-        A nest of the same structure. Sparse tensors are joined to the widest of them.
-    """
+    """Joins nests of one structure, at least one, along their rows. Sparse tensors are joined to the widest of them."""
     if len(structures) == 1:
         return structures[0]
     return tf.nest.map_structure(_concat_leaves, *structures)

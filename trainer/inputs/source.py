@@ -15,20 +15,18 @@ class Chunk:
     """The input of the next execution: up to `steps` global batches.
 
     Attributes:
-        inputs: a nest of tensors (or a `tf.data.Iterator`); given to the compiled function as its argument,
-            so chunks of one layout must have one signature.
+        inputs: a nest of tensors (or a `tf.data.Iterator`); an argument of the compiled function, so chunks of one
+            layout must have one signature.
         steps: int; the batches in the chunk, or the most that may be drawn when `open_ended`.
-        rows: int or None; rows of every batch in the chunk when they are all the same and known; None
-            otherwise.
+        rows: int or None; rows of every batch in the chunk, where they are all the same and known.
         reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, as the
             tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` with the rows of the whole global batch. It is
             called while tracing, must be a pure function of its arguments, and must be the same object for
             chunks of one layout (the compiled function is kept by it). When `open_ended`, it gives a
             `tf.experimental.Optional` of that tuple.
         open_ended: whether the data may end before `steps` batches have been drawn.
-        signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of
-            steps and of rows in the data left open), so that one trace serves them all; None: as the inputs
-            are.
+        signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of steps and
+            of rows in the data left open), so that one trace serves them all; None: as the inputs are.
         per_worker: whether the batches hold this worker's rows only; then the chunk is `open_ended`.
         usual_rows: int or None; of batches that are drawn from an iterator, the rows that most have, where XLA may be
             given these. Others may come too.
@@ -54,13 +52,11 @@ class Source:
 
     Attributes:
         calendar: where in the epochs and in the data the source is.
-        spec: nest of `tf.TypeSpec`: one batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)`; the row
-            dimension is None.
+        spec: nest of `tf.TypeSpec`: one batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)`; its rows are None.
         batch_rows: int or None; rows of a full global batch, where known.
         rows: int or None; rows of the data (batches of a PyDataset), where known.
-        per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas
-            take their rows; True: the source yields this worker's rows only (a function of
-            `tf.distribute.InputContext`).
+        per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
+            rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
     """

@@ -27,8 +27,7 @@ def split_for_validation(
         validation_split: between 0 and 1; the part of the rows, at the end, that is for validation.
 
     Returns:
-        `(x, y, sample_weight)` for training and for validation. NumPy arrays are views: memory-mapped ones
-        stay in their files.
+        `(x, y, sample_weight)` for training and for validation. NumPy arrays are views: memory-mapped ones stay in files.
 
     Raises:
         ValueError, TypeError: x is no array, the share is none, or one of the two parts would have no row.

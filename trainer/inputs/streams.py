@@ -27,20 +27,18 @@ class StreamSource(FedSource):
     Draws as many batches as an epoch has steps, and no more. An iterator is one stream over all epochs; an iterable
     starts again with every epoch, unless `steps_per_epoch` lets a pass last longer. `rewinds` is false for an
     iterator: then a resume is exact only if a new one gives the same batches.
+
+    Args:
+        stream: iterator or iterable of batches; the first two are drawn at once, and kept for the first epoch.
+        kind: its name in messages.
+        steps_per_epoch: int or None; batches of an epoch; None: until it ends.
+        steady: see `Grouping`.
+
+    Raises:
+        ValueError: it has no batch, or batches that are none.
     """
 
     def __init__(self, stream: Any, kind: str, steps_per_epoch: int | None, steady: bool) -> None:
-        """Draws the first two batches, and keeps them for the first epoch.
-
-        Args:
-            stream: iterator or iterable of batches.
-            kind: its name in messages.
-            steps_per_epoch: int or None; batches of an epoch; None: until it ends.
-            steady: see `Grouping`.
-
-        Raises:
-            ValueError: if it has no batch, or batches that are none.
-        """
         self._stream, self._kind = stream, kind
         self.rewinds = not hasattr(stream, "__next__")
         expected = _length(stream) if self.rewinds else None
