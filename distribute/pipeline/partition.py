@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -37,7 +38,7 @@ def balance(
     if not 1 <= stages <= blocks:
         raise ValueError(f"stages ({stages}) must be from 1 to the number of blocks ({blocks})")
     cuts = [0.0] * (blocks - 1) if cut_costs is None else cut_costs
-    sums = _running_sums(costs)
+    sums = list(itertools.accumulate(costs, initial=0.0))
     worst = (math.inf, math.inf, math.inf)
     # best[j]: (slowest stage, sent over cuts, sum of squares) of the best way to cut the first j blocks.
     best = [worst] * (blocks + 1)
@@ -63,11 +64,9 @@ def balance(
 
 def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """The cost of each stage: the sums of `costs` over consecutive runs of `sizes` blocks."""
-    sums, result, start = _running_sums(costs), [], 0
-    for size in sizes:
-        result.append(sums[start + size] - sums[start])
-        start += size
-    return result
+    sums = list(itertools.accumulate(costs, initial=0.0))
+    edges = itertools.accumulate(sizes, initial=0)
+    return [sums[stop] - sums[start] for start, stop in itertools.pairwise(edges)]
 
 
 def _better(value: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
@@ -80,13 +79,6 @@ def _better(value: tuple[float, float, float], other: tuple[float, float, float]
 
 def _fits(memory_of: MemoryOf | None, limit: float | None, stage: int, start: int, stop: int) -> bool:
     return memory_of is None or limit is None or memory_of(stage, start, stop) <= limit
-
-
-def _running_sums(costs: Sequence[float]) -> list[float]:
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    return sums
 
 
 def _sizes(came_from: list[list[int]], blocks: int) -> list[int]:

@@ -17,7 +17,15 @@ from . import remote
 from .schedule import SCHEDULES
 from .timeline import Timeline
 
-_local = threading.local()
+
+class _Scopes(threading.local):
+    """The pipelines in whose scopes a thread is, the innermost last."""
+
+    def __init__(self) -> None:
+        self.entered: list[Pipeline] = []
+
+
+_scopes = _Scopes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +115,18 @@ class Pipeline:
         """Checks what can be checked without a model.
 
         Args:
-            devices: one name for each stage, "GPU:0" or "/job:worker/task:1/device:GPU:0" say; with replicas
-                those of the first replica's stages, then those of the second's. A device may stand for
-                several stages.
-            micro_batches: int; M, into how many parts a (replica's part of a) global batch is cut. 4 for each
-                stage keep the bubble below a fifth.
-            schedule: "gpipe": all forward passes, then all backward ones; "1f1b": one forward and one
-                backward pass in turn, which keeps the activations of at most K micro-batches instead of M.
-            partition: "auto": so that the slowest stage is as fast as possible; or K layer counts; or the K -
-                1 names of the first layers of all stages but the first.
-            cost: what "auto" goes by: "estimated", the operations in the graph; "measured", a short run of
-                each layer on the first device.
-            rematerialize: bool; keep only what crosses the cuts, and run a stage forward again before its
-                backward pass. Less memory, about a third more computation, the same numbers.
+            devices: one name for each stage, "GPU:0" or "/job:worker/task:1/device:GPU:0" say; with replicas those of the
+                first replica's stages, then those of the second's. A device may stand for several stages.
+            micro_batches: int; M, into how many parts a (replica's part of a) global batch is cut. 4 for each stage keep
+                the bubble below a fifth.
+            schedule: "gpipe": all forward passes, then all backward ones; "1f1b": one forward and one backward pass in
+                turn, which keeps the activations of at most K micro-batches instead of M.
+            partition: "auto": so that the slowest stage is as fast as possible; or K layer counts; or the K - 1 names of
+                the first layers of all stages but the first.
+            cost: what "auto" goes by: "estimated", the operations in the graph; "measured", a short run of each layer on
+                the first device.
+            rematerialize: bool; keep only what crosses the cuts, and run a stage forward again before its backward pass.
+                Less memory, about a third more computation, the same numbers.
             memory_limit: bytes that a stage may need (estimated), or None.
             replicas: int; R, copies of the pipeline, each of which trains on its part of the rows.
 
@@ -148,23 +155,19 @@ class Pipeline:
                 "a Pipeline's scope must not be entered inside of a strategy's scope: "
                 "for data parallelism use Pipeline(..., replicas=R)"
             )
-        stack = _stack()
-        stack.append(self)
+        _scopes.entered.append(self)
         try:
             with tf.device("CPU:0"):
                 yield self
         finally:
-            stack.pop()
+            _scopes.entered.pop()
 
     def plan(self, model: Any, rows: int | None = None) -> PlannedModel:
-        """Cuts the model, once, and moves its variables to their stages.
+        """The model's plan, the same on every call: cuts it, once, and moves its variables to their stages.
 
         Args:
             model: a built Sequential or functional model.
             rows: int or None; rows of a global batch, where known.
-
-        Returns:
-            The model's plan; the same one on every call.
 
         Raises:
             ValueError: if the model cannot be cut as asked for.
@@ -190,8 +193,7 @@ class Pipeline:
 
         Args:
             model: the model; None: the one that was last used with this pipeline.
-            transfer: the time of sending one micro-batch over a cut, in the unit of the costs; one number or
-                K - 1.
+            transfer: the time of sending one micro-batch over a cut, in the unit of the costs; one number or K - 1.
 
         Returns:
             A `Timeline`: it shows itself in a notebook, and `save(path)` writes an SVG file.
@@ -217,12 +219,4 @@ class Pipeline:
 
 def current_pipeline() -> Pipeline | None:
     """The pipeline in whose scope this thread is, or None."""
-    stack = _stack()
-    return stack[-1] if stack else None
-
-
-def _stack() -> list[Pipeline]:
-    stack = getattr(_local, "stack", None)
-    if stack is None:
-        stack = _local.stack = []
-    return stack
+    return _scopes.entered[-1] if _scopes.entered else None

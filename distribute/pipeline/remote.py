@@ -36,11 +36,10 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
     """Makes the devices of other processes known to this one, and watches these processes from now on.
 
     Args:
-        addresses: "host:port" of each process that serves (`python -m unisono.distribute.server`), stage 1's
-            first;
+        addresses: "host:port" of each process that serves (`python -m unisono.distribute.server`), stage 1's first;
             None: those that the launcher gave.
-        timeout: seconds to wait for all of them together, and later seconds without an answer after which a
-            process is lost; None: UNISONO_TIMEOUT, or 60.
+        timeout: seconds to wait for all of them together, and later seconds without an answer after which a process
+            is lost; None: UNISONO_TIMEOUT, or 60.
 
     Returns:
         One device for each stage, this process's first: its GPU if it has one, else its CPU.

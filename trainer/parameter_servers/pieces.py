@@ -9,6 +9,7 @@ That holds for a function of `tf.distribute.InputContext` too: it is called here
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -99,15 +100,8 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
                 break
             batch = batch.get_value()
         batches.append(batch)
-    pieces, first = [], 0
-    while first < len(batches):
-        rows = int(row_count(batches[first]))
-        last = first
-        while last < len(batches) and int(row_count(batches[last])) == rows:
-            last += 1
-        pieces.append(_batches_piece(batches[first:last], rows))
-        first = last
-    return pieces
+    of_one_size = itertools.groupby(batches, lambda batch: int(row_count(batch)))
+    return [_batches_piece(list(group), rows) for rows, group in of_one_size]
 
 
 def _names_rows(chunk: Chunk) -> bool:

@@ -57,9 +57,6 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
     Args:
         chain: the model.
         rows: int; rows of one micro-batch.
-
-    Returns:
-        One `BlockCost` for each block.
     """
     counts = [_count_block(block, rows) for block in chain.blocks]
     kept = {id(tensor) for count in counts for tensor in count.kept}

@@ -29,7 +29,18 @@ from .totals import Totals
 
 
 class PipelinedStep:
-    """One step under construction. It lives while the step is traced (or run eagerly), no longer."""
+    """One step under construction. It lives while the step is traced (or run eagerly), no longer.
+
+    It reads the weights on every device that needs them when it is made.
+
+    Args:
+        chain: the model's blocks.
+        stages: its stages, with their devices.
+        inputs: for each micro-batch of each replica the model's inputs, in the order of the rows.
+        steps: for each of them its part of the batch (`micro_steps`).
+        replicas: int; R: the first len(inputs) / R micro-batches run on the first devices of the stages, and so on.
+        training: bool; the mode in which layers are called.
+    """
 
     def __init__(
         self,
@@ -40,17 +51,6 @@ class PipelinedStep:
         replicas: int = 1,
         training: bool = True,
     ) -> None:
-        """Reads the weights on every device that needs them.
-
-        Args:
-            chain: the model's blocks.
-            stages: its stages, with their devices.
-            inputs: for each micro-batch of each replica the model's inputs, in the order of the rows.
-            steps: for each of them its part of the batch (`micro_steps`).
-            replicas: int; R: the first len(inputs) / R micro-batches run on the first devices of the stages,
-                and so on.
-            training: bool; the mode in which layers are called.
-        """
         self.chain, self.stages = chain, list(stages)
         self.steps, self.replicas, self.training = list(steps), replicas, training
         self.micro_batches = len(self.steps) // replicas
@@ -66,11 +66,7 @@ class PipelinedStep:
     # The three ways to run it.
 
     def forward(self, jobs: Sequence[Job]) -> Result:
-        """Runs the forward passes alone.
-
-        Args:
-            jobs: the schedule (`forward_only`), for one replica.
-        """
+        """Runs the forward passes alone; `jobs`: the schedule (`forward_only`), for one replica."""
         for _, stage, q in self._on_replicas(jobs):
             self._forward(stage, q, keep=False)
             self.totals.add_losses(q, self.passes.pop((stage.index, q)).added)
@@ -89,13 +85,11 @@ class PipelinedStep:
 
         Args:
             jobs: the schedule for one replica; all replicas follow it.
-            head: `head(q, outputs)` is the loss of the rows of micro-batch q, weighted so that the sum over
-                all micro-batches is that of the batch, and the same scaled; with q None that of the whole
-                batch.
+            head: `head(q, outputs)` is the loss of the rows of micro-batch q, weighted so that the sum over all
+                micro-batches is that of the batch, and the same scaled; with q None that of the whole batch.
             loss_by_micro_batch: bool; whether `head` is called for each micro-batch or once.
             scale: the loss scale, a linear function of a scalar; applied to added losses and penalties.
-            rematerialize: bool; whether a stage keeps its boundary alone and runs forward again before
-                backward.
+            rematerialize: bool; whether a stage keeps its boundary alone and runs forward again before backward.
         """
         again = recomputed(jobs) if rematerialize else set()
         done = False
@@ -115,8 +109,7 @@ class PipelinedStep:
     def peek(self, q: int) -> Any:
         """The outputs of micro-batch q outside of the schedule, nothing written.
 
-        For values that do not depend on the arithmetic (masks): what is not used of it is pruned from the
-        graph.
+        For values that do not depend on the arithmetic (masks): what is not used of it is pruned from the graph.
         """
         values, state = dict(self.values[q]), self.totals.state(q)
         for stage in self.stages:

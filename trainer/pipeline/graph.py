@@ -74,17 +74,16 @@ class Stage:
 
 
 class Chain:
-    """The blocks of a model in the order of its layers. Owns no variables and no devices."""
+    """The blocks of a model in the order of its layers. Owns no variables and no devices.
+
+    Args:
+        model: a built `keras.Sequential` or functional `keras.Model`.
+
+    Raises:
+        ValueError: the model has no graph that can be cut.
+    """
 
     def __init__(self, model: TrainedModel) -> None:
-        """Reads the model's graph.
-
-        Args:
-            model: a built `keras.Sequential` or functional `keras.Model`.
-
-        Raises:
-            ValueError: if the model has no graph that can be cut.
-        """
         self.model = model
         graph = graph_of(model)
         if graph is None:
@@ -98,14 +97,11 @@ class Chain:
         self.shared = _shared(self.blocks)
 
     def sizes_from_partition(self, partition: Sequence[Any], stages: int) -> list[int]:
-        """Checks a partition that the user wrote.
+        """The number of blocks in each of K stages, from a partition that the user wrote.
 
         Args:
             partition: K layer counts, or K - 1 names: those of the first layer of each stage but the first.
             stages: int; K.
-
-        Returns:
-            The number of blocks in each stage.
 
         Raises:
             ValueError: if it does not fit the model.

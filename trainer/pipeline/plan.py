@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -22,26 +23,24 @@ _BYTES_PER_WEIGHT_BYTE = 4.0
 
 
 class Plan:
-    """A model cut for a pipeline. Owns the stages; the variables stay the model's."""
+    """A model cut for a pipeline. Owns the stages; the variables stay the model's.
+
+    Args:
+        model: a built Sequential or functional model.
+        settings: what the user asked for.
+        rows: int or None; rows of a global batch, for the costs; None: 32 rows for each micro-batch.
+
+    Raises:
+        ValueError: the model cannot be cut so.
+    """
 
     def __init__(self, model: TrainedModel, settings: Settings, rows: int | None) -> None:
-        """Cuts the model.
-
-        Args:
-            model: a built Sequential or functional model.
-            settings: what the user asked for.
-            rows: int or None; rows of a global batch, for the costs; None: 32 rows for each micro-batch.
-
-        Raises:
-            ValueError: if the model cannot be cut so.
-        """
         self.settings = settings
         self.chain = Chain(model)
         self.chain.check_enough(settings.stages)
         self.rows_known = rows is not None
         parts = settings.micro_batches * settings.replicas
         self.micro_batch_rows = 32 if rows is None else max(1, -(-rows // parts))
-        self._costs: list[BlockCost] | None = None
         self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
         self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
         self._kept = peak_activations(self.jobs)
@@ -52,15 +51,12 @@ class Plan:
         # Those whose slots are on the devices of their weights.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @property
+    @functools.cached_property
     def costs(self) -> list[BlockCost]:
         """What each block costs; estimated or measured when it is first asked for."""
-        if self._costs is None:
-            if self.settings.cost == "measured":
-                self._costs = block_costs.measure(self.chain, self.micro_batch_rows, self.settings.devices[0])
-            else:
-                self._costs = block_costs.estimate(self.chain, self.micro_batch_rows)
-        return self._costs
+        if self.settings.cost == "measured":
+            return block_costs.measure(self.chain, self.micro_batch_rows, self.settings.devices[0])
+        return block_costs.estimate(self.chain, self.micro_batch_rows)
 
     def _sizes(self) -> list[int]:
         settings, chain = self.settings, self.chain

@@ -39,8 +39,8 @@ class Result:
     Attributes:
         outputs: the model's outputs for the whole batch, as the model returns them.
         loss: scalar tensor; loss, added losses and penalties of the global batch; None if there are none.
-        gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the
-            scaled loss, summed over micro-batches and replicas, on the variable's device.
+        gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the scaled loss,
+            summed over micro-batches and replicas, on the variable's device.
         writes: (variable, value) pairs: what layers assigned (running averages, random state).
     """
 

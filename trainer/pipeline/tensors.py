@@ -38,13 +38,10 @@ def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
 
 
 def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[Any], list[Any]]:
-    """Sums what arrived for each output of a stage.
+    """The parts of a stage's outputs that have a cotangent, and their cotangents: sums of what arrived.
 
     Args:
         arrived: for each output its value and, for each of its users, the cotangents of the value's parts.
-
-    Returns:
-        The parts that have a cotangent, and their cotangents.
     """
     targets, cotangents = [], []
     for value, from_users in arrived:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..distribute.workers.addresses import listens, split_address
+from ..distribute.workers.addresses import free_ports, listens, split_address
 from ..distribute.workers.cluster import Cluster, ClusterError, read_cluster
 from ..version import __version__
 
@@ -247,19 +247,12 @@ def _peer(name: str, address: str) -> Finding:
 
 def ports(count: int = 3) -> list[Finding]:
     """Whether the launcher can open ports on this machine."""
-    listeners, free = [], []
     try:
-        for _ in range(count):
-            listeners.append(socket.socket())
-            listeners[-1].bind(("127.0.0.1", 0))
-            free.append(str(listeners[-1].getsockname()[1]))
-    except OSError as error:
-        text = f"No port can be opened on 127.0.0.1 ({error.strerror}), so workers cannot talk: ask for one to be allowed."
+        free = free_ports(count)
+    except OSError:
+        text = "No port can be opened on 127.0.0.1, so workers cannot talk: ask for one to be allowed."
         return [Finding("ports", "on 127.0.0.1", "none", problem=text)]
-    finally:
-        for listener in listeners:
-            listener.close()
-    return [Finding("ports", "on 127.0.0.1", f"free, for instance {', '.join(free)}")]
+    return [Finding("ports", "on 127.0.0.1", f"free, for instance {', '.join(map(str, free))}")]
 
 
 def collectives(lines: list[dict[str, Any]], failure: str) -> list[Finding]:
