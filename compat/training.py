@@ -27,33 +27,6 @@ from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
-__all__ = [
-    "CompileLoss",
-    "CompileMetrics",
-    "KerasFunctional",
-    "KerasTrainer",
-    "Mean",
-    "MeanMetricWrapper",
-    "MetricsList",
-    "Sum",
-    "TensorFlowTrainer",
-    "class_weight_to_sample_weights",
-    "compiled_loss",
-    "compute_output_spec",
-    "convert_to_np_if_not_ragged",
-    "filter_traceback",
-    "flat_losses",
-    "model_supports_jit",
-    "no_automatic_dependency_tracking",
-    "potentially_ragged_concat",
-    "pretending_built",
-    "pythonify_logs",
-    "squeeze_or_expand_to_same_rank",
-    "train_validation_split",
-    "unpack_x_y_sample_weight",
-]
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -62,13 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="M",
         help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
     )
-    add(
-        "--stages",
-        type=whole,
-        default=1,
-        metavar="K",
-        help="stages of the pipeline, each a process of its own",
-    )
+    add("--stages", type=whole, default=1, metavar="K", help="stages of the pipeline, each its own process")
     add(
         "--restarts",
         type=_at_least(int, 0),
