@@ -30,11 +30,9 @@ def first_graph(function: Any) -> Any:
     return function._concrete_variable_creation_fn.graph
 
 
-@contextlib.contextmanager
-def scratch_graph() -> Iterator[None]:
+def scratch_graph() -> contextlib.AbstractContextManager[Any]:
     """A graph that is thrown away: for reading structure from code that creates operations."""
-    with tf.__internal__.FuncGraph("scratch").as_default():
-        yield
+    return tf.__internal__.FuncGraph("scratch").as_default()
 
 
 @contextlib.contextmanager

@@ -169,13 +169,6 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray
     return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)
 
 
-def _number(kind: type) -> Callable[[Any], Any]:
-    def convert(self: Any) -> Any:
-        return kind(self.numpy())
-
-    return convert
-
-
-for _added, _method in zip(ADDED, (_array, _number(int), _number(float))):
+for _added, _method in zip(ADDED, (_array, lambda self: int(self.numpy()), lambda self: float(self.numpy()))):
     if not hasattr(_added.owner, _added.name):
         setattr(_added.owner, _added.name, _method)

@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import callbacks as callbacks
-    from . import distribute as distribute
-    from . import mixed_precision as mixed_precision
-    from . import models as models
-    from . import optimizers as optimizers
+    from . import callbacks, distribute, mixed_precision, models, optimizers
     from . import trainer as trainer
-    from .trainer import Model as Model
-    from .trainer import Sequential as Sequential
-    from .trainer import adopt as adopt
-    from .trainer import clone_model as clone_model
-    from .trainer import load_model as load_model
-    from .trainer import rowwise as rowwise
+    from .trainer import Model, Sequential, adopt, clone_model, load_model, rowwise
 
 _PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "trainer")
 

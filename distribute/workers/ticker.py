@@ -20,11 +20,6 @@ class Ticker:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"unisono-{name}", daemon=True)
 
-    @property
-    def ended(self) -> bool:
-        """Whether `stop` has been called."""
-        return self._ended.is_set()
-
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()

@@ -71,4 +71,5 @@ def test_ticker_that_is_stopped_ticks_no_more():
     ticker = Ticker("test", lambda: not ticked.append(1), lambda: 60.0)
     ticker.start()
     ticker.stop(10)
-    assert ticker.ended and not ticked
+    assert not ticked
+    assert not any(thread.name == "unisono-test" for thread in threading.enumerate())
