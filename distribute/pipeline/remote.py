@@ -106,15 +106,12 @@ def connect_if_launched(devices: Any) -> None:
 
 
 def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None:
-    """Raises an error that says which stage is lost, if one is; otherwise returns.
+    """Raises a `StageError` that names the stage and its address, if one is lost; otherwise returns.
 
     Args:
         cause: what was raised.
-        devices: the names of the devices of a pipeline's stages, replica after replica.
+        devices: the names of the devices of a pipeline's K stages, replica after replica.
         stages: int; K.
-
-    Raises:
-        StageError: it names the stage and its address.
     """
     if _watch is None or not isinstance(cause, tf.errors.OpError):
         return

@@ -83,13 +83,10 @@ def cluster_of(resolver: Any) -> Cluster | None:
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
-    """The cluster that the environment describes: TF_CONFIG first, then Slurm.
+    """The cluster that the environment describes, TF_CONFIG first, then Slurm; None where it describes none.
 
     Args:
         environ: variables to read; None: those of this process. Slurm's are always those of this process.
-
-    Returns:
-        The cluster, or None where the environment describes none.
 
     Raises:
         ClusterError: what it describes cannot be right.
@@ -196,9 +193,10 @@ def _read_slurm() -> Cluster:
     import tensorflow as tf
 
     try:
+        # It cannot name the tasks of a machine without GPUs; which GPUs a task gets is decided in auto_strategy.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=_MORE_THAN_TASKS, gpus_per_task=1, auto_set_gpu=False
-        )  # it cannot name the tasks of a machine without GPUs; which GPUs a task gets is decided in auto_strategy
+        )
         spec = resolver.cluster_spec()
     except (KeyError, RuntimeError, ValueError, IndexError) as error:
         raise ClusterError(f"Slurm's variables do not describe the tasks of a job step: {error}") from None

@@ -120,11 +120,7 @@ class Totals:
         self.applied = 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Adds the steps of one execution, in their order, one by one: the sums that one device would have.
-
-        Args:
-            rows: float64 `[steps, width]`.
-        """
+        """Adds the steps of `rows`, float64 `[steps, width]`, one by one: the sums that one device would have."""
         for index, (variable, state) in enumerate(zip(self._layout.variables, self._state)):
             each = self._layout.added(rows, variable).astype(state.dtype)
             self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]

@@ -26,7 +26,7 @@ from .metric_totals import RowLayout
 def worker_step(
     model: TrainedModel, step_fn: Any, batch: Any, step: StepContext, layout: RowLayout, alone: bool
 ) -> tuple[tf.Tensor, Any]:
-    """Runs `train_step` or `test_step` on the rows of a batch and makes its writes.
+    """The row of one step, float64 `[layout.width]`, and its logs as it returned them; its writes are made.
 
     Args:
         model: the model.
@@ -35,9 +35,6 @@ def worker_step(
         step: one replica with all rows.
         layout: of the row.
         alone: whether there is one worker only: its writes are then made as they are.
-
-    Returns:
-        The row of the step, float64 `[layout.width]`, and the logs as the step returned them.
     """
     with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
         with step_scope(step), CollectedWrites() as writes:

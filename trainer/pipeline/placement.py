@@ -27,9 +27,7 @@ def move_weights(stages: Sequence[Stage]) -> None:
 def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
     """Moves the slots of an optimizer that was built before its weights had a stage (a loaded one, say).
 
-    Args:
-        optimizer: a Keras optimizer. Its slots are known by their names, which are made of the weights'.
-        stages: the stages of its model.
+    The slots are known by their names, which are made of the weights'.
     """
     for stage in stages:
         for weight in stage.weights:

@@ -17,14 +17,9 @@ Head = Callable[[int | None, Any], tuple[tf.Tensor, tf.Tensor]]
 
 
 def micro_steps(global_rows: Any, count: int) -> list[StepContext]:
-    """The parts of the global batch: micro-batch q has the rows floor(q n / Q) to floor((q + 1) n / Q) - 1.
+    """The Q parts of the global batch of n rows: micro-batch q has the rows floor(q n / Q) to floor((q + 1) n / Q) - 1.
 
-    Args:
-        global_rows: int or int32 scalar tensor, n.
-        count: int, Q: replicas times micro-batches.
-
-    Returns:
-        Q contexts. Random layers draw a mask of its own for each, as they do for each replica.
+    Random layers draw a mask of its own for each, as they do for each replica.
     """
     edges = [(q * global_rows) // count for q in range(count + 1)]
     return [
