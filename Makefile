@@ -20,7 +20,7 @@ demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
 check test: export CUDA_VISIBLE_DEVICES =
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format --check .
