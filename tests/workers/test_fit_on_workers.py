@@ -26,7 +26,7 @@ def one_device(tmp_path_factory):
 
 @pytest.mark.parametrize(("workers", "replicas", "collectives"), [(2, 2, "AUTO"), (3, 1, "RING")])
 def test_training_on_workers_equals_one_device(start_workers, one_device, workers, replicas, collectives):
-    # New interpreters: each has its own order of sets, and TensorFlow's profiler, which the program uses, may not survive a fork.
+    # New interpreters: each has its own order of sets, and TensorFlow's profiler may not survive a fork.
     run = start_workers("fit", count=workers, replicas=replicas, arguments=[collectives], anew=True)
     run.succeed(240)
     found = [dict(np.load(run.out / f"worker-{i}.npz")) for i in range(workers)]
