@@ -81,6 +81,11 @@ class CompiledModel(Protocol):
         ...
 
     @property
+    def losses(self) -> list[Any]:
+        """What layers add to the loss, and regularization."""
+        ...
+
+    @property
     def variables(self) -> list[keras.Variable]:
         """Weights, other state of layers, and seed generators."""
         ...

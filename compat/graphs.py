@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config
+from tensorflow.python.framework import config, op_def_registry
 
 _CALLS = ("While", "If", "PartitionedCall")  # what they call may do more than compute
 
@@ -21,6 +21,64 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
+
+
+_DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
+_LEAVE_NO_TRACE = """
+Arg Assert Case If LookupTableFindV2 Multinomial PartitionedCall Placeholder RandomGammaV2
+RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt ReadVariableOp
+ResourceGather ResourceGatherNd StatefulPartitionedCall StatelessIf StatelessWhile TruncatedNormal
+VarHandleOp VarIsInitializedOp While
+"""
+_HARMLESS = frozenset(_LEAVE_NO_TRACE.split())  # stateful operations
+
+
+class Pruned:
+    """A function that computes what it returns and nothing else. Called with tensors; returns a nest of NumPy arrays.
+
+    Attributes:
+        draws_numbers: whether random numbers are drawn in it.
+    """
+
+    def __init__(self, function: Any, structure: Any, draws_numbers: bool) -> None:
+        self._function, self._structure, self.draws_numbers = function, structure, draws_numbers
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Computes it."""
+        results = self._function(*tensors)
+        return tf.nest.pack_sequence_as(self._structure, [result.numpy() for result in results])
+
+
+def prune_to(fn: Callable[..., Any], signature: list[tf.TensorSpec]) -> Pruned:
+    """`fn(*tensors)` as a graph that holds what its result (a nest of tensors) depends on, and nothing else.
+
+    Raises:
+        RuntimeError: the result depends on an operation that leaves a trace (a write, Python code).
+    """
+    kept: dict[str, Any] = {}
+
+    def traced(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        kept["result"] = fn(*tensors)
+        return [tf.identity(value) for value in tf.nest.flatten(kept["result"])]
+
+    wrapped: Any = tf.compat.v1.wrap_function(traced, signature)
+    outputs = list(wrapped.graph.structured_outputs)
+    structure = tf.nest.map_structure(lambda value: 0, kept["result"])
+    if not outputs:
+        return Pruned(lambda *tensors: [], structure, False)
+    pruned = wrapped.prune(wrapped.inputs[: len(signature)], outputs)
+    definition = pruned.graph.as_graph_def(add_shapes=False)
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    types = {node.op for node in nodes}
+    traces = {name for name in types - _HARMLESS if _is_stateful(name)}
+    if traces:
+        raise RuntimeError(f"What is computed leaves a trace: {', '.join(sorted(traces))}.")
+    return Pruned(pruned, structure, any(name.startswith(_DRAWS) for name in types))
+
+
+def _is_stateful(operation: str) -> bool:
+    definition = op_def_registry.get(operation)
+    return definition is not None and definition.is_stateful
 
 
 def first_graph(function: Any) -> Any:

@@ -28,6 +28,27 @@ def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
     return [v for v in layer._trainable_variables if layer.trainable]
 
 
+def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The variables that `layer` holds itself and training does not update by gradients, without random state."""
+    return list(layer._non_trainable_variables)
+
+
+def losses_of_layers(layer: Any) -> list[tuple[keras.layers.Layer, int, Any]]:
+    """What `layer` and those inside of it have added with `add_loss`: each layer, the number of its loss, the loss."""
+    each = [(part, part._get_own_losses()) for part in layers_of(layer)]
+    return [(part, number, loss) for part, losses in each for number, loss in enumerate(losses)]
+
+
+def regularization_losses(layer: Any) -> list[Any]:
+    """What the regularizers of the weights give."""
+    return layer._get_regularization_losses()
+
+
+def losses_overridden(layer: Any) -> bool:
+    """Whether something stands in for the losses of `layer` (`without_layer_losses`)."""
+    return bool(layer._losses_override)
+
+
 def forget_losses(model: Any, losses: list[Any]) -> None:
     """Layers drop the added losses of a step that has been traced (their ids may be given to other tensors)."""
     ids = {id(loss) for loss in losses}

@@ -45,16 +45,15 @@ class Changed(NamedTuple):
 
 
 REPLACED = (
-    Changed(loss_module, "reduce_weighted_values", "a loss is divided by the weights of the global batch"),
-    Changed(loss_module, "scale_loss_for_distribution", "the reduction above makes it superfluous"),
-    Changed(loss_module, "unscale_loss_for_distribution", "the reduction above makes it superfluous"),
     Changed(
-        loss_module.Loss, "__call__", "a loss that may look at the whole batch sees the rows of all replicas"
+        loss_module,
+        "scale_loss_for_distribution",
+        "a replica computes as one device does, and the step joins",
     ),
     Changed(
-        keras.layers.Layer,
-        "add_loss",
-        "an added loss is a mean or a sum over rows, which replicas join differently",
+        loss_module,
+        "unscale_loss_for_distribution",
+        "a replica computes as one device does, and the step joins",
     ),
     Changed(
         keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"

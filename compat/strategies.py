@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 import tensorflow as tf
 
 
@@ -19,3 +24,32 @@ def traced_replica() -> int | None:
     """The number of the replica in its own worker, where a thread traces each; None where one trace serves them all."""
     index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
     return index if isinstance(index, int) else None
+
+
+class _Pretending(threading.local):
+    replicas: int | None = None
+
+
+_pretending = _Pretending()
+_owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
+_num_replicas_in_sync = _owner.num_replicas_in_sync.fget
+
+
+@contextlib.contextmanager
+def pretending_replicas(count: int) -> Iterator[None]:
+    """Code that this thread traces inside finds `count` as the `num_replicas_in_sync` of any strategy.
+
+    For graphs that are only looked at. The property is TensorFlow's own again when the outermost block ends.
+    """
+    outer, _pretending.replicas = _pretending.replicas, count
+    _owner.num_replicas_in_sync = property(_pretended)
+    try:
+        yield
+    finally:
+        _pretending.replicas = outer
+        if outer is None:
+            _owner.num_replicas_in_sync = property(_num_replicas_in_sync)
+
+
+def _pretended(strategy: Any) -> int:
+    return _pretending.replicas or _num_replicas_in_sync(strategy)

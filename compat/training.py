@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from keras.src.backend import compute_output_spec
+import keras
+from keras.src.backend import compute_output_spec, get_keras_mask
 from keras.src.backend.tensorflow.trainer import (
     TensorFlowTrainer,
     convert_to_np_if_not_ragged,
@@ -46,6 +47,28 @@ def flat_losses(model: Any) -> list[Any]:
     return [] if loss is None else [entry.loss for entry in loss._flat_losses]
 
 
+def with_each_loss(compiled: Any, replace: Callable[[Any], Callable[..., Any]]) -> Any:
+    """The compiled loss with `replace(loss)` in place of the loss of each output. Only after its first call."""
+    changed = object.__new__(type(compiled))  # Keras' own copying would serialize it
+    vars(changed).update(vars(compiled))
+    entries = [entry._replace(loss=replace(entry.loss)) for entry in compiled._flat_losses]
+    vars(changed)["_flat_losses"] = entries
+    return changed
+
+
+def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """What `loss.call` gives, and the mask of its entries or None: `Loss.__call__` up to the reduction."""
+    in_mask = get_keras_mask(y_pred)
+    with keras.name_scope(loss.name):
+        y_true, y_pred = (
+            keras.tree.map_structure(lambda t: keras.ops.convert_to_tensor(t, dtype=loss.dtype), each)
+            for each in (y_true, y_pred)
+        )
+        entries = loss.call(y_true, y_pred)
+    masks = [mask for mask in (in_mask, get_keras_mask(entries)) if mask is not None]
+    return entries, (masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None)
+
+
 @contextlib.contextmanager
 def pretending_built(optimizer: Any) -> Iterator[None]:
     """Keeps Keras' symbolic build from making the variables of an optimizer that the user's step may never use."""
@@ -69,6 +92,11 @@ def loss_tracker(model: Any) -> Any:
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
     """`model.compute_loss`, with or without the argument `training`, as the user wrote it."""
     return model._compute_loss(*args, **kwargs)
+
+
+def aggregated_loss(model: Any, loss: Any) -> Any:
+    """A loss that a layer has added, as it enters the loss of the model: one floating-point number."""
+    return model._aggregate_additional_loss(loss)
 
 
 def compile_config(model: Any) -> dict[str, Any]:

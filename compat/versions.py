@@ -20,9 +20,11 @@ SUPPORTED = {"tensorflow": ">=2.20,<2.22", "keras": ">=3.15,<3.16"}
 _DISTRIBUTE = "tensorflow.python.distribute"
 
 ATTRIBUTES = {
-    "keras:Model": "_assert_compile_called _call_has_training_arg _compile_config _compile_loss _compile_metrics "
-    "_compute_loss _distribute_strategy _flatten_layers _flatten_metrics_in_order _initial_epoch _loss_ids "
-    "_loss_tracker _losses_override _should_eval _symbolic_build _trainable_variables",
+    "keras:Model": "_aggregate_additional_loss _assert_compile_called _call_has_training_arg _compile_config "
+    "_compile_loss _compile_metrics _compute_loss _distribute_strategy _flatten_layers "
+    "_flatten_metrics_in_order _get_own_losses _get_regularization_losses _initial_epoch _loss_ids "
+    "_loss_tracker _losses_override _non_trainable_variables _should_eval _symbolic_build "
+    "_trainable_variables",
     "keras:Sequential": "_functional",
     "keras:Variable": "_initialize _maybe_autocast _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "

@@ -58,10 +58,11 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
 
     Context: replica. With one replica nothing is added to the graph.
     """
-    tensors = list(tensors)
+    tensors, step = list(tensors), current_step()
+    if step is not None and step.observer is not None:
+        return step.observer.sums(tensors)
     if not tensors or num_replicas() == 1:
         return tensors
-    step = current_step()
     if step is not None and any(_is_slices_of_unknown_number(t) for t in tensors):
         step.shapes_vary = True  # slices are gathered
     context = tf.distribute.get_replica_context()
@@ -114,8 +115,8 @@ def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     Context: replica.
     """
-    tensors = list(tensors)
-    if len(tensors) < 2 or num_replicas() == 1:
+    tensors, step = list(tensors), current_step()
+    if len(tensors) < 2 or num_replicas() == 1 or (step is not None and step.observer is not None):
         return all_reduce_sum(tensors)
     groups = _by_dtype(tensors)
     flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in groups]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from ..compat.replaced import replaced_functions
+from .join_rules import MEAN_PER_REPLICA, SUM, JoinRules
 
 
 @dataclasses.dataclass
@@ -48,10 +49,43 @@ class ReplicaRows:
         """Whether it is known while tracing that this replica has rows of its own."""
         return isinstance(self.rows, int) and self.rows > 0
 
+    @property
+    def holds_first_row(self) -> Any:
+        """Whether the first row of the global batch is this replica's: a bool or a bool tensor."""
+        before = self.first_row
+        if before is None:
+            before = (self.replica_id * self.global_rows) // self.num_replicas
+        first = before == 0 if isinstance(before, int) else tf.equal(before, 0)
+        return tf.logical_and(first, self.alive)
+
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
         """`rows / global_rows`, the weight of a mean over this replica's rows in the global mean; a scalar."""
         rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
         return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
+
+    def weight(self, rule: str, dtype: Any = tf.float32) -> tf.Tensor:
+        """What a number of this replica is multiplied with, so that the sum over replicas joins them by `rule`."""
+        if rule == SUM:
+            return tf.cast(self.alive, dtype)
+        return self.share(dtype) * (self.num_replicas if rule == MEAN_PER_REPLICA else 1)
+
+
+class Observer(Protocol):
+    """Stands in for the other replicas in a step that is only looked at (`trainer/step/find_rules.py`)."""
+
+    def sums(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sums over all replicas."""
+        ...
+
+    def rows(self, own: tf.Tensor) -> tf.Tensor:
+        """The rows of all replicas."""
+        ...
+
+    def note(self, what: Any, value: Any) -> None:
+        """Notes a number that leaves the replica."""
+
+    def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
+        """Notes a loss of the user's own: `loss_of(*rows)`."""
 
 
 @dataclasses.dataclass
@@ -74,6 +108,8 @@ class StepContext(ReplicaRows):
         shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
             TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
         take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
+        rules: how what the user's code hands back is joined over the replicas.
+        observer: None, or what stands in for the other replicas while the rules are found (`Observer`).
     """
 
     random_stream: Any = None
@@ -87,6 +123,25 @@ class StepContext(ReplicaRows):
     notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
     take_gradients: Any = None
+    rules: JoinRules = dataclasses.field(default_factory=JoinRules)
+    observer: Observer | None = None
+
+    def count(self, what: str) -> int:
+        """How many times this was asked for `what` in this step before."""
+        number = self.notes.get(what, 0)
+        self.notes[what] = number + 1
+        return number
+
+    def on_all_rows(self) -> StepContext:
+        """The step of one replica that holds all rows: for code that is given the gathered rows."""
+        return dataclasses.replace(
+            self,
+            replica_id=0,
+            num_replicas=1,
+            rows=self.global_rows,
+            first_row=None,
+            notes={"gathered_in": self},
+        )
 
     @property
     def weight_total(self) -> Any:

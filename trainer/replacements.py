@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
@@ -13,28 +12,12 @@ from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
 from ..compat.variables import autocast, raw_value
 from ..distribute.parameter_servers.shards import lookup
-from ..distribute.replicas import all_reduce_sum_packed, num_replicas
+from ..distribute.replicas import all_reduce_sum_packed
 from ..distribute.step_context import current_step
-from .step import added_losses, xla_random
-from .step import global_loss as exact_loss
+from .step import xla_random
 from .step.collectives import refuse_collective
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
-
-
-def _reduction(original: Any) -> Any:
-    def reduce_weighted_values(
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
-        if not exact_loss.needed():
-            return original(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
-        return exact_loss.reduce_weighted_values(values, sample_weight, mask, reduction, dtype)
-
-    return reduce_weighted_values
 
 
 def _scaling(original: Any) -> Any:
@@ -42,15 +25,6 @@ def _scaling(original: Any) -> Any:
         return original(value) if current_step() is None else value
 
     return scale
-
-
-def _loss_call(original: Any) -> Any:
-    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if not exact_loss.needed() or num_replicas() == 1 or exact_loss.works_on_rows(self):
-            return original(self, y_true, y_pred, sample_weight)
-        return exact_loss.on_all_rows(functools.partial(original, self), y_true, y_pred, sample_weight)
-
-    return __call__
 
 
 def _seed(original: Any) -> Any:
@@ -72,18 +46,6 @@ def _handle(original: Any) -> Any:
         return value if isinstance(value, tf.Tensor) and current_step() is not None else original(self)
 
     return handle
-
-
-def _add_loss(original: Any) -> Any:
-    def add_loss(self: Any, loss: Any) -> None:
-        step = current_step()
-        if step is None:
-            added_losses.noted(self, loss)
-        elif step.num_replicas > 1:
-            loss = added_losses.in_units_of_a_mean(self, loss, step)
-        original(self, loss)
-
-    return add_loss
 
 
 def _synchronized_moments(original: Any) -> Any:
@@ -130,9 +92,18 @@ def _take(original: Any) -> Any:
     return take
 
 
+def _only_looked_at() -> bool:
+    """Whether a step is traced to find its rules: what it draws is then the same for every row."""
+    step = current_step()
+    return step is not None and step.observer is not None
+
+
 def _uniform(original: Any) -> Any:
     def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
         dtype = dtype or keras.config.floatx()
+        if _only_looked_at():
+            drawn_seed(seed)
+            return tf.fill(shape, tf.cast((minval + maxval) / 2, dtype))
         if not xla_random.spelled_out(dtype):
             return original(shape, minval, maxval, dtype, seed)
         minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
@@ -144,6 +115,9 @@ def _uniform(original: Any) -> Any:
 def _normal(original: Any) -> Any:
     def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
         dtype = dtype or keras.config.floatx()
+        if _only_looked_at():
+            drawn_seed(seed)
+            return tf.fill(shape, tf.cast(mean + stddev / 2, dtype))
         if not xla_random.spelled_out(dtype):
             return original(shape, mean, stddev, dtype, seed)
         return xla_random.normal(shape, drawn_seed(seed), dtype) * tf.cast(stddev, dtype) + tf.cast(
@@ -155,6 +129,9 @@ def _normal(original: Any) -> Any:
 
 def _dropout(original: Any) -> Any:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+        if _only_looked_at():
+            drawn_seed(seed)
+            return inputs
         if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
             return original(inputs, rate, noise_shape, seed)
         seed = drawn_seed(seed)
@@ -165,11 +142,8 @@ def _dropout(original: Any) -> Any:
 
 
 for _key, _make in {
-    "loss.reduce_weighted_values": _reduction,
     "loss.scale_loss_for_distribution": _scaling,
     "loss.unscale_loss_for_distribution": _scaling,
-    "Loss.__call__": _loss_call,
-    "Layer.add_loss": _add_loss,
     "Layer._clear_losses": _clear_losses,
     "Variable.handle": _handle,
     "SeedGenerator.next": _seed,

@@ -31,6 +31,7 @@ from .run.evaluation_loops import evaluate, predict
 from .run.on_batch import on_batch, predict_on_batch
 from .runner import runner_of
 from .step.global_metrics import give_first_replica_the_state
+from .step.step_loss import default_compute_loss, losses_of
 from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import optimizers_of, place_with_model
 
@@ -42,6 +43,13 @@ class Trainer(Compilation):
 
     train_step = default_train_step
     test_step = default_test_step
+
+    compute_loss = default_compute_loss
+
+    @property
+    def losses(self) -> list[Any]:
+        """What layers add with `add_loss`, and regularization, as `keras.Model.losses`."""
+        return losses_of(self, lambda: super(Trainer, self).losses)
 
     def predict_step(self, data: Any) -> Any:
         """One step of prediction: the outputs for this replica's rows."""

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from ...compat.optimizers import call_count, check_known, overwritten_by_gradient, trained_variables
 from ...compat.variables import direct_writes
+from ...distribute.join_rules import numbered
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, once_per_copy, replica_id
 from ...distribute.step_context import current_step
@@ -71,11 +72,11 @@ def run_stages(
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs = checks.with_gradients(optimizer, pairs)
-    weight_total = _weight_total(options)
+    weight_total, weight = _weight_total(options), _replica_weight(options)
 
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
-    pairs = aggregate(optimizer, pairs, options)
+    pairs = aggregate(optimizer, pairs, options, weight)
     if watch is not None:
         watch.after_aggregation(pairs, began)
     pairs = unscale(optimizer, pairs, scale)
@@ -93,22 +94,21 @@ def run_stages(
     return verdict
 
 
-def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
     """Stage 1: the same gradients on every replica, each row of sparse ones named once.
 
-    Inside a step the gradients are means over this replica's rows: they are weighted with the replica's share of the
-    global batch, so that their sum is the gradient of the global mean. Outside they are summed as they are.
+    The gradients of each replica are multiplied with its `weight`, so that their sum is the gradient of the global
+    batch; None: they are summed as they are.
     """
     aggregator, step = optimizer.gradient_aggregator, current_step()
     if not options.skip_aggregation and aggregator is not no_aggregation and num_replicas() > 1:
-        share = None if options.contributions or step is None else step.share(tf.float64)
         overwriting = [overwritten_by_gradient(v) for _, v in pairs]
         summed = [pair for pair, direct in zip(pairs, overwriting) if not direct]
         if aggregator is None:
-            totals = reduce_packed([g for g, _ in summed], SMALL, share)
+            totals = reduce_packed([g for g, _ in summed], SMALL, weight)
             summed = [(g, v) for g, (_, v) in zip(totals, summed)]
         else:
-            mine = summed if share is None else [(weighted(g, share), v) for g, v in summed]
+            mine = summed if weight is None else [(weighted(g, weight), v) for g, v in summed]
             summed = checks.same_variables(aggregator, "gradient_aggregator", mine, aggregator(mine))
         rest = iter(summed)
         pairs = [(_maximum(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
@@ -222,6 +222,18 @@ def _weight_total(options: CallOptions) -> Any:
     if step is None:
         return 1
     return step.global_rows if step.weight_total is None else step.weight_total
+
+
+def _replica_weight(options: CallOptions) -> Any:
+    """What this replica's gradients are multiplied with; None outside of a step, and where the loss has seen to it.
+
+    Inside a step they are means over this replica's rows, or what was found for this call of an optimizer.
+    """
+    step = current_step()
+    if step is None:
+        return None
+    rule = numbered(step.rules.gradients, step.count("optimizer calls"))
+    return None if options.contributions else step.weight(rule, tf.float64)
 
 
 def _in_every_replica(

@@ -19,8 +19,10 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.functional import flat_inputs, pack_outputs, run_node
+from ...compat.layers import forget_losses
 from ...distribute.pipeline.schedule import Job, recomputed
 from ...distribute.step_context import StepContext, step_scope
+from ..step.added_losses import added_by
 from .graph import Chain, Stage
 from .state import NotedWrites
 from .step_parts import Head, Pass, Result
@@ -113,7 +115,6 @@ class PipelinedStep:
         """
         values, state = dict(self.values[q]), self.totals.state(q)
         for stage in self.stages:
-            self.steps[q].notes.pop("added_losses", None)
             with tf.device(self._device(stage, q)), step_scope(self.steps[q]):
                 inputs = {key: identity(values[key]) for key in stage.inputs}
                 scope = NotedWrites(self._mapping(stage, q, state))
@@ -169,7 +170,10 @@ class PipelinedStep:
             watched = [(key, watch(tape, value)) for key, value in inputs.items()]
             watched += [(id(v), watch(tape, value)) for v, value in mapping if id(v) in trainable]
             made = self._run_layers(stage, inputs)
-            added = [tf.reduce_sum(loss) for loss in scope.losses if loss.dtype.is_floating]
+            losses = added_by(stage.layers, self.steps[q])
+            added = [tf.reduce_sum(loss) for loss in losses if loss.dtype.is_floating]
+            for layer in stage.layers:
+                forget_losses(layer, scope.losses)
         return Pass(inputs, mapping, made, added, watched, tape, scope)
 
     def _run_layers(self, stage: Stage, inputs: dict[int, Any]) -> dict[int, Any]:
@@ -223,7 +227,6 @@ class PipelinedStep:
         key = (stage.index, q // self.micro_batches)
         wait = [] if tf.executing_eagerly() else self.last.get(key, []) + list(after)
         step = self._live(self.steps[q])
-        step.notes.pop("added_losses", None)  # layers add them anew in each pass
         with (
             tf.name_scope(f"stage_{stage.index}_{kind}_{q}"),
             tf.device(self._device(stage, q)),

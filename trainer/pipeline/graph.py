@@ -66,6 +66,12 @@ class Stage:
         """The variables that training updates now."""
         return [variable for variable in self.weights if variable.trainable]
 
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers that its nodes call, each once."""
+        operations = {id(node.operation): node.operation for node in self.nodes}
+        return [each for each in operations.values() if isinstance(each, keras.layers.Layer)]
+
     @functools.cached_property
     def random_states(self) -> list[Any]:
         """The states of the seed generators of its layers, each once."""

@@ -10,11 +10,14 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
+from ...compat.functional import graph_of
 from ...compat.layers import without_layer_losses
-from ...compat.training import KerasTrainer, compiled_loss, compute_loss, flat_losses
+from ...compat.training import compiled_loss, compute_loss, flat_losses
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs.rows import slice_rows
 from ..step import global_loss as exact_loss
+from ..step.global_loss import compiled_loss_of
+from ..step.step_loss import overrides_compute_loss
 from .engine import PipelinedStep
 from .plan import Plan
 
@@ -108,33 +111,28 @@ def own_loss(
     model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
     """The loss without what layers add and without weight regularizers: the stages see to these."""
-    if _overrides_compute_loss(model):
+    if overrides_compute_loss(model):
         with without_layer_losses(model):
             return compute_loss(
                 model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
-    loss = None
-    compiled = compiled_loss(model)
-    if compiled is not None:
-        loss = compiled(y, y_pred, sample_weight)
+    loss = compiled_loss_of(model, y, y_pred, sample_weight)
     return tf.zeros((), keras.config.floatx()) if loss is None else tf.convert_to_tensor(loss)
 
 
 def track_single_losses(model: TrainedModel, y: Any, outputs: Any, sample_weight: Any) -> None:
     """Counts the losses of several outputs, on the whole batch: what they wrote for micro-batches is dropped."""
     compiled = compiled_loss(model)
-    if compiled is not None and compiled.metrics and not _overrides_compute_loss(model):
-        compiled(y, outputs, sample_weight)
+    if compiled is not None and compiled.metrics and not overrides_compute_loss(model):
+        compiled_loss_of(model, y, outputs, sample_weight)
 
 
 def _works_on_rows(model: TrainedModel) -> bool:
     """Whether the loss of a batch is the exact mean of its parts' losses."""
-    if _overrides_compute_loss(model):
+    if overrides_compute_loss(model):
         return False
+    flattest = min(graph_of(model).outputs, key=lambda output: len(output.shape))
     return all(
-        exact_loss.works_on_rows(loss) and loss.reduction not in (None, "none") for loss in flat_losses(model)
+        exact_loss.works_on_rows(loss, flattest) and loss.reduction not in (None, "none")
+        for loss in flat_losses(model)
     )
-
-
-def _overrides_compute_loss(model: TrainedModel) -> bool:
-    return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.replaced import replaced_functions
 from ..run import build
 from ..run.plain_runner import PlainRunner
 from ..run.predict_function import PredictFunction
 from ..run.step_function import StepFunction
-from ..step import added_losses
 from . import step
 
 
@@ -35,8 +33,6 @@ class PipelineRunner(PlainRunner):
             build.build_for_prediction(model, spec)
             step.prepare(model, rows, training)
         super().build(model, spec, rows, training)
-        with replaced_functions(), model._strategy_scope():
-            added_losses.find_sums(model, spec[0])
 
     def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
         """Creates the variables of the model on their stages."""

@@ -9,7 +9,6 @@ from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...callbacks.wake import steps_to_wake
 from ...compat.replaced import replaced_functions
-from ..step import added_losses
 from ..step.variable_placement import place_with_model
 from . import build, evaluation_loops, fit_loop
 from .predict_function import PredictFunction
@@ -25,11 +24,9 @@ class PlainRunner:
         return contextlib.nullcontext()
 
     def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
-        """Creates the variables, and finds out which losses of layers are sums over rows."""
+        """Creates the variables."""
         with replaced_functions(), model._strategy_scope():
             build.build_for(model, spec, training)
-            if model.distribute_strategy.num_replicas_in_sync > 1:
-                added_losses.find_sums(model, spec[0])
         place_with_model(model)  # the metrics of `compile` are among the model's only now
 
     def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +29,7 @@ from ..step.variable_placement import accumulates
 from . import other_loops, xla_loops
 from .compiled import GRAPH, XLA, Compiled, signed
 from .executions import UNKNOWN, Execution, noted
+from .rules_first import RulesFirst
 
 
 class StepFunction:
@@ -58,6 +60,7 @@ class StepFunction:
         self.after_execution: Callable[[Execution, int, float], None] | None = None
         self.shapes_vary = False
         self._compiled: dict[Any, Any] = {}
+        self._rules: RulesFirst | None = None
         with tf.device("CPU:0"):
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
@@ -72,7 +75,7 @@ class StepFunction:
             The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
         """
         done, logs, self.fresh = 0, {}, False
-        for chunk in execution.chunks:
+        for chunk in itertools.chain.from_iterable(map(self._parts_of, execution.chunks)):
             (function, arguments), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0)
             with meeting(familiar), noted(self.reached, step + done):
@@ -82,6 +85,17 @@ class StepFunction:
             if ran < chunk.steps:
                 break
         return done, logs
+
+    def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
+        """The chunk, or parts of it while the rules of the steps are found."""
+        if self._rules is None:
+            self._rules = RulesFirst(self.model, self.training)
+        before = self._rules.rules
+        for part in self._rules.parts_of(chunk):
+            if self._rules.rules != before:
+                self._compiled.clear()
+                before = self._rules.rules
+            yield part
 
     def reached(self) -> int | None:
         """After an error: the steps of the last call that were run before; None where that is not known."""
@@ -236,6 +250,8 @@ class StepFunction:
         slices = ReplicaSlices(strategy, batch, rows, worker_rows)
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
+        if self._rules is not None:
+            tracing.rules = self._rules.rules
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
         with whole_batch_values(model, several=not self.alone, with_results=own_logs):

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.variables import raw_value
+from ...compat.variables import is_read_together, raw_value
+from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
 from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -73,9 +74,10 @@ def make_writes(
 
     - metrics that count their own rows: this replica's copy, if it has rows. They are summed when they are read.
     - metrics that saw all rows: the first replica's copy alone.
-    - everything else: one value for all replicas. Floating-point values become the mean weighted with each replica's
-      share of the rows (BatchNormalization's averages); integers (counters, random state) are equal already, because a
-      replica without rows counts too.
+    - everything else: one value for all replicas, by a `WriteRule`: the one that was found for the variable, or that its
+      `aggregation` declares; else floating-point values become the mean weighted with each replica's share of the rows
+      (BatchNormalization's averages), and integers (random state) are equal already, because a replica without rows
+      counts too.
 
     Args:
         writes: (variable, value) pairs of this replica.
@@ -90,27 +92,26 @@ def make_writes(
     applied = step.applied
     old = {id(variable): local_copy(variable) for variable, _ in writes}
     new: list[tf.Tensor] = []
-    averages: list[int] = []
-    sums: list[int] = []
+    rules: dict[int, WriteRule] = {}
     for index, (variable, value) in enumerate(writes):
-        kind_local, kind_gathered = id(variable) in local_metrics, id(variable) in gathered_metrics
-        if kind_local and not step.certainly_alive and step.num_replicas > 1:
-            value = tf.where(step.alive, value, old[id(variable)])
-        elif kind_gathered and step.num_replicas > 1 and not shares_variables():
-            value = value if _is_first(step) else tf.identity(old[id(variable)])
-        elif not kind_local and not kind_gathered and value.dtype.is_floating:
-            averages.append(index)
-        if kind_local and shares_variables():
-            sums.append(index)
+        local = id(variable) in local_metrics or is_read_together(raw_value(variable))
+        if id(variable) in gathered_metrics:
+            if step.num_replicas > 1 and not shares_variables():
+                value = value if _is_first(step) else tf.identity(old[id(variable)])
+        elif local:
+            if not step.certainly_alive and step.num_replicas > 1:
+                value = tf.where(step.alive, value, old[id(variable)])
+            if shares_variables():
+                rules[index] = WriteRule(SUM)
+        else:
+            rule = _rule_of(variable, step)
+            if rule is not None:
+                rules[index] = rule
         new.append(value)
-    if num_replicas() > 1 and averages:
-        weighted = [tf.math.multiply_no_nan(new[i], step.share(new[i].dtype)) for i in averages]
-        for i, mean in zip(averages, all_reduce_sum_packed(weighted)):
-            new[i] = mean
-    if num_replicas() > 1 and sums:
-        added = [new[i] - tf.identity(old[id(writes[i][0])]) for i in sums]
-        for i, total in zip(sums, all_reduce_sum_packed(added)):
-            new[i] = old[id(writes[i][0])] + total
+    if num_replicas() > 1:
+        before = {index: old[id(writes[index][0])] for index in rules}
+        for index, value in _joined(rules, before, new, step).items():
+            new[index] = value
 
     def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
         for (variable, _), value in zip(writes, values):
@@ -122,3 +123,54 @@ def make_writes(
 
 def _is_first(step: StepContext) -> bool:
     return isinstance(step.replica_id, int) and step.replica_id == 0
+
+
+def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:
+    """How the values of the replicas become one; None: they are equal already."""
+    found, said = step.rules.writes.get(id(variable)), declared(variable)
+    if said is not None:
+        return found if found is not None and found.kind == said.kind else said
+    if found is not None:
+        return found
+    return WriteRule(MEAN) if tf.as_dtype(variable.dtype).is_floating else None
+
+
+def _joined(
+    rules: dict[int, WriteRule], old: dict[int, Any], new: Sequence[tf.Tensor], step: StepContext
+) -> dict[int, tf.Tensor]:
+    """The values that the replicas agree on, equal to the bit, by their place in `new`. Context: replica."""
+    joined: dict[int, tf.Tensor] = {}
+    parts: dict[int, tf.Tensor] = {}
+    for index, rule in rules.items():
+        value = new[index]
+        if rule.kind in (LARGEST, SMALLEST):
+            joined[index] = _extreme(value, rule.kind, step)
+        elif rule.kind == MEAN:
+            dtype = value.dtype if value.dtype.is_floating else tf.float64
+            parts[index] = tf.math.multiply_no_nan(tf.cast(value, dtype), step.share(dtype))
+        elif rule.kind == FIRST:
+            parts[index] = tf.where(step.holds_first_row, value, tf.zeros_like(value))
+        else:
+            added = value - _kept(tf.identity(old[index]), rule)
+            parts[index] = tf.where(step.alive, added, tf.zeros_like(added))
+    for index, total in zip(parts, all_reduce_sum_packed(list(parts.values()))):
+        if rules[index].kind == SUM:
+            total = _kept(tf.identity(old[index]), rules[index]) + total
+        elif total.dtype != new[index].dtype:
+            total = tf.cast(tf.round(total), new[index].dtype)
+        joined[index] = total
+    return joined
+
+
+def _kept(old: tf.Tensor, rule: WriteRule) -> tf.Tensor:
+    return old if rule.kept == 1.0 else old * tf.cast(rule.kept, old.dtype)
+
+
+def _extreme(value: tf.Tensor, kind: str, step: StepContext) -> tf.Tensor:
+    """The largest or smallest value of the replicas that have rows, element by element."""
+    neutral, reduce = (
+        (value.dtype.min, tf.reduce_max) if kind == LARGEST else (value.dtype.max, tf.reduce_min)
+    )
+    own = tf.where(step.alive, value, tf.fill(tf.shape(value), tf.constant(neutral, value.dtype)))
+    everyone = tf.distribute.get_replica_context().all_gather(own[None], axis=0)
+    return tf.ensure_shape(reduce(everyone, axis=0), value.shape)

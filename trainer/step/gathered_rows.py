@@ -8,24 +8,28 @@ import keras
 import tensorflow as tf
 
 from ...compat.layers import get_keras_mask, set_keras_mask
-from ...distribute.step_context import StepContext, this_step
+from ...distribute.step_context import StepContext, current_step, this_step
 from .replica_slices import replica_bounds
 
 
 def own_rows_of_all(structure: Any) -> Any:
     """Gathers every tensor of `structure` over the replicas, along the rows, in the order of the replicas.
 
-    The result's rows that belong to this replica are its own tensors (a gradient flows through them); the rows of the
-    others are constants. A replica without rows adds none. Keras masks are gathered along.
+    The result's rows that belong to this replica are its own tensors; those of the others are constants. The gradient that
+    flows into the own rows is divided by this replica's share: the step weights what a replica computes with its share,
+    and of a number that is the same on all replicas, each has the gradient of its own rows alone. So the replicas'
+    gradients add up to that of one device, those of variables that are used beside the rows included. A replica
+    without rows adds none. Keras masks are gathered along.
 
     Args:
-        structure: nest of dense tensors `[rows, ...]`; None stays None, scalars stay as they are.
+        structure: nest of tensors `[rows, ...]`; None stays None, scalars stay as they are. Strings, integers, ragged and
+            sparse tensors have no gradient.
 
     Returns:
         The same nest with `[global_rows, ...]` in place of each tensor.
 
     Raises:
-        TypeError: for a ragged or sparse tensor, which collectives cannot carry.
+        TypeError: for ragged or sparse tensors of floating point numbers, whose gradient collectives cannot carry.
 
     Context: replica, inside a `StepContext` with several replicas.
     """
@@ -35,40 +39,53 @@ def own_rows_of_all(structure: Any) -> Any:
 def _gather(value: Any) -> Any:
     if value is None:
         return None
+    step = this_step()
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
-        raise TypeError(
-            "A loss or metric of your own needs the rows of all replicas, and a "
-            f"{type(value).__name__} cannot be gathered. Received: {value}. Convert it to a dense tensor, or declare the "
-            "function with `unisono.rowwise` if it treats every row by itself."
-        )
+        if value.dtype.is_floating:
+            raise TypeError(
+                "A loss or metric of your own needs the rows of all replicas, and a "
+                f"{type(value).__name__} cannot be gathered. Received: {value}. Convert it to a dense tensor, or declare "
+                "the function with `unisono.rowwise` if it treats every row by itself."
+            )
+        step.shapes_vary = True
+        return _rows_of_all(_trimmed(value, step), step)
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
         return value
+    if not isinstance(step.rows, int) or not value.shape.is_fully_defined():
+        step.shapes_vary = True
+    if not value.dtype.is_floating:
+        return tf.ensure_shape(_all_gather(_trimmed(value, step)), [None, *value.shape[1:]])
     mask = get_keras_mask(value)
-    result = _gather_dense(value)
+    result = _gather_dense(value, step)
     if mask is not None:
-        set_keras_mask(result, tf.cast(_gather_dense(tf.cast(mask, tf.int32)), tf.bool))
+        set_keras_mask(result, _all_gather(_trimmed(mask, step)))
     return result
 
 
-def _gather_dense(value: tf.Tensor) -> tf.Tensor:
-    step = this_step()
-    if value.dtype == tf.string:
-        raise TypeError(
-            "A loss or metric of your own needs the rows of all replicas, and strings cannot be gathered. Received: "
-            f"{value}. Encode them as numbers, or declare the function with `unisono.rowwise`."
-        )
-    if not isinstance(step.rows, int) or not value.shape.is_fully_defined():
-        step.shapes_vary = True
-    as_number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
+def _trimmed(value: Any, step: StepContext) -> Any:
+    """The tensor without the row that a replica without rows has borrowed."""
+    if step.certainly_alive:
+        return value
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.slice(value, [0] * len(value.shape), [step.rows, *value.shape[1:]])
+    per_row = tf.cast(tf.shape(value)[0], tf.int32) // tf.maximum(step.rows, 1)
+    return value[: step.rows * per_row]
+
+
+def _gather_dense(value: tf.Tensor, step: StepContext) -> tf.Tensor:
     per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
-    own = as_number if step.certainly_alive else as_number[: step.rows * per_row]
-    everyone = tf.distribute.get_replica_context().all_gather(tf.stop_gradient(own), axis=0)
+    own = _with_gradient_over_share(_trimmed(value, step), step.share(value.dtype))
+    everyone = _all_gather(tf.stop_gradient(own))
     first = _first_row(step) * per_row
     last = first + tf.shape(own)[0]
     result = tf.concat([everyone[:first], own, everyone[last:]], 0)
-    result = tf.ensure_shape(result, [None, *value.shape[1:]])
-    return tf.cast(result, tf.bool) if value.dtype == tf.bool else result
+    return tf.ensure_shape(result, [None, *value.shape[1:]])
+
+
+@tf.custom_gradient
+def _with_gradient_over_share(value: tf.Tensor, share: tf.Tensor) -> Any:
+    return tf.identity(value), lambda gradient: (tf.math.divide_no_nan(gradient, share), None)
 
 
 def _first_row(step: StepContext) -> Any:
@@ -76,17 +93,6 @@ def _first_row(step: StepContext) -> Any:
     if step.first_row is not None:
         return step.first_row
     return replica_bounds(step.global_rows, step.num_replicas, step.replica_id)[0]
-
-
-def value_with_full_gradient(value: tf.Tensor) -> tf.Tensor:
-    """`value`, with its gradient divided by this replica's share.
-
-    The step weights every replica's loss with its share. A value of the global batch is the same on all replicas, and
-    its gradients flow into disjoint rows, so these must be summed without that weight.
-    """
-    step = this_step()
-    constant = tf.stop_gradient(value)
-    return constant + tf.math.divide_no_nan(value - constant, step.share(value.dtype))
 
 
 def rows_of_all_workers(outputs: Any, step: StepContext) -> Any:
@@ -124,6 +130,9 @@ _CARRIED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
     """`value` of all replicas, one after the other along the first axis."""
+    step = current_step()
+    if step is not None and step.observer is not None:
+        return step.observer.rows(value)
     if value.dtype == tf.string:
         return _gather_strings(value)
     if value.dtype.is_complex:

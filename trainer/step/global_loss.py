@@ -14,25 +14,35 @@ reduction                      :math:`C_r`
 the same with a mask           :math:`N_r (t_r / n_r) / (share_r V)`, V = all-reduced sum of valid entries, t = entries
 `mean_with_sample_weight`      :math:`N_r / (share_r W)`, W = all-reduced sum of the weights
 `sum`                          :math:`N_r / share_r`
-`none`                         values :math:`/ share_r` (Keras sums them in the gradient)
 =============================  ==========================================================================
+
+A loss that may look across rows, and one without a reduction, is computed from the rows of all replicas.
 
 Context: replica, inside a `StepContext`. Source: keras.losses.Loss, whose reductions these are on one device.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ...compat.training import settings_of, squeeze_or_expand_to_same_rank
-from ...distribute.replicas import all_reduce_sum, num_replicas
+from ...callbacks.trained_model import TrainedModel
+from ...compat.training import (
+    compiled_loss,
+    entries_of,
+    flat_losses,
+    settings_of,
+    squeeze_or_expand_to_same_rank,
+    with_each_loss,
+)
+from ...distribute.replicas import all_reduce_sum
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 from .collectives import refuse_collective
-from .gathered_rows import own_rows_of_all, value_with_full_gradient
+from .gathered_rows import own_rows_of_all
 
 _ROWWISE_NAMES = """
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
@@ -62,67 +72,119 @@ def rowwise(fn: Any) -> Any:
     return fn
 
 
-def works_on_rows(loss: keras.Loss) -> bool:
-    """Whether each entry of `loss.call(...)` depends on its own row only."""
+def works_on_rows(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
+    """Whether each entry of `loss.call(y_true, y_pred)` depends on its own row only.
+
+    Args:
+        loss: any loss.
+        y_pred: what it will be called with; None: outputs `[rows, ...]` of at least two axes.
+    """
     if getattr(loss, "_unisono_rowwise", False):
         return True
     if type(loss).call is not getattr(_WRAPPER, "call", None):
         return False
     fn = getattr(loss, "fn", None)
-    if getattr(fn, "_unisono_rowwise", False):
-        return True
-    kwargs = settings_of(loss)
-    return fn in _ROWWISE_FUNCTIONS and kwargs.get("axis", -1) not in (0, None)
+    return getattr(fn, "_unisono_rowwise", False) or reduces_within_rows(fn, settings_of(loss), y_pred)
+
+
+def reduces_within_rows(fn: Any, settings: dict[str, Any], y_pred: Any = None) -> bool:
+    """Whether a function of Keras, with the arguments `settings`, gives numbers for each row of `y_pred` by itself.
+
+    All of them reduce an axis, the last unless told otherwise. That of outputs of rank 1 is the rows.
+    """
+    if fn not in _ROWWISE_FUNCTIONS:
+        return False
+    try:
+        rank = 2 if y_pred is None else len(y_pred.shape)
+    except (AttributeError, ValueError):  # a nest, or a rank that is not known
+        return False
+    axis = settings.get("axis", -1)
+    return isinstance(axis, int) and (axis if axis >= 0 else rank + axis) > 0
 
 
 _WRAPPER = next(c for c in keras.losses.MeanSquaredError.__mro__ if "call" in vars(c))
 
 
-def needed() -> bool:
-    """Whether a loss called here and now must be made exact: in a step of ours with several parts to its batch."""
-    step = current_step()
-    return step is not None and (step.num_replicas > 1 or step.weigh_losses)
-
-
-def on_all_rows(
-    call: Callable[[Any, Any, Any], tf.Tensor], y_true: Any, y_pred: Any, sample_weight: Any
-) -> tf.Tensor:
-    """The value of any loss callable on the global batch, with the gradient of this replica's rows.
-
-    The rows of all replicas are gathered, so a loss that looks at the whole batch (contrastive, Dice, a mean of its own)
-    has its value of one device. The gradient flows into this replica's rows only; their sum over replicas is exact.
-
-    Context: replica, inside a `StepContext`.
-    """
-    refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
-    arguments = own_rows_of_all((y_true, y_pred, sample_weight))
-    step = this_step()
-    with step_scope(StepContext(0, 1, step.global_rows, step.global_rows)):
-        value = call(*arguments)
-    return value_with_full_gradient(value)
-
-
-def reduce_weighted_values(
-    values: Any, sample_weight: Any, mask: Any, reduction: str | None, dtype: Any
-) -> tf.Tensor:
-    """Keras' `reduce_weighted_values`, exact over all replicas. See the module's table for the equations.
+def compiled_loss_of(model: TrainedModel, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """The compiled loss of all outputs: in a step C_r of the module's table, elsewhere what Keras computes.
 
     Args:
-        values: tensor, `[rows, ...]` of per-entry losses; a scalar is taken for a mean over this replica's rows.
+        model: the model.
+        y: this replica's rows of the targets.
+        y_pred: of the outputs.
+        sample_weight: of the weights, or None.
+
+    Returns:
+        A scalar tensor; with a reduction of None a tensor with the entries of all rows of the global batch; None where
+        the model was compiled without a loss.
+    """
+    compiled, step = compiled_loss(model), current_step()
+    if compiled is None:
+        return None
+    several = step is not None and step.num_replicas > 1
+    if step is None or not compiled.built or not (several or step.weigh_losses):
+        return compiled(y, y_pred, sample_weight)
+    if all(map(_reduces_by_itself, flat_losses(model))):
+        exact = with_each_loss(compiled, lambda loss: functools.partial(_on_replica, loss, step))
+        return exact(y, y_pred, sample_weight)
+    return on_all_rows(compiled, y, y_pred, sample_weight) if several else compiled(y, y_pred, sample_weight)
+
+
+def _reduces_by_itself(loss: keras.losses.Loss) -> bool:
+    """Whether Keras' own `__call__` makes one number of the loss's entries."""
+    return type(loss).__call__ is keras.losses.Loss.__call__ and loss.reduction not in (None, "none")
+
+
+def _on_replica(
+    loss: keras.losses.Loss, step: StepContext, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> tf.Tensor:
+    """`loss(y_true, y_pred, sample_weight)`, exact over all replicas. See the module's table for the equations."""
+    if step.num_replicas > 1 and not works_on_rows(loss, y_pred):
+        arguments = _gathered(y_true, y_pred, sample_weight)
+        whole = step.on_all_rows()
+        with step_scope(whole):
+            return _on_replica(loss, whole, *arguments)
+    values, mask = entries_of(loss, y_true, y_pred)
+    return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
+
+
+def _gathered(*arguments: Any) -> Any:
+    refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
+    return own_rows_of_all(arguments)
+
+
+def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:
+    """`call(*arguments)` on the rows of all replicas, on each of them, with the gradient of this replica's rows.
+
+    A function that looks at the whole batch (contrastive, Dice, a mean of its own) has its value of one device. Weighted
+    with the replicas' shares, the gradients add up to that of one device.
+
+    Context: replica, inside a `StepContext` with several replicas.
+    """
+    gathered = _gathered(*arguments)
+    with step_scope(this_step().on_all_rows()):
+        return call(*gathered)
+
+
+def reduce_entries(
+    values: Any, sample_weight: Any, mask: Any, reduction: str | None, dtype: Any
+) -> tf.Tensor:
+    """Keras' reduction of a loss's entries, exact over all replicas. See the module's table for the equations.
+
+    Args:
+        values: tensor, `[rows, ...]` of per-entry losses; a scalar is a mean over the rows.
         sample_weight: tensor that broadcasts against `values`, or None.
         mask: bool tensor of the shape of `values`, or None.
-        reduction: one of Keras' reductions.
+        reduction: one of Keras' reductions to a number.
         dtype: dtype of the computation.
 
     Returns:
-        Scalar tensor; with reduction "none" or None a tensor of the shape of `values`.
+        Scalar tensor.
     """
     step = this_step()
     values = tf.convert_to_tensor(values, dtype=dtype)
     dtype = values.dtype
     alive = tf.cast(step.alive, dtype)
-    if values.shape.rank == 0:
-        return values
     weight = None if sample_weight is None else tf.cast(tf.convert_to_tensor(sample_weight), dtype)
     entries = valid = None
     if mask is not None:
@@ -137,10 +199,9 @@ def reduce_weighted_values(
     if weight is not None:
         values, weight = _same_rank(values, weight)
         values = values * weight
-    share = step.share(dtype)
-    if reduction in (None, "none"):
-        return tf.math.divide_no_nan(values, share)
-    total = tf.reduce_sum(values)
+    if values.shape.rank == 0:
+        return values
+    share, total = step.share(dtype), tf.reduce_sum(values)
     if reduction == "sum":
         return tf.math.divide_no_nan(total, share)
     if reduction == "mean_with_sample_weight" and weight is not None:
@@ -155,7 +216,7 @@ def _global_weight(local: tf.Tensor) -> tf.Tensor:
     """All-reduced weight total, noted in the step so that accumulation can divide by the same number."""
     step = this_step()
     total = tf.stop_gradient(local)
-    if num_replicas() > 1:
+    if step.num_replicas > 1:
         refuse_collective("a loss that is divided by weights (a mask, or `mean_with_sample_weight`)")
         (total,) = all_reduce_sum([total])
     if step.known_totals is not None:

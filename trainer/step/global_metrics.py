@@ -19,8 +19,10 @@ import tensorflow as tf
 
 from ...compat.training import CompileMetrics, Mean, MeanMetricWrapper, MetricsList, Sum, function_of
 from ...compat.variables import raw_value
+from ...distribute.join_rules import numbered
 from ...distribute.replicas import all_reduce_sum_packed, local_copy, shares_variables
 from ...distribute.step_context import current_step
+from .added_losses import in_units_of_a_mean
 from .gathered_rows import own_rows_of_all
 from .global_loss import _ROWWISE_FUNCTIONS
 
@@ -135,9 +137,11 @@ def _update_mean(original: Any, step: Any, values: Any, sample_weight: Any = Non
     if sample_weight is None:
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
-            return original(
-                values, sample_weight=step.share(tf.float64 if values.dtype == tf.float64 else tf.float32)
-            )
+            values = values if values.dtype.is_floating else tf.cast(values, tf.float32)
+            if step.observer is not None:
+                step.observer.note(("fed", step.notes.get("fed", 0)), values)
+            values = in_units_of_a_mean(values, numbered(step.rules.fed, step.count("fed")), step)
+            return original(values, sample_weight=step.share(values.dtype))
     return original(values, sample_weight=sample_weight)
 
 

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import forget_losses, takes_training
-from ...compat.training import TensorFlowTrainer, compute_loss, loss_tracker, unpack_x_y_sample_weight
+from ...compat.training import TensorFlowTrainer, loss_tracker, unpack_x_y_sample_weight
+from ...distribute.join_rules import MEAN, JoinRules
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
@@ -24,6 +25,7 @@ from ...optimizers.call_options import CallOptions, call_options
 from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import variable_ids
 from .replica_slices import ReplicaSlices
+from .step_loss import loss_on_replica
 
 
 @dataclasses.dataclass
@@ -37,6 +39,7 @@ class Tracing:
         in_xla: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
         enter_thread: called first on each replica, which may have a thread of its own.
+        rules: see `StepContext`.
         shapes_vary: bool; set while tracing, see `StepContext`.
     """
 
@@ -46,6 +49,7 @@ class Tracing:
     in_xla: bool = False
     after: Sequence[Any] = ()
     enter_thread: Callable[[], None] | None = None
+    rules: JoinRules = dataclasses.field(default_factory=JoinRules)
     shapes_vary: bool = False
 
 
@@ -79,6 +83,7 @@ def replica_step(
             compute=tracing.compute,
             in_xla=tracing.in_xla,
             weigh_losses=tracing.weigh_losses,
+            rules=tracing.rules,
         )
         with step_scope(step):
             with CollectedWrites() as writes:
@@ -88,17 +93,21 @@ def replica_step(
                 forget_losses(model, writes.losses)
             make_writes(writes.items(), step, *variable_ids(model.metrics))
         tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
-        return _share_of(logs or {}, step) if tracing.own_logs else {}
+        return part_of_logs(logs or {}, step) if tracing.own_logs else {}
 
 
-def _share_of(value: Any, step: StepContext) -> Any:
+def part_of_logs(value: Any, step: StepContext, name: str = "") -> Any:
+    """The logs, each weighted so that the sum over replicas is the log; context: inside of the step."""
     if isinstance(value, dict):
-        return {name: _share_of(v, step) for name, v in value.items()}
+        return {key: part_of_logs(v, step, f"{name}/{key}") for key, v in value.items()}
     value = tf.convert_to_tensor(value)
+    if step.observer is not None:
+        step.observer.note(("log", name), value)
     if step.num_replicas == 1:
         return value
     dtype = value.dtype if value.dtype.is_floating else tf.float32
-    return tf.math.multiply_no_nan(tf.cast(value, dtype), step.share(dtype))
+    weight = step.weight(step.rules.logs.get(name, MEAN), dtype)
+    return tf.math.multiply_no_nan(tf.cast(value, dtype), weight)
 
 
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
@@ -143,7 +152,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = forward(model, x, training=True)
-        loss = compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        loss = loss_on_replica(model, x, y, y_pred, sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
     gradients = gradient(tape, scaled, variables) if variables else []
@@ -159,7 +168,7 @@ def default_test_step(self: TrainedModel, data: Any) -> dict[str, Any]:
         return TensorFlowTrainer.test_step(cast(TensorFlowTrainer, self), data)
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     y_pred = forward(self, x, training=False)
-    loss = compute_loss(self, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+    loss = loss_on_replica(self, x, y, y_pred, sample_weight, training=False)
     track_loss(self, loss, step)
     return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
@@ -170,12 +179,7 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
 
 
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
-    """Counts the loss into the epoch's mean, weighted with its rows.
-
-    A loss without reduction is a vector in units of the gradient, which sums it; what is logged is the mean of the rows.
-    """
-    if loss.shape.rank != 0 and step.num_replicas > 1:
-        loss = loss * step.share(loss.dtype)
+    """Counts the loss into the epoch's mean, weighted with its rows."""
     loss_tracker(model).update_state(loss, sample_weight=step.rows)
 
 

@@ -1,0 +1,67 @@
+"""How what a replica's own rows gave is joined with what the rows of the other replicas gave.
+
+Code of a user's own computes on a replica what it computes on one device that holds only this replica's rows. A number that
+leaves it may be a mean over the rows or a sum over them, and the two are joined differently. Which it is, is found out from
+real rows before the first step (`trainer/step/find_rules.py`), and is the same in every step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+MEAN = "a mean over the rows"
+SUM = "a sum over the rows"  # or scaled with a constant: by the global batch, say
+MEAN_PER_REPLICA = "a mean over the rows, divided by the number of replicas"
+ACROSS_ROWS = "a number that looks across rows"
+
+LARGEST, SMALLEST, FIRST = "the largest", "the smallest", "the first replica's"
+
+
+class WriteRule(NamedTuple):
+    """How the values that the replicas give a variable become one.
+
+    Attributes:
+        kind: MEAN (weighted with the rows), SUM, LARGEST, SMALLEST, or FIRST: that of the first replica with rows.
+        kept: with SUM, the part of the old value that stays, whatever the rows: 1 for a count, the decay of a moving
+            sum. A value of the replicas is `kept * old + what its rows add`.
+    """
+
+    kind: str
+    kept: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinRules:
+    """The rules of one kind of step of one model; what is not named is a mean.
+
+    Attributes:
+        loss: of a `compute_loss` of the user's own; ACROSS_ROWS: it is called with the rows of all replicas.
+        gradients: of each call of an optimizer in a `train_step` of the user's own, in order.
+        logs: of the logs that a step returns, by name.
+        fed: of each number that a `Mean` or `Sum` is updated with, in order.
+        added: of the losses that layers add, by the layer's id and the number of its loss.
+        writes: by the variable's id.
+        known: whether every rule is certain: nothing was zero on all rows so far.
+    """
+
+    loss: str = MEAN
+    gradients: Sequence[str] = ()
+    logs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fed: Sequence[str] = ()
+    added: Mapping[tuple[int, int], str] = dataclasses.field(default_factory=dict)
+    writes: Mapping[int, WriteRule] = dataclasses.field(default_factory=dict)
+    known: bool = True
+
+
+def numbered(rules: Sequence[str], number: int) -> str:
+    """The rule of what comes `number`-th; a mean where nothing was found."""
+    return rules[number] if number < len(rules) else MEAN
+
+
+def declared(variable: Any) -> WriteRule | None:
+    """What the `aggregation` of a Keras variable says; None where it says nothing."""
+    kinds = {"mean": MEAN, "sum": SUM, "only_first_replica": FIRST}
+    kind = kinds.get(getattr(variable, "aggregation", None) or "none")
+    return None if kind is None else WriteRule(kind)

@@ -1,0 +1,240 @@
+"""A step that is only looked at: traced as one replica would compute it, pruned to its numbers, and never applied.
+
+The graph holds what the numbers depend on and nothing else: no write, no message to the host, no draw from an input. Two
+traces are made of it. The first computes on all rows, as one device does. The second is one of two replicas, which is
+told what the first one learned from "all replicas" (totals, gathered rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.graphs import Pruned, prune_to
+from ...compat.strategies import pretending_replicas
+from ...compat.training import unpack_x_y_sample_weight
+from ...distribute.step_context import StepContext, step_scope
+from ..inputs.rows import slice_rows
+from .collected_writes import CollectedWrites
+from .global_regularizers import whole_batch_values
+from .step_loss import loss_on_replica
+from .train_step import forward, part_of_logs
+
+PARTS = 2  # replicas that are played
+
+
+class Observed:
+    """See `Observer`. Owns what was noted in one trace.
+
+    Args:
+        known: what the replicas exchanged, in order; None: this is the trace that learns it.
+        split: int32 scalar; the rows of the first of two parts in which a loss is computed again; None: it is not.
+    """
+
+    def __init__(self, known: Sequence[tf.Tensor] | None = None, split: tf.Tensor | None = None) -> None:
+        self._known = None if known is None else list(known)
+        self._split = split
+        self.exchanged: list[tf.Tensor] = []
+        self.notes: dict[Any, Any] = {}
+        self.entries = False
+
+    def sums(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sums over all replicas."""
+        return [self._of_all(tf.convert_to_tensor(tensor)) for tensor in tensors]
+
+    def rows(self, own: tf.Tensor) -> tf.Tensor:
+        """The rows of all replicas."""
+        return self._of_all(own)
+
+    def _of_all(self, own: tf.Tensor) -> tf.Tensor:
+        value = tf.stop_gradient(own)
+        if self._known is not None:
+            known = self._known[len(self.exchanged)]
+            value = tf.ensure_shape(known, [None, *own.shape[1:]] if own.shape.rank else [])
+        self.exchanged.append(value)
+        return value
+
+    def note(self, what: Any, value: Any) -> None:
+        """Notes a number that leaves the replica."""
+        if not isinstance(value, tf.Tensor | tf.IndexedSlices) or value.dtype in (tf.string, tf.variant):
+            return
+        self.notes[what] = _sketch(value)
+
+    def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
+        """Notes a loss of the user's own, and what it is for each of two parts of the same outputs."""
+        self.note("loss", value)
+        self.entries = value.shape.rank != 0
+        if self._split is None:
+            return
+        total = tf.shape(next(leaf for leaf in keras.tree.flatten(rows) if leaf is not None))[0]
+        whole = Observed()
+        self._loss_of_part("whole", whole, loss_of, rows, 0, total, total)
+        for name, first, last in (("first", 0, self._split), ("last", self._split, total)):
+            self._loss_of_part(name, Observed(whole.exchanged), loss_of, rows, first, last, total)
+
+    def _loss_of_part(
+        self, name: str, observer: Observed, loss_of: Any, rows: Any, first: Any, last: Any, total: Any
+    ) -> None:
+        step = StepContext(0, PARTS, last - first, total, first_row=first, observer=observer)
+        with step_scope(step), pretending_replicas(PARTS):
+            try:
+                value = loss_of(*slice_rows(rows, first, last))
+            except Exception:  # it holds on to numbers of the whole batch: the parts cannot be told
+                return
+        self.note(f"loss of the {name} part", value)
+
+
+def _sketch(value: Any) -> tf.Tensor:
+    """Two numbers that are linear in those of `value`: what is a sum, a mean, ... of tensors is one of these."""
+    if isinstance(value, tf.IndexedSlices):
+        flat = tf.reshape(value.values, [tf.size(value.indices), -1])
+        width = tf.shape(flat, tf.int64)[1]
+        place = tf.cast(value.indices, tf.int64)[:, None] * width + tf.range(width)[None]
+    else:
+        flat = tf.reshape(value, [-1])
+        place = tf.range(tf.size(flat, tf.int64))
+    numbers, place = tf.cast(flat, tf.float64), tf.cast(place, tf.float64)
+    return tf.stack([tf.reduce_sum(numbers * tf.cos(w * place + b)) for w, b in ((0.7, 0.2), (1.3, 1.1))])
+
+
+class ObservedStep:
+    """One trace of a step. Its call computes what is noted, on given rows.
+
+    Args:
+        model: built.
+        step_fn: `fn(data) -> logs`; see `looked_at`.
+        spec: nest of `tf.TypeSpec` of a batch.
+        states: variables of layers whose values are given.
+        own_logs: whether the step returns logs that are not the results of metrics.
+        known: None for the trace that computes on all rows; else the tensors that it exchanged.
+
+    Attributes:
+        writes: the variables that the step writes, beside those of metrics.
+        entries: whether a loss of the user's own has an entry for each row.
+        numbers: whether any number was noted.
+        exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
+        random: whether numbers are drawn in it.
+
+    Raises:
+        Whatever the user's code raises while it is traced; RuntimeError where it cannot be computed without side effects.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        step_fn: Callable[[Any], Any],
+        spec: Any,
+        states: Sequence[keras.Variable],
+        own_logs: bool,
+        known: Sequence[tf.Tensor] | None = None,
+    ) -> None:
+        self._model, self._step_fn, self._spec = model, step_fn, spec
+        self._states, self._own_logs, self._whole = states, own_logs, known is None
+        self.writes: list[keras.Variable] = []
+        self.exchanged: list[tf.Tensor] = []
+        self.entries = self.numbers = False
+        leaves = _leaves(spec)
+        exchanged = [
+            tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype) for t in known or ()
+        ]
+        number = tf.TensorSpec([], tf.int32)
+        signature = [
+            *[tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves],
+            *[number] * 4,
+            *[tf.TensorSpec(v.shape, v.dtype) for v in states],
+            *exchanged,
+        ]
+        self._counts = (len(leaves), 4, len(states))
+        self._function: Pruned = prune_to(self._trace, signature)
+        self.random = self._function.draws_numbers
+
+    def _trace(self, *tensors: tf.Tensor) -> dict[Any, Any]:
+        leaves, numbers, states, known = _split_at(tensors, self._counts)
+        rows, total, first, split = numbers
+        data = _packed(self._spec, leaves)
+        observer = Observed(None, split) if self._whole else Observed(known)
+        step = StepContext(0, PARTS, rows, total, first_row=first, observer=observer)
+        step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
+        strategy = self._model.distribute_strategy
+        with (
+            tf.distribute.ReplicaContext(strategy, 0),
+            pretending_replicas(1 if self._whole else PARTS),
+            whole_batch_values(self._model, several=True, with_results=self._own_logs),
+            step_scope(step),
+            CollectedWrites() as writes,
+        ):
+            writes.state_mapping.update({id(v): value for v, value in zip(self._states, states)})
+            step.writes = writes
+            logs = self._step_fn(data)
+            if self._own_logs:
+                part_of_logs(logs or {}, step)
+        metrics = {id(v) for v in self._model.metrics_variables}
+        written = [(v, value) for v, value in writes.items() if id(v) not in metrics]
+        self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
+        self.entries, self.numbers = observer.entries, bool(observer.notes)
+        return {
+            "notes": observer.notes,
+            "writes": [value for _, value in written],
+            "exchanged": observer.exchanged if self._whole else [],
+        }
+
+    def __call__(
+        self, batch: Any, first: int, last: int, total: int, states: Sequence[Any], known: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """What is noted for the rows `[first, last)` of a batch of `total` rows, as NumPy arrays.
+
+        Args:
+            batch: nest of tensors: these rows.
+            first: int; where they begin.
+            last: int; where they end.
+            total: int; rows of the whole batch.
+            states: values of the states.
+            known: what replicas exchange.
+        """
+        numbers = [tf.constant(n) for n in (last - first, total, first, max(1, (last - first) // 3))]
+        return self._function(*_leaves(batch), *numbers, *states, *known)
+
+
+def _leaves(structure: Any) -> list[Any]:
+    """The tensors (or specs) of a batch, without Nones."""
+    return [leaf for leaf in tf.nest.flatten(structure, expand_composites=True) if leaf is not None]
+
+
+def _packed(spec: Any, leaves: Sequence[tf.Tensor]) -> Any:
+    rest = iter(leaves)
+    flat = tf.nest.flatten(spec, expand_composites=True)
+    every = [None if leaf is None else next(rest) for leaf in flat]
+    return tf.nest.pack_sequence_as(spec, every, expand_composites=True)
+
+
+def _split_at(tensors: Sequence[Any], counts: Sequence[int]) -> list[Any]:
+    parts, rest = [], list(tensors)
+    for count in counts:
+        parts.append(rest[:count])
+        rest = rest[count:]
+    return [*parts, rest]
+
+
+def _note_gradients(step: StepContext, observer: Observed, pairs: Any) -> None:
+    sketches = [_sketch(g) for g, _ in pairs if g is not None]
+    if sketches:
+        observer.notes["gradients", step.count("optimizer calls")] = tf.concat(sketches, 0)
+
+
+def looked_at(model: TrainedModel, training: bool) -> Callable[[Any], Any]:
+    """The step to be traced: the user's own, or what the user's parts of the standard step leave in it."""
+    name = "train_step" if training else "test_step"
+    if model._overrides_step(name):
+        return getattr(model, name)
+
+    def step(data: Any) -> Any:
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
+        y_pred = forward(model, x, training=training)
+        loss_on_replica(model, x, y, y_pred, sample_weight, training)
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    return step

@@ -1,0 +1,92 @@
+"""The loss of a model in a step: the compiled one, what layers add, or a `compute_loss` of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.layers import losses_overridden
+from ...compat.training import KerasTrainer, aggregated_loss, compute_loss
+from ...distribute.join_rules import ACROSS_ROWS
+from ...distribute.step_context import current_step, this_step
+from .added_losses import in_units_of_a_mean, losses_in_step
+from .global_loss import compiled_loss_of, on_all_rows
+
+
+def default_compute_loss(
+    self: TrainedModel,
+    x: Any = None,
+    y: Any = None,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    training: bool = True,
+) -> Any:
+    """The compiled loss and what layers add, as `keras.Model.compute_loss`. Override it for a loss of your own.
+
+    In a step on several replicas the value is in units of a mean over this replica's rows: weighted with the
+    replicas' shares of the rows, the values add up to the loss of the global batch, whatever its reductions.
+
+    Args:
+        self: the model.
+        x: this replica's rows of the inputs.
+        y: of the targets.
+        y_pred: of the outputs.
+        sample_weight: of the weights, or None.
+        training: bool; whether the model is being trained.
+
+    Returns:
+        Scalar tensor; `[rows]` for a loss without a reduction.
+
+    Raises:
+        ValueError: the model was compiled without a loss, and no layer adds one.
+    """
+    step = current_step()
+    if step is None or not (step.num_replicas > 1 or step.weigh_losses):
+        return KerasTrainer.compute_loss(self, x, y, y_pred, sample_weight, training)  # pyright: ignore
+    loss = compiled_loss_of(self, y, y_pred, sample_weight)
+    losses = [] if loss is None else [loss]
+    losses += [aggregated_loss(self, added) for added in self.losses]
+    if not losses:
+        return KerasTrainer.compute_loss(self, x, y, y_pred, sample_weight, training)  # pyright: ignore
+    return losses[0] if len(losses) == 1 else keras.ops.sum(losses)
+
+
+def losses_of(model: TrainedModel, original: Callable[[], list[Any]]) -> list[Any]:
+    """`model.losses`: in a step on several replicas in units of a local mean, elsewhere `original()`, Keras' own."""
+    step = current_step()
+    if step is None or losses_overridden(model):
+        return original()
+    several = step.num_replicas > 1 or "gathered_in" in step.notes
+    return losses_in_step(model, step) if several else original()
+
+
+def overrides_compute_loss(model: TrainedModel) -> bool:
+    """Whether the model has a `compute_loss` of the user's own."""
+    return type(model).compute_loss is not default_compute_loss or "compute_loss" in vars(model)
+
+
+def loss_on_replica(
+    model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> tf.Tensor:
+    """`model.compute_loss` in units of a mean over this replica's rows, joined as the rule for it says.
+
+    Arguments as `default_compute_loss`. Context: replica, inside a `StepContext`.
+    """
+    step = this_step()
+
+    def loss_of(*rows: Any) -> tf.Tensor:
+        x, y, y_pred, sample_weight = rows
+        return compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+    if step.num_replicas == 1 or not overrides_compute_loss(model):
+        return loss_of(x, y, y_pred, sample_weight)
+    if step.rules.loss == ACROSS_ROWS:
+        return on_all_rows(loss_of, x, y, y_pred, sample_weight)
+    loss = loss_of(x, y, y_pred, sample_weight)
+    if step.observer is not None:
+        step.observer.loss(loss, loss_of, (x, y, y_pred, sample_weight))
+    return in_units_of_a_mean(loss, step.rules.loss, step)
