@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .automatic import auto_strategy, cluster_resolver
     from .devices import simulate_devices
+    from .gathered_rows import gather
     from .means import global_batch_size, global_mean
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
@@ -24,6 +25,7 @@ __all__ = [
     "StageError",
     "auto_strategy",
     "cluster_resolver",
+    "gather",
     "global_batch_size",
     "global_mean",
     "is_chief",
@@ -36,6 +38,7 @@ __all__ = [
 _NAMES_OF = {
     "automatic": ("auto_strategy", "cluster_resolver"),
     "devices": ("simulate_devices",),
+    "gathered_rows": ("gather",),
     "means": ("global_batch_size", "global_mean"),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),

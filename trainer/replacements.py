@@ -11,11 +11,11 @@ from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
 from ..compat.variables import autocast, raw_value
+from ..distribute.collectives import refuse_collective
 from ..distribute.parameter_servers.shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed
 from ..distribute.step_context import current_step
 from .step import xla_random
-from .step.collectives import refuse_collective
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 

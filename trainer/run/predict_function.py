@@ -14,13 +14,13 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.random_state import thread_state
 from ...distribute.devices import wait_for_accelerators
+from ...distribute.gathered_rows import rows_of_all_workers
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.peer_watch import meeting
 from ..inputs.rows import concat_rows
 from ..inputs.source import Chunk
-from ..step.gathered_rows import rows_of_all_workers
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import predict_on_replica
 from . import worker_batches

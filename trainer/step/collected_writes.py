@@ -163,7 +163,7 @@ def _joined(
 
 
 def _kept(old: tf.Tensor, rule: WriteRule) -> tf.Tensor:
-    return old if rule.kept == 1.0 else old * tf.cast(rule.kept, old.dtype)
+    return old if rule.kept == 1.0 else old * tf.constant(rule.kept, old.dtype)
 
 
 def _extreme(value: tf.Tensor, kind: str, step: StepContext) -> tf.Tensor:

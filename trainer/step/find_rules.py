@@ -119,7 +119,7 @@ class RuleFinder:
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
     def _rules(self, seen: _Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> JoinRules:
-        found = {key: seen.rule(key) for key in seen.one["notes"] if "part" not in str(key)}
+        found = {key: seen.rule(key) for key in seen.one["notes"] if key[0] != "loss" or len(key) == 1}
         known = all(rule is not None for rule in found.values())
         gradients = {key[1]: rule for key, rule in found.items() if key[0] == "gradients"}
         if ACROSS_ROWS in gradients.values():
@@ -129,7 +129,7 @@ class RuleFinder:
                 gradients[number] = nearest["gradients", number]
         fed = {key[1]: rule for key, rule in found.items() if key[0] == "fed"}
         return JoinRules(
-            loss=self._loss_rule(found.get("loss"), seen),
+            loss=self._loss_rule(found.get(("loss",)), seen),
             gradients=_in_order(gradients),
             logs={key[1]: _or_mean(rule) for key, rule in found.items() if key[0] == "log"},
             fed=_in_order(fed),
@@ -145,12 +145,12 @@ class RuleFinder:
         if rule != ACROSS_ROWS:
             return rule or MEAN
         notes = seen.one["notes"]
-        parts = [notes.get(f"loss of the {name} part") for name in ("whole", "first", "last")]
+        parts = [notes.get(("loss", name)) for name in ("whole", "first", "last")]
         if any(part is None for part in parts):
             self._warn("The value of `compute_loss`")
             return MEAN
         whole, first, last = parts
-        return _rule(notes["loss"], whole, first, last, seen.share, seen.tolerance) or MEAN
+        return _rule(notes["loss",], whole, first, last, seen.share, seen.tolerance) or MEAN
 
     def _added_rule(self, rule: str | None) -> str:
         if rule == ACROSS_ROWS:
@@ -280,10 +280,13 @@ def _write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRu
         return WriteRule(MEAN)
     old, one, first, last = cases[-1]
     rest = first + last - one
-    kept = float(np.vdot(rest, old) / np.vdot(old, old)) if np.any(old) else 1.0
-    kept = next((exact for exact in (0.0, 1.0) if abs(kept - exact) < 1e-9), kept)
-    if holds(lambda old, one, first, last: first + last - kept * old):
-        return WriteRule(SUM, kept)
+    found = float(np.vdot(rest, old) / np.vdot(old, old)) if np.any(old) else 1.0
+    for kept in (
+        next((round(found, n) for n in range(6) if abs(found - round(found, n)) < 2e-6), found),
+        found,
+    ):
+        if holds(lambda old, one, first, last, kept=kept: first + last - kept * old):
+            return WriteRule(SUM, kept)
     if holds(lambda old, one, first, last: np.maximum(first, last)):
         return WriteRule(LARGEST)
     if holds(lambda old, one, first, last: np.minimum(first, last)):

@@ -39,10 +39,10 @@ from ...compat.training import (
     squeeze_or_expand_to_same_rank,
     with_each_loss,
 )
+from ...distribute.collectives import refuse_collective
+from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.replicas import all_reduce_sum
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
-from .collectives import refuse_collective
-from .gathered_rows import own_rows_of_all
 
 _ROWWISE_NAMES = """
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy

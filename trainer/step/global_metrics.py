@@ -19,11 +19,11 @@ import tensorflow as tf
 
 from ...compat.training import CompileMetrics, Mean, MeanMetricWrapper, MetricsList, Sum, function_of
 from ...compat.variables import raw_value
+from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.join_rules import numbered
 from ...distribute.replicas import all_reduce_sum_packed, local_copy, shares_variables
 from ...distribute.step_context import current_step
 from .added_losses import in_units_of_a_mean
-from .gathered_rows import own_rows_of_all
 from .global_loss import _ROWWISE_FUNCTIONS
 
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
 from ...compat.training import compiled_loss
+from ...distribute.collectives import refuse_collective
+from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.step_context import current_step
-from .collectives import refuse_collective
-from .gathered_rows import own_rows_of_all
 from .global_metrics import exact_updates
 
 _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)

@@ -66,7 +66,7 @@ class Observed:
 
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
         """Notes a loss of the user's own, and what it is for each of two parts of the same outputs."""
-        self.note("loss", value)
+        self.note(("loss",), value)
         self.entries = value.shape.rank != 0
         if self._split is None:
             return
@@ -85,7 +85,7 @@ class Observed:
                 value = loss_of(*slice_rows(rows, first, last))
             except Exception:  # it holds on to numbers of the whole batch: the parts cannot be told
                 return
-        self.note(f"loss of the {name} part", value)
+        self.note(("loss", name), value)
 
 
 def _sketch(value: Any) -> tf.Tensor:
@@ -196,7 +196,7 @@ class ObservedStep:
             known: what replicas exchange.
         """
         numbers = [tf.constant(n) for n in (last - first, total, first, max(1, (last - first) // 3))]
-        return self._function(*_leaves(batch), *numbers, *states, *known)
+        return self._function(*_leaves(batch), *numbers, *map(tf.constant, states), *known)
 
 
 def _leaves(structure: Any) -> list[Any]:

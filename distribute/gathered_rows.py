@@ -7,9 +7,60 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.layers import get_keras_mask, set_keras_mask
-from ...distribute.step_context import StepContext, current_step, this_step
-from .replica_slices import replica_bounds
+from ..compat.layers import get_keras_mask, set_keras_mask
+from .collectives import refuse_collective
+from .replicas import num_replicas
+from .step_context import StepContext, current_step, this_step
+
+
+def gather(values: Any) -> Any:
+    """The rows of all replicas, for code that compares rows with each other: contrastive losses, in-batch negatives.
+
+    What is computed from the result is the same number on every replica, and is the one of one device. The gradient flows
+    into the rows of this replica.
+
+    - In an own `train_step` in `fit`: use the loss as it is. Replicas may hold different numbers of rows, or none.
+    - In a custom loop with `strategy.run`: divide the loss by `strategy.num_replicas_in_sync`, as every number that is the
+      same on all replicas. The gradient of the rows is multiplied with that number.
+
+    Args:
+        values: nest of tensors `[rows, ...]` of this replica; scalars stay as they are. Keras masks are gathered along.
+
+    Returns:
+        The same nest, `[rows of the global batch, ...]` in the order of the replicas; `values` itself on one replica.
+
+    Raises:
+        RuntimeError: called outside of `strategy.run`.
+        TypeError: a ragged or sparse tensor of floating point numbers.
+        ValueError: in a part of a step that XLA compiles.
+
+    Context: replica, or no strategy.
+
+    >>> gather(tf.ones([2, 3])).shape
+    TensorShape([2, 3])
+    """
+    step = current_step()
+    if step is not None:
+        if step.num_replicas == 1:
+            return values
+        refuse_collective("`unisono.distribute.gather`")
+        return own_rows_of_all(values)
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise RuntimeError(
+            "`gather` was called outside of `strategy.run`: call it inside, where each replica has its rows."
+        )
+    if num_replicas() == 1:
+        return values
+    first = next((leaf for leaf in keras.tree.flatten(values) if leaf is not None and leaf.shape.rank), None)
+    if first is None:
+        return values
+    counts = context.all_gather(tf.shape(first)[:1], axis=0)
+    before = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
+    own = StepContext(
+        context.replica_id_in_sync_group, num_replicas(), tf.shape(first)[0], tf.reduce_sum(counts), before
+    )
+    return keras.tree.map_structure(lambda value: _gather(value, own, 1 / num_replicas()), values)
 
 
 def own_rows_of_all(structure: Any) -> Any:
@@ -33,13 +84,13 @@ def own_rows_of_all(structure: Any) -> Any:
 
     Context: replica, inside a `StepContext` with several replicas.
     """
-    return keras.tree.map_structure(_gather, structure)
+    step = this_step()
+    return keras.tree.map_structure(lambda value: _gather(value, step, step.share(tf.float64)), structure)
 
 
-def _gather(value: Any) -> Any:
+def _gather(value: Any, step: StepContext, share: Any) -> Any:
     if value is None:
         return None
-    step = this_step()
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         if value.dtype.is_floating:
             raise TypeError(
@@ -57,7 +108,7 @@ def _gather(value: Any) -> Any:
     if not value.dtype.is_floating:
         return tf.ensure_shape(_all_gather(_trimmed(value, step)), [None, *value.shape[1:]])
     mask = get_keras_mask(value)
-    result = _gather_dense(value, step)
+    result = _gather_dense(value, step, share)
     if mask is not None:
         set_keras_mask(result, _all_gather(_trimmed(mask, step)))
     return result
@@ -73,9 +124,9 @@ def _trimmed(value: Any, step: StepContext) -> Any:
     return value[: step.rows * per_row]
 
 
-def _gather_dense(value: tf.Tensor, step: StepContext) -> tf.Tensor:
+def _gather_dense(value: tf.Tensor, step: StepContext, share: Any) -> tf.Tensor:
     per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
-    own = _with_gradient_over_share(_trimmed(value, step), step.share(value.dtype))
+    own = _with_gradient_over_share(_trimmed(value, step), tf.cast(share, value.dtype))
     everyone = _all_gather(tf.stop_gradient(own))
     first = _first_row(step) * per_row
     last = first + tf.shape(own)[0]
@@ -92,7 +143,7 @@ def _first_row(step: StepContext) -> Any:
     """The number of this replica's first row in the global batch."""
     if step.first_row is not None:
         return step.first_row
-    return replica_bounds(step.global_rows, step.num_replicas, step.replica_id)[0]
+    return (step.replica_id * step.global_rows) // step.num_replicas
 
 
 def rows_of_all_workers(outputs: Any, step: StepContext) -> Any:
