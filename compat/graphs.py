@@ -41,12 +41,12 @@ class Pruned:
     """
 
     def __init__(self, function: Any, structure: Any, draws_numbers: bool) -> None:
-        self._function, self._structure, self.draws_numbers = function, structure, draws_numbers
+        self.function, self.structure, self.draws_numbers = function, structure, draws_numbers
 
     def __call__(self, *tensors: Any) -> Any:
         """Computes it."""
-        results = self._function(*tensors)
-        return tf.nest.pack_sequence_as(self._structure, [result.numpy() for result in results])
+        results = self.function(*tensors)
+        return tf.nest.pack_sequence_as(self.structure, [result.numpy() for result in results])
 
 
 def prune_to(fn: Callable[..., Any], signature: list[tf.TensorSpec]) -> Pruned:

@@ -51,8 +51,8 @@ def with_each_loss(compiled: Any, replace: Callable[[Any], Callable[..., Any]]) 
     """The compiled loss with `replace(loss)` in place of the loss of each output. Only after its first call."""
     changed = object.__new__(type(compiled))  # Keras' own copying would serialize it
     vars(changed).update(vars(compiled))
-    entries = [entry._replace(loss=replace(entry.loss)) for entry in compiled._flat_losses]
-    vars(changed)["_flat_losses"] = entries
+    entries = ((path, replace(loss), *rest) for path, loss, *rest in compiled._flat_losses)
+    vars(changed)["_flat_losses"] = [type(compiled).Loss(*entry) for entry in entries]
     return changed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...distribute.step_context import StepContext, current_step
+from .step_context import StepContext, current_step
 
 
 def refuse_collective(what: str) -> None:

@@ -19,7 +19,6 @@ ARGUMENTS = {
     "numpy.take": ["x", "indices", "axis"],
     "Layer.add_loss": ["self", "loss"],
     "Layer._clear_losses": ["self"],
-    "loss.reduce_weighted_values": ["values", "sample_weight", "mask", "reduction", "dtype"],
     "loss.scale_loss_for_distribution": ["value"],
     "loss.unscale_loss_for_distribution": ["value"],
     "Loss.__call__": ["self", "y_true", "y_pred", "sample_weight"],
@@ -84,16 +83,16 @@ def test_last_thread_that_leaves_puts_the_originals_back():
 
 
 def test_wrapper_that_somebody_puts_around_a_replaced_function_stays():
-    def mine(values, **kwargs):
-        return values
+    def mine(value):
+        return value
 
     patch = pytest.MonkeyPatch()
     with replaced_functions():
-        patch.setattr(loss_module, "reduce_weighted_values", mine)
-    assert loss_module.reduce_weighted_values is mine
+        patch.setattr(loss_module, "scale_loss_for_distribution", mine)
+    assert loss_module.scale_loss_for_distribution is mine
     with replaced_functions():
-        assert loss_module.reduce_weighted_values.__wrapped__ is mine
-    assert loss_module.reduce_weighted_values is mine
+        assert loss_module.scale_loss_for_distribution.__wrapped__ is mine
+    assert loss_module.scale_loss_for_distribution is mine
     patch.undo()  # to what was there inside of the first block: our replacement
     with replaced_functions():
         pass
@@ -128,8 +127,7 @@ def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
     assert tf.is_tensor(variable.value) and variable._should_act_as_resource_variable
 
 
-def test_losses_look_their_reduction_up_where_it_is_replaced():
-    assert "reduce_weighted_values" in loss_module.Loss.__call__.__code__.co_names
+def test_losses_look_their_scaling_up_where_it_is_replaced():
     assert "scale_loss_for_distribution" in inspect.getsource(loss_module.reduce_values)
 
 

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.functional import graph_of
 from ...compat.layers import without_layer_losses
 from ...compat.training import compiled_loss, compute_loss, flat_losses
 from ...distribute.step_context import StepContext, step_scope
@@ -131,7 +130,7 @@ def _works_on_rows(model: TrainedModel) -> bool:
     """Whether the loss of a batch is the exact mean of its parts' losses."""
     if overrides_compute_loss(model):
         return False
-    flattest = min(graph_of(model).outputs, key=lambda output: len(output.shape))
+    flattest = min(model._pipeline.plan(model).chain.graph.outputs, key=lambda output: len(output.shape))
     return all(
         exact_loss.works_on_rows(loss, flattest) and loss.reduction not in (None, "none")
         for loss in flat_losses(model)
