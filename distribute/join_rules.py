@@ -43,7 +43,6 @@ class JoinRules:
         fed: of each number that a `Mean` or `Sum` is updated with, in order.
         added: of the losses that layers add, by the layer's id and the number of its loss.
         writes: by the variable's id.
-        known: whether every rule is certain: nothing was zero on all rows so far.
     """
 
     loss: str = MEAN
@@ -52,7 +51,6 @@ class JoinRules:
     fed: Sequence[str] = ()
     added: Mapping[tuple[int, int], str] = dataclasses.field(default_factory=dict)
     writes: Mapping[int, WriteRule] = dataclasses.field(default_factory=dict)
-    known: bool = True
 
 
 def numbered(rules: Sequence[str], number: int) -> str:

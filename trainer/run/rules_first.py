@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,14 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...distribute.join_rules import JoinRules
+from ...distribute.workers.agreement import gather_json
 from ..inputs.rows import batch_spec
 from ..inputs.source import Chunk
 from ..step.find_rules import RuleFinder
+
+_MOST_BATCHES = 200  # that are looked at one by one
+
+_log = logging.getLogger("unisono")
 
 
 class RulesFirst:
@@ -32,7 +38,8 @@ class RulesFirst:
         several = model.distribute_strategy.num_replicas_in_sync > 1 or model._pipeline is not None
         finder = RuleFinder(model, training) if several else None
         self._finder = finder if finder is not None and finder.needed else None
-        self._traced = False
+        self._strategy = model.distribute_strategy
+        self._traced, self._looked = False, 0
 
     def parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
         """The chunk, or its batches one by one as long as their rules have to be found.
@@ -46,15 +53,11 @@ class RulesFirst:
                 self._finder = None
         draws, step = hasattr(chunk.inputs, "get_next"), 0
         while self._finder is not None and step < chunk.steps:
-            batch = _batch(chunk, step)
-            if batch is None:
+            drawn = chunk.reader(chunk.inputs, tf.constant(step))
+            self._look_at(_value(chunk, drawn))
+            if self._finder is None and not draws and step == 0:
                 break
-            self.rules = self._finder.find(batch)
-            if self.rules.known:
-                self._finder = None
-                if not draws and step == 0:
-                    break
-            yield _held(chunk, batch)
+            yield _held(chunk, drawn)
             step += 1
         if step == 0:
             yield chunk
@@ -62,7 +65,26 @@ class RulesFirst:
             yield dataclasses.replace(chunk, steps=chunk.steps - step)
         elif not draws:
             for later in range(step, chunk.steps):
-                yield _held(chunk, _batch(chunk, later))
+                yield _held(chunk, chunk.reader(chunk.inputs, tf.constant(later)))
+
+    def _look_at(self, batch: Any) -> None:
+        """Finds what a batch shows, the same on every worker. None: the data of this one has ended."""
+        finder = self._finder
+        assert finder is not None
+        if batch is not None:
+            finder.look(batch)
+        everyone = gather_json([batch is None, finder.answers], self._strategy)
+        finder.adopt([answers for _, answers in everyone])
+        self.rules, self._looked = finder.rules(), self._looked + 1
+        if not finder.known and self._looked == _MOST_BATCHES:
+            _log.warning(
+                "A loss or gradient of user code was zero on all rows of %d batches, so that it cannot be told whether it "
+                "is a mean over rows or a sum: it is taken for a mean.",
+                _MOST_BATCHES,
+            )
+        ended = any(over for over, _ in everyone)
+        if finder.known or ended or self._looked == _MOST_BATCHES:
+            self._finder = None
 
 
 def _spec_of(chunk: Chunk) -> Any:
@@ -76,23 +98,17 @@ def _spec_of(chunk: Chunk) -> Any:
     return batch_spec(graph_function(read).get_concrete_function(inputs).structured_outputs)
 
 
-def _batch(chunk: Chunk, step: int) -> Any:
-    """Batch `step` of the chunk; None where the data has ended."""
-    batch = chunk.reader(chunk.inputs, tf.constant(step))
+def _value(chunk: Chunk, drawn: Any) -> Any:
+    """The batch that the chunk's reader gave; None where the data has ended."""
     if not chunk.open_ended:
-        return batch
-    return batch.get_value() if bool(batch.has_value()) else None
+        return drawn
+    return drawn.get_value() if bool(drawn.has_value()) else None
 
 
-def _held(chunk: Chunk, batch: Any) -> Chunk:
+def _held(chunk: Chunk, drawn: Any) -> Chunk:
     """A chunk of this one batch."""
-    reader = _held_optional if chunk.open_ended else _held_batch
-    return Chunk(batch, 1, chunk.rows, reader, chunk.open_ended, per_worker=chunk.per_worker)
+    return Chunk(drawn, 1, chunk.rows, _as_it_is, chunk.open_ended, per_worker=chunk.per_worker)
 
 
-def _held_batch(inputs: Any, i: Any) -> Any:
+def _as_it_is(inputs: Any, i: Any) -> Any:
     return inputs
-
-
-def _held_optional(inputs: Any, i: Any) -> Any:
-    return tf.experimental.Optional.from_value(inputs)

@@ -1,15 +1,6 @@
 r"""How the numbers that user code hands back are joined: found out from real rows, without a trace in the state.
 
-A function f of rows is computed on a few real rows X (as on one device), and on two parts A and B of them, of different
-sizes (as on two replicas). With a, b and n rows:
-
-===================  ==========================================================
-a f(A) + b f(B)      equals n f(X): f is a mean
-f(A) + f(B)          equals f(X): a sum, or scaled with a constant
-2 (a f(A) + b f(B))  equals n f(X), and f uses the number of replicas: a mean over the rows, divided by that number
-===================  ==========================================================
-
-Anything else looks across rows. All of them are linear, so gradients are compared by two numbers that are linear in theirs.
+What the step hands back on a few real rows is compared with what it hands back on parts of them (`compared_parts.py`).
 
 Context: host.
 """
@@ -18,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -28,20 +19,10 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of, own_state
 from ...compat.replaced import replaced_functions
-from ...distribute.join_rules import (
-    ACROSS_ROWS,
-    FIRST,
-    LARGEST,
-    MEAN,
-    MEAN_PER_REPLICA,
-    SMALLEST,
-    SUM,
-    JoinRules,
-    WriteRule,
-    declared,
-)
+from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, JoinRules, WriteRule, declared
 from ..inputs.rows import concat_rows, row_count, slice_rows
-from .observed_step import PARTS, ObservedStep, looked_at
+from .compared_parts import Seen, another, degree, rule_of, write_rule
+from .observed_step import ObservedStep, looked_at
 from .step_loss import overrides_compute_loss
 
 _MOST_ROWS = 48  # that are computed on
@@ -66,6 +47,26 @@ class RuleFinder:
         self._states = _states(model)
         self._whole: ObservedStep | None = None
         self._part: ObservedStep | None = None
+        self._keys: list[tuple[Any, ...]] = []  # what has to be found
+        self._found: list[Any] = []  # the rule of each key; None: not known
+        self._noted: dict[Any, Any] = {}  # what the traces call each key
+        self._layers: list[int] = []
+
+    def _list_keys(self) -> None:
+        """Names what has to be found by what is the same on every worker: a number in place of an id."""
+        assert self._whole is not None
+        every = layers_of(self._model)
+        self._layers = [id(layer) for layer in every]
+        number = {key: place for place, key in enumerate(self._layers)}
+        for noted in self._whole.noted:
+            if noted[0] == "loss" and len(noted) > 1:
+                continue
+            key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
+            self._noted[key] = noted
+        places = {id(v): place for place, v in enumerate(self._states)}
+        written = [("write", places[id(v)]) for v in self._whole.writes if id(v) in places]
+        self._keys = [*self._noted, *written]
+        self._found = [None] * len(self._keys)
 
     @property
     def needed(self) -> bool:
@@ -80,30 +81,65 @@ class RuleFinder:
         try:
             with replaced_functions():
                 self._whole = ObservedStep(*arguments)
-                if not (self._whole.numbers or self._whole.writes):
+                if not (self._whole.noted or self._whole.writes):
                     return False
                 self._part = ObservedStep(*arguments, known=self._whole.exchanged)
+                self._list_keys()
         except Exception as error:
             _log.info("What user code returns is taken for means over the rows: %r", error)
             return False
         return True
 
-    def find(self, batch: Any) -> JoinRules:
-        """The rules, from the first rows of a batch. After `anything_to_join`."""
+    def look(self, batch: Any) -> None:
+        """Looks at the first rows of a batch. After `anything_to_join`."""
         assert self._whole is not None and self._part is not None
         rows = min(int(row_count(batch)), _MOST_ROWS)
         if rows < 2:
-            return JoinRules(known=False)
+            return
         batch = slice_rows(batch, 0, rows)
         values = [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in self._states]
         try:
             seen = self._seen(batch, rows, values)
         except tf.errors.OpError as error:
             _log.info("What user code returns is taken for means over the rows: %r", error)
-            return JoinRules()
-        return self._rules(seen, batch, rows, values)
+            self._found = [MEAN] * len(self._keys)
+            return
+        self._note(seen, batch, rows, values)
 
-    def _seen(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> _Seen:
+    @property
+    def known(self) -> bool:
+        """Whether every rule is known. A log, or what a metric is fed, that is zero is not waited for."""
+        waited = [rule for key, rule in zip(self._keys, self._found) if key[0] not in ("log", "fed")]
+        return None not in waited
+
+    @property
+    def answers(self) -> list[Any]:
+        """What was found so far, None for what is not known: JSON values, in the same order on every worker."""
+        return list(self._found)
+
+    def adopt(self, answers: Sequence[list[Any]]) -> None:
+        """Takes for each rule the first answer that any worker knows; `answers` are those of each."""
+        self._found = [next((a for a in each if a is not None), None) for each in zip(*answers)]
+
+    def rules(self) -> JoinRules:
+        """The rules as far as they are known; the others are means."""
+        found = dict(zip(self._keys, self._found))
+
+        def of(kind: str) -> dict[Any, str]:
+            return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
+
+        added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
+        written = {key[1]: rule for key, rule in found.items() if key[0] == "write" and rule is not None}
+        return JoinRules(
+            loss=found.get(("loss",)) or MEAN,
+            gradients=_in_order(of("gradients")),
+            logs=of("log"),
+            fed=_in_order(of("fed")),
+            added={(self._layers[number], count): rule for (number, count), rule in added.items()},
+            writes={id(self._states[place]): WriteRule(*rule) for place, rule in written.items()},
+        )
+
+    def _seen(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
         assert self._whole is not None and self._part is not None
         cut = max(1, rows // 3)
         one = self._whole(batch, 0, rows, rows, values)
@@ -111,51 +147,49 @@ class RuleFinder:
         whole = self._part(batch, 0, rows, rows, values, known)
         first = self._part(slice_rows(batch, 0, cut), 0, cut, rows, values, known)
         last = self._part(slice_rows(batch, cut, rows), cut, rows, rows, values, known)
-        return _Seen(one, whole, first, last, cut / rows, self._tolerance)
+        return Seen(one, whole, first, last, cut / rows, self._tolerance)
 
     @property
     def _tolerance(self) -> float:
         policies = {layer.compute_dtype for layer in layers_of(self._model)} | {keras.config.floatx()}
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
-    def _rules(self, seen: _Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> JoinRules:
-        found = {key: seen.rule(key) for key in seen.one["notes"] if key[0] != "loss" or len(key) == 1}
-        known = all(rule is not None for rule in found.values())
-        gradients = {key[1]: rule for key, rule in found.items() if key[0] == "gradients"}
-        if ACROSS_ROWS in gradients.values():
-            nearest = self._nearest(batch, rows, values)
-            for number in [n for n, rule in gradients.items() if rule == ACROSS_ROWS]:
-                self._warn(f"The gradients of call {number} of an optimizer in `train_step`")
-                gradients[number] = nearest["gradients", number]
-        fed = {key[1]: rule for key, rule in found.items() if key[0] == "fed"}
-        return JoinRules(
-            loss=self._loss_rule(found.get(("loss",)), seen),
-            gradients=_in_order(gradients),
-            logs={key[1]: _or_mean(rule) for key, rule in found.items() if key[0] == "log"},
-            fed=_in_order(fed),
-            added={key[1:]: self._added_rule(rule) for key, rule in found.items() if key[0] == "added"},
-            writes=self._write_rules(batch, rows, values, seen),
-            known=known,
-        )
+    def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
+        nearest = None
+        writes = self._write_rules(batch, rows, values, seen)
+        for place, key in enumerate(self._keys):
+            if self._found[place] is not None:
+                continue
+            if key[0] == "write":
+                self._found[place] = writes.get(key[1])
+                continue
+            rule = seen.rule(self._noted[key])
+            if key[0] == "loss":
+                rule = self._loss_rule(rule, seen)
+            elif rule == ACROSS_ROWS:
+                if key[0] == "gradients":
+                    self._warn(f"The gradients of call {key[1]} of an optimizer in `train_step`")
+                    nearest = nearest or self._nearest(batch, rows, values)
+                    rule = nearest[key]
+                else:
+                    if key[0] == "added":
+                        self._warn("A loss that a layer adds with `add_loss`")
+                    rule = MEAN
+            self._found[place] = rule
 
-    def _loss_rule(self, rule: str | None, seen: _Seen) -> str:
+    def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
         """ACROSS_ROWS only where that is certain: a model may mix the rows itself (batch statistics), and the loss not."""
         if self._whole is not None and self._whole.entries:
             return ACROSS_ROWS
         if rule != ACROSS_ROWS:
-            return rule or MEAN
+            return rule
         notes = seen.one["notes"]
         parts = [notes.get(("loss", name)) for name in ("whole", "first", "last")]
         if any(part is None for part in parts):
             self._warn("The value of `compute_loss`")
             return MEAN
         whole, first, last = parts
-        return _rule(notes["loss",], whole, first, last, seen.share, seen.tolerance) or MEAN
-
-    def _added_rule(self, rule: str | None) -> str:
-        if rule == ACROSS_ROWS:
-            self._warn("A loss that a layer adds with `add_loss`")
-        return _or_mean(rule)
+        return rule_of(notes["loss",], whole, first, last, seen.share, seen.tolerance)
 
     def _nearest(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> dict[Any, str]:
         """Whether gradients grow with the rows: those of the same rows once and twice are compared."""
@@ -167,7 +201,7 @@ class RuleFinder:
             known = [tf.constant(value) for value in one["exchanged"]]
             result += [one, self._part(repeated, 0, rows * times, rows * times, values, known)]
         one, once, _, twice = (each["notes"] for each in result)
-        return {key: _degree(one[key], once[key], twice[key]) for key in one if key[0] == "gradients"}
+        return {key: degree(one[key], once[key], twice[key]) for key in one if key[0] == "gradients"}
 
     def _warn(self, what: str) -> None:
         """Says once that a number cannot be joined exactly, unless the model itself mixes rows or draws numbers."""
@@ -184,33 +218,30 @@ class RuleFinder:
         )
 
     def _write_rules(
-        self, batch: Any, rows: int, values: Sequence[np.ndarray], seen: _Seen
-    ) -> dict[int, WriteRule]:
-        """The rules of the states that the step writes, from their values now and others."""
+        self, batch: Any, rows: int, values: Sequence[np.ndarray], seen: Seen
+    ) -> dict[int, WriteRule | None]:
+        """The rule of each state that the step writes, by its place, from the values of the states now and others."""
         assert self._whole is not None
         places = {id(v): i for i, v in enumerate(self._states)}
         written = [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
         if not written:
             return {}
-        others = [_another(value) for value in values]
+        others = [another(value) for value in values]
         cases = [(values, seen)]
         try:
             cases.append((others, self._seen(batch, rows, others)))
         except tf.errors.OpError:
             _log.info("The state of layers was looked at with its present values only.")
-        rules = {}
+        rules: dict[int, WriteRule | None] = {}
         for number, variable, place in written:
             each = [(old[place], *case.writes(number)) for old, case in cases]
-            rule = _write_rule(each, seen.share, seen.tolerance)
-            if rule is not None:
-                rules[id(variable)] = rule
-            elif declared(variable) is None:
-                rules[id(variable)] = self._fallback(variable)
+            rule = write_rule(each, seen.share, seen.tolerance)
+            rules[place] = rule or declared(variable) or self._fallback(variable)
         return rules
 
     def _fallback(self, variable: keras.Variable) -> WriteRule:
         rule = WriteRule(MEAN if tf.as_dtype(variable.dtype).is_floating else FIRST)
-        what = "the mean, weighted with the rows" if rule.kind == MEAN else "that of the first replica"
+        what = "the mean, weighted with the rows," if rule.kind == MEAN else "that of the first replica"
         _log.warning(
             "The value that a step writes to %r looks across the rows of a batch: of the values of the replicas %s is "
             'kept. Declare it with `add_weight(aggregation="mean" | "sum" | "only_first_replica")`.',
@@ -218,93 +249,6 @@ class RuleFinder:
             what,
         )
         return rule
-
-
-class _Seen:
-    """What was seen of one state: on all rows as one device, on all rows as one of two replicas, and on the two parts."""
-
-    def __init__(self, one: Any, whole: Any, first: Any, last: Any, share: float, tolerance: float) -> None:
-        self.one, self.whole, self.first, self.last = one, whole, first, last
-        self.share, self.tolerance = share, tolerance
-
-    def rule(self, key: Any) -> str | None:
-        """The rule of a noted number; None: it is zero on all rows, so that it cannot be told."""
-        each = [part["notes"].get(key) for part in (self.one, self.whole, self.first, self.last)]
-        if any(value is None for value in each):
-            return MEAN
-        return _rule(*each, share=self.share, tolerance=self.tolerance)
-
-    def writes(self, number: int) -> tuple[np.ndarray, ...]:
-        """The values that were written to the `number`-th variable: on all rows, on each part."""
-        return tuple(np.asarray(part["writes"][number]) for part in (self.one, self.first, self.last))
-
-
-def _rule(one: Any, whole: Any, first: Any, last: Any, share: float, tolerance: float) -> str | None:
-    each = [np.asarray(value, np.float64) for value in (one, whole, first, last)]
-    scale = max(np.abs(value).max(initial=0.0) for value in each)
-    if scale == 0 or not np.isfinite(scale):
-        return None
-    one, whole, first, last = each
-    mean = share * first + (1 - share) * last
-
-    def close(a: np.ndarray, b: np.ndarray) -> bool:
-        return bool(np.abs(a - b).max() <= tolerance * scale)
-
-    if close(mean, one):
-        return MEAN
-    if not close(whole, one) and close(PARTS * mean, one):
-        return MEAN_PER_REPLICA
-    if close(first + last, one) or close(first + last, whole):
-        return SUM
-    return ACROSS_ROWS
-
-
-def _degree(one: np.ndarray, once: np.ndarray, twice: np.ndarray) -> str:
-    """What is nearest for a number that looks across rows, from its values for rows once and twice."""
-    size = float(np.dot(once, once)) or 1.0
-    if float(np.dot(twice, once)) > 1.5 * size:
-        return SUM
-    return MEAN_PER_REPLICA if float(np.dot(once, one)) < 0.75 * (float(np.dot(one, one)) or 1.0) else MEAN
-
-
-def _write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRule | None:
-    """The rule that holds in each case, as (old value, value on all rows, on the first, on the last); None: none does."""
-    cases = [[np.asarray(value, np.float64) for value in case] for case in cases]
-
-    def holds(joined: Callable[..., np.ndarray]) -> bool:
-        return all(_near(joined(*case), case[1], case, tolerance) for case in cases)
-
-    if holds(lambda old, one, first, last: old) and holds(lambda old, one, first, last: first):
-        return WriteRule(SUM)  # nothing was added
-    if holds(lambda old, one, first, last: share * first + (1 - share) * last):
-        return WriteRule(MEAN)
-    old, one, first, last = cases[-1]
-    rest = first + last - one
-    found = float(np.vdot(rest, old) / np.vdot(old, old)) if np.any(old) else 1.0
-    for kept in (
-        next((round(found, n) for n in range(6) if abs(found - round(found, n)) < 2e-6), found),
-        found,
-    ):
-        if holds(lambda old, one, first, last, kept=kept: first + last - kept * old):
-            return WriteRule(SUM, kept)
-    if holds(lambda old, one, first, last: np.maximum(first, last)):
-        return WriteRule(LARGEST)
-    if holds(lambda old, one, first, last: np.minimum(first, last)):
-        return WriteRule(SMALLEST)
-    return None
-
-
-def _near(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray], tolerance: float) -> bool:
-    scale = max(float(np.abs(part).max(initial=0.0)) for part in case)
-    return bool(np.abs(value - wanted).max(initial=0.0) <= tolerance * 1e-2 * scale)
-
-
-def _another(value: np.ndarray) -> np.ndarray:
-    """Another value that a state might have."""
-    if value.dtype.kind == "f":
-        drawn = np.random.default_rng(0).uniform(0.5, 1.5, value.shape)
-        return (value * drawn + 0.1 * drawn).astype(value.dtype)
-    return value if value.dtype.kind == "b" else value + np.ones_like(value)
 
 
 def _states(model: TrainedModel) -> list[keras.Variable]:
@@ -319,9 +263,5 @@ def _is_own(layer: Any) -> bool:
     return not type(layer).__module__.startswith(("keras.src.", "unisono."))
 
 
-def _or_mean(rule: str | None) -> str:
-    return MEAN if rule in (None, ACROSS_ROWS) else rule
-
-
-def _in_order(rules: dict[int, str | None]) -> tuple[str, ...]:
-    return tuple(_or_mean(rules.get(number)) for number in range(max(rules, default=-1) + 1))
+def _in_order(rules: dict[int, str]) -> tuple[str, ...]:
+    return tuple(rules.get(number, MEAN) for number in range(max(rules, default=-1) + 1))

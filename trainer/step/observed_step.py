@@ -115,7 +115,7 @@ class ObservedStep:
     Attributes:
         writes: the variables that the step writes, beside those of metrics.
         entries: whether a loss of the user's own has an entry for each row.
-        numbers: whether any number was noted.
+        noted: what is noted, in order.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
         random: whether numbers are drawn in it.
 
@@ -136,7 +136,7 @@ class ObservedStep:
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
-        self.entries = self.numbers = False
+        self.entries, self.noted = False, []
         leaves = _leaves(spec)
         exchanged = [
             tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype) for t in known or ()
@@ -175,7 +175,7 @@ class ObservedStep:
         metrics = {id(v) for v in self._model.metrics_variables}
         written = [(v, value) for v, value in writes.items() if id(v) not in metrics]
         self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
-        self.entries, self.numbers = observer.entries, bool(observer.notes)
+        self.entries, self.noted = observer.entries, list(observer.notes)
         return {
             "notes": observer.notes,
             "writes": [value for _, value in written],

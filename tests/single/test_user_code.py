@@ -1,0 +1,325 @@
+"""Code of a user's own inside a step means what it means on one device: three uneven replicas, compared with one."""
+
+import contextlib
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import unisono
+from tests.helpers import mirrored
+from unisono.distribute import gather
+
+L = keras.layers
+RNG = np.random.default_rng(0)
+X, Y, W = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2)), RNG.uniform(0.3, 2, 24)
+BATCH = 10  # the last one has 4 rows
+MSE = keras.losses.MeanSquaredError
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+def contrastive(y, p):
+    z = p / ops.norm(p, axis=1, keepdims=True)
+    return -ops.mean(ops.diagonal(ops.log_softmax(ops.matmul(z, ops.transpose(ops.cast(y, p.dtype))))))
+
+
+def squares(y, p):
+    return tf.reduce_sum((y - p) ** 2)
+
+
+class Net(unisono.Model):
+    """Two layers, with a layer of the user's own between them."""
+
+    def __init__(self, between=L.Identity):
+        super().__init__()
+        self.first, self.between, self.last = L.Dense(6, activation="tanh"), between(), L.Dense(2)
+
+    def call(self, x, training=False):
+        return self.last(self.between(self.first(x), training=training))
+
+
+def own_step(loss_of):
+    class Stepping(Net):
+        def __init__(self):
+            super().__init__()
+            self.mine = keras.metrics.Mean(name="mine")
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = loss_of(self, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            total = tf.reduce_sum(loss)
+            self.mine.update_state(total)
+            return {"loss": total, "mine": self.mine.result()}
+
+    return Stepping
+
+
+def own_loss(loss_of):
+    class Computing(Net):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return loss_of(
+                self, y, y_pred, lambda: Net.compute_loss(self, x, y, y_pred, sample_weight, training)
+            )
+
+    return Computing
+
+
+class AddsLosses(L.Layer):
+    """A sum that is there in training only and zero for positive inputs, and a mean."""
+
+    def call(self, x, training=False):
+        if training:
+            self.add_loss(0.1 * ops.sum(ops.relu(-x)))
+        self.add_loss(0.1 * ops.mean(x**2))
+        return x
+
+
+class Counts(L.Layer):
+    """State of every kind: what is added for rows, for steps, moving averages of means and of counts, extremes."""
+
+    def build(self, shape):
+        def state(name, dtype="float64", start="zeros", **kwargs):
+            setattr(self, name, self.add_weight((6,), start, dtype, trainable=False, name=name, **kwargs))
+
+        state("rows", "int32")
+        state("steps", "int64")
+        for name in ("total", "largest", "smallest", "mean"):
+            state(name)
+        state("moving_count", start="ones")
+        state("first", aggregation="only_first_replica")
+        state("declared", aggregation="sum")
+
+    def call(self, x, training=False):
+        if training:
+            self.rows.assign_add(ops.full((6,), ops.shape(x)[0]))
+            self.steps.assign_add(ops.ones((6,), "int64"))
+            self.total.assign_add(ops.sum(x, 0))
+            self.largest.assign(ops.maximum(self.largest, ops.max(x, 0)))
+            self.smallest.assign(ops.minimum(self.smallest, ops.min(x, 0)))
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, 0))
+            self.moving_count.assign(0.8 * self.moving_count + 0.2 * ops.sum(ops.cast(x > 0, "float64"), 0))
+            self.first.assign(x[0])
+            self.declared.assign_add(ops.sum(x, 0))
+        return x
+
+
+class OwnCall(keras.losses.Loss):
+    """Overrides what calls the loss, not `call`."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return contrastive(y_true, y_pred)
+
+
+class Squared(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return ops.mean((y_true - y_pred) ** 2, -1)
+
+
+def two_outputs():
+    inputs = keras.Input((5,))
+    hidden = L.Dense(6, activation="tanh")(inputs)
+    return unisono.Model(inputs, [L.Dense(2)(hidden), L.Dense(2)(hidden)])
+
+
+def rank_one():
+    inputs = keras.Input((5,))
+    return unisono.Model(inputs, L.Dense(1)(L.Dense(6, activation="tanh")(inputs))[:, 0])
+
+
+def accumulating():
+    return unisono.optimizers.SGD(0.05, gradient_accumulation_steps=2)
+
+
+def scaled_by_batch(model, y, p):
+    each = tf.nn.compute_average_loss(tf.reduce_mean((y - p) ** 2, -1), global_batch_size=BATCH)
+    return each + tf.nn.scale_regularization_loss(tf.reduce_sum(model.first.kernel**2))
+
+
+STEPS = {
+    "a mean": lambda m, y, p: tf.reduce_mean((y - p) ** 2),
+    "a sum": lambda m, y, p: squares(y, p),
+    "a vector": lambda m, y, p: tf.reduce_sum((y - p) ** 2, -1),
+    "scaled by the global batch": scaled_by_batch,
+    "a mean for each replica": lambda m, y, p: tf.nn.compute_average_loss(tf.reduce_mean((y - p) ** 2, -1)),
+    "a loss object that sums": lambda m, y, p: MSE(reduction="sum")(y, p) + MSE(reduction="sum")(y, 2 * p),
+    "gathered rows": lambda m, y, p: (
+        contrastive(gather(y), gather(p)) + 0.01 * tf.reduce_sum(m.first.kernel**2)
+    ),
+}
+LOSSES = {
+    "an own sum": (own_loss(lambda m, y, p, rest: ops.sum((y - p) ** 2)), {}),
+    "an own vector": (own_loss(lambda m, y, p, rest: MSE(reduction=None)(y, p)), {}),
+    "across rows, with weights of a layer": (
+        own_loss(lambda m, y, p, rest: contrastive(y, p) + 0.01 * ops.sum(m.first.kernel**2)),
+        {},
+    ),
+    "across rows, with Keras' own and added losses": (
+        own_loss(lambda m, y, p, rest: contrastive(y, p) + rest()),
+        {"loss": Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
+    ),
+    "a loss that overrides its call": (Net, {"loss": OwnCall()}),
+    "added losses": (Net, {"loss": "mse", "between": AddsLosses}),
+    "states of layers": (Net, {"loss": "mse", "between": Counts}),
+    "accumulation of an own loss": (
+        Net,
+        {"loss": Squared(reduction="mean_with_sample_weight"), "optimizer": accumulating},
+    ),
+    "accumulation of a scalar": (
+        Net,
+        {"loss": lambda y, p: ops.mean((y - p) ** 2), "optimizer": accumulating},
+    ),
+    "no reduction beside a mean": (two_outputs, {"loss": [MSE(reduction=None), "mse"], "y": [Y, Y + 1]}),
+    "outputs of rank one": (rank_one, {"loss": "mse", "y": Y[:, 0]}),
+}
+
+
+def trained(make, replicas, y=Y, loss=None, optimizer=None, between=None, weighted=True):
+    """History, weights and evaluation of three steps on one or several replicas."""
+    keras.utils.set_random_seed(3)
+    strategy = mirrored(replicas) if replicas > 1 else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = make() if between is None else make(between)
+        model.compile((optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))(), loss)
+    given = {"sample_weight": W} if weighted and not isinstance(y, list) else {}
+    history = model.fit(X, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, **given).history
+    scores = model.evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True) if weighted else {}
+    if strategy:
+        for variable in model.variables:
+            first, *others = [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]
+            assert all(np.array_equal(first, other) for other in others), variable.path
+    return {**history, **{f"val_{name}": value for name, value in scores.items()}}, model.get_weights()
+
+
+def assert_same(one, several):
+    for name, value in one[0].items():
+        np.testing.assert_allclose(several[0][name], value, rtol=1e-12, atol=1e-13, err_msg=name)
+    for a, b in zip(one[1], several[1]):
+        np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_own_train_step_gives_the_numbers_of_one_device(name):
+    make = own_step(STEPS[name])
+    assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_own_losses_and_states_give_the_numbers_of_one_device(name):
+    make, arguments = LOSSES[name]
+    assert_same(trained(make, 1, **arguments), trained(make, 3, **arguments))
+
+
+def test_gradients_that_look_across_rows_are_named_with_the_cure():
+    make = own_step(lambda m, y, p: contrastive(y, p))
+    with pytest.warns(UserWarning, match=r"`train_step` looks across the rows.*distribute\.gather"):
+        trained(make, 2, weighted=False)
+
+
+def test_rules_are_found_before_an_iterator_goes_on_and_no_batch_is_lost_or_seen_twice():
+    drawn = []
+
+    def batches():
+        for i in range(4):
+            drawn.append(i)
+            yield X[6 * i : 6 * i + 6], Y[6 * i : 6 * i + 6]
+
+    def data():
+        specs = (tf.TensorSpec([None, 5], tf.float64), tf.TensorSpec([None, 2], tf.float64))
+        return tf.data.Dataset.from_generator(batches, output_signature=specs)
+
+    make, results = own_step(STEPS["a sum"]), []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = make()
+            model.compile(unisono.optimizers.SGD(0.05))
+        results.append((model.fit(data(), verbose=0).history, model.get_weights()))
+        assert drawn == [0, 1, 2, 3] and int(model.optimizer.iterations) == 4
+        drawn.clear()
+    assert_same(*results)
+
+
+def test_loss_that_begins_later_is_waited_for():
+    class Late(L.Layer):
+        def build(self, shape):
+            self.step = self.add_weight((), "zeros", "float64", trainable=False)
+
+        def call(self, x):
+            self.add_loss(ops.where(self.step > 1, 0.1, 0.0) * ops.sum(x**2))
+            self.step.assign_add(1.0)
+            return x
+
+    arguments = {"loss": "mse", "between": Late}
+    assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
+
+
+def test_looking_for_the_rules_leaves_no_trace():
+    class Drawing(Net):
+        def train_step(self, data):
+            seen.append(tf.inside_function())
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = squares(y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            self.counter.assign_add(1)
+            self.draws.assign(keras.random.uniform((), seed=self.seeds))
+            return {"loss": loss}
+
+    seen = []
+    keras.utils.set_random_seed(3)
+    with mirrored(2).scope(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = Drawing()
+        model.counter = keras.Variable(0, dtype="int64", trainable=False)
+        model.draws = keras.Variable(0.0, dtype="float64", trainable=False)
+        model.seeds = keras.random.SeedGenerator(4)
+        model.compile(unisono.optimizers.SGD(0.01))
+    before = model.seeds.state.numpy()
+    model.fit(X, Y, batch_size=12, verbose=0, shuffle=False)
+    assert all(seen) and int(model.counter.numpy()) == int(model.optimizer.iterations) == 2
+    assert model.seeds.state.numpy()[1] - before[1] == 2
+    assert tf.distribute.Strategy.num_replicas_in_sync.fget.__name__ == "num_replicas_in_sync"
+
+
+def test_gather_in_a_custom_loop_is_exact_for_uneven_rows():
+    strategy = mirrored(3)
+    start = RNG.normal(size=(5, 2))
+    rows = [(0, 1), (1, 5), (5, 10)]
+
+    def gradient(w, x, y, replicas, rows_of_all=lambda value: value):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            p = rows_of_all(tf.matmul(x, w))
+            loss = (contrastive(rows_of_all(y), p) + tf.reduce_sum(w**2)) / replicas
+        return tape.gradient(loss, w), loss * replicas
+
+    expected = gradient(tf.constant(start), tf.constant(X[:10]), tf.constant(Y[:10]), 1)
+
+    @tf.function
+    def step(x, y):
+        found, loss = gradient(tf.constant(start), x, y, 3, gather)
+        return tf.distribute.get_replica_context().all_reduce("SUM", found), loss
+
+    def cut(data):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(data[slice(*rows[context.replica_id_in_sync_group])])
+        )
+
+    found, loss = strategy.run(step, (cut(X), cut(Y)))
+    for copy in strategy.experimental_local_results(found):
+        np.testing.assert_allclose(copy, expected[0], rtol=1e-12)
+    for copy in strategy.experimental_local_results(loss):
+        np.testing.assert_allclose(copy, expected[1], rtol=1e-12)

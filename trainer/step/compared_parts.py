@@ -1,0 +1,120 @@
+r"""What a number is, from its values on all rows and on parts of them: a mean over rows, a sum, or what looks across rows.
+
+A function f of rows is computed on a few real rows X (as on one device), and on two parts A and B of them, of different
+sizes (as on two replicas). With a, b and n rows:
+
+===================  ==========================================================
+a f(A) + b f(B)      equals n f(X): f is a mean
+f(A) + f(B)          equals f(X): a sum, or scaled with a constant
+2 (a f(A) + b f(B))  equals n f(X), and f uses the number of replicas: a mean over the rows, divided by that number
+===================  ==========================================================
+
+Anything else looks across rows. All of them are linear, so gradients are compared by two numbers that are linear in theirs.
+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...distribute.join_rules import (
+    ACROSS_ROWS,
+    LARGEST,
+    MEAN,
+    MEAN_PER_REPLICA,
+    SMALLEST,
+    SUM,
+    WriteRule,
+)
+from .observed_step import PARTS
+
+
+class Seen:
+    """What was seen of one state: on all rows as one device, on all rows as one of two replicas, and on the two parts."""
+
+    def __init__(self, one: Any, whole: Any, first: Any, last: Any, share: float, tolerance: float) -> None:
+        self.one, self.whole, self.first, self.last = one, whole, first, last
+        self.share, self.tolerance = share, tolerance
+
+    def rule(self, key: Any) -> str | None:
+        """The rule of a noted number; None: it is zero on all rows, so that it cannot be told."""
+        each = [part["notes"].get(key) for part in (self.one, self.whole, self.first, self.last)]
+        if any(value is None for value in each):
+            return MEAN
+        return rule_of(*each, share=self.share, tolerance=self.tolerance)
+
+    def writes(self, number: int) -> tuple[np.ndarray, ...]:
+        """The values that were written to the `number`-th variable: on all rows, on each part."""
+        return tuple(np.asarray(part["writes"][number]) for part in (self.one, self.first, self.last))
+
+
+def rule_of(one: Any, whole: Any, first: Any, last: Any, share: float, tolerance: float) -> str | None:
+    """The rule of a number from its values on all rows and on the parts; None: it is zero on all of them."""
+    each = [np.asarray(value, np.float64) for value in (one, whole, first, last)]
+    scale = max(np.abs(value).max(initial=0.0) for value in each)
+    if scale == 0 or not np.isfinite(scale):
+        return None
+    one, whole, first, last = each
+    mean = share * first + (1 - share) * last
+
+    def close(a: np.ndarray, b: np.ndarray) -> bool:
+        return bool(np.abs(a - b).max() <= tolerance * scale)
+
+    if close(mean, one):
+        return MEAN
+    if not close(whole, one) and close(PARTS * mean, one):
+        return MEAN_PER_REPLICA
+    if close(first + last, one) or close(first + last, whole):
+        return SUM
+    return ACROSS_ROWS
+
+
+def degree(one: np.ndarray, once: np.ndarray, twice: np.ndarray) -> str:
+    """What is nearest for a number that looks across rows, from its values for rows once and twice."""
+    size = float(np.dot(once, once)) or 1.0
+    if float(np.dot(twice, once)) > 1.5 * size:
+        return SUM
+    return MEAN_PER_REPLICA if float(np.dot(once, one)) < 0.75 * (float(np.dot(one, one)) or 1.0) else MEAN
+
+
+def write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRule | None:
+    """The rule that holds in each case, as (old value, value on all rows, on the first, on the last); None: none does."""
+    cases = [[np.asarray(value, np.float64) for value in case] for case in cases]
+
+    def holds(joined: Callable[..., np.ndarray]) -> bool:
+        return all(_near(joined(*case), case[1], case, tolerance) for case in cases)
+
+    if holds(lambda old, one, first, last: old) and holds(lambda old, one, first, last: first):
+        return WriteRule(SUM)  # nothing was added
+    if holds(lambda old, one, first, last: share * first + (1 - share) * last):
+        return WriteRule(MEAN)
+    old, one, first, last = cases[-1]
+    rest = first + last - one
+    found = float(np.vdot(rest, old) / np.vdot(old, old)) if np.any(old) else 1.0
+    for kept in (
+        next((round(found, n) for n in range(6) if abs(found - round(found, n)) < 2e-6), found),
+        found,
+    ):
+        if holds(lambda old, one, first, last, kept=kept: first + last - kept * old):
+            return WriteRule(SUM, kept)
+    if holds(lambda old, one, first, last: np.maximum(first, last)):
+        return WriteRule(LARGEST)
+    if holds(lambda old, one, first, last: np.minimum(first, last)):
+        return WriteRule(SMALLEST)
+    return None
+
+
+def _near(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray], tolerance: float) -> bool:
+    scale = max(float(np.abs(part).max(initial=0.0)) for part in case)
+    return bool(np.abs(value - wanted).max(initial=0.0) <= tolerance * 1e-2 * scale)
+
+
+def another(value: np.ndarray) -> np.ndarray:
+    """Another value that a state might have."""
+    if value.dtype.kind == "f":
+        drawn = np.random.default_rng(0).uniform(0.5, 1.5, value.shape)
+        return (value * drawn + 0.1 * drawn).astype(value.dtype)
+    return value if value.dtype.kind == "b" else value + np.ones_like(value)
