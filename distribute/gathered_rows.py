@@ -60,7 +60,9 @@ def gather(values: Any) -> Any:
     own = StepContext(
         context.replica_id_in_sync_group, num_replicas(), tf.shape(first)[0], tf.reduce_sum(counts), before
     )
-    return keras.tree.map_structure(lambda value: _gather(value, own, 1 / num_replicas()), values)
+    return keras.tree.map_structure(
+        lambda value: _gather(value, own, tf.constant(1 / num_replicas(), tf.float64)), values
+    )
 
 
 def own_rows_of_all(structure: Any) -> Any:

@@ -130,7 +130,7 @@ class Squared(keras.losses.Loss):
 def two_outputs():
     inputs = keras.Input((5,))
     hidden = L.Dense(6, activation="tanh")(inputs)
-    return unisono.Model(inputs, [L.Dense(2)(hidden), L.Dense(2)(hidden)])
+    return unisono.Model(inputs, [L.Dense(2, name="a")(hidden), L.Dense(2, name="b")(hidden)])
 
 
 def rank_one():
@@ -158,7 +158,7 @@ STEPS = {
         contrastive(gather(y), gather(p)) + 0.01 * tf.reduce_sum(m.first.kernel**2)
     ),
 }
-LOSSES = {
+LOSSES = {  # a loss takes the dtype of the time when it is made: here are functions that make it
     "an own sum": (own_loss(lambda m, y, p, rest: ops.sum((y - p) ** 2)), {}),
     "an own vector": (own_loss(lambda m, y, p, rest: MSE(reduction=None)(y, p)), {}),
     "across rows, with weights of a layer": (
@@ -167,21 +167,24 @@ LOSSES = {
     ),
     "across rows, with Keras' own and added losses": (
         own_loss(lambda m, y, p, rest: contrastive(y, p) + rest()),
-        {"loss": Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
+        {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
     ),
-    "a loss that overrides its call": (Net, {"loss": OwnCall()}),
-    "added losses": (Net, {"loss": "mse", "between": AddsLosses}),
-    "states of layers": (Net, {"loss": "mse", "between": Counts}),
+    "a loss that overrides its call": (Net, {"loss": OwnCall}),
+    "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
+    "states of layers": (Net, {"loss": MSE, "between": Counts}),
     "accumulation of an own loss": (
         Net,
-        {"loss": Squared(reduction="mean_with_sample_weight"), "optimizer": accumulating},
+        {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "optimizer": accumulating},
     ),
     "accumulation of a scalar": (
         Net,
-        {"loss": lambda y, p: ops.mean((y - p) ** 2), "optimizer": accumulating},
+        {"loss": lambda: lambda y, p: ops.mean((y - p) ** 2), "optimizer": accumulating},
     ),
-    "no reduction beside a mean": (two_outputs, {"loss": [MSE(reduction=None), "mse"], "y": [Y, Y + 1]}),
-    "outputs of rank one": (rank_one, {"loss": "mse", "y": Y[:, 0]}),
+    "no reduction beside a mean": (
+        two_outputs,
+        {"loss": lambda: [MSE(reduction=None), "mse"], "y": [Y, Y + 1]},
+    ),
+    "outputs of rank one": (rank_one, {"loss": MSE, "y": Y[:, 0]}),
 }
 
 
@@ -191,7 +194,7 @@ def trained(make, replicas, y=Y, loss=None, optimizer=None, between=None, weight
     strategy = mirrored(replicas) if replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = make() if between is None else make(between)
-        model.compile((optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))(), loss)
+        model.compile((optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))(), loss and loss())
     given = {"sample_weight": W} if weighted and not isinstance(y, list) else {}
     history = model.fit(X, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, **given).history
     scores = model.evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True) if weighted else {}
@@ -261,7 +264,7 @@ def test_loss_that_begins_later_is_waited_for():
             self.step.assign_add(1.0)
             return x
 
-    arguments = {"loss": "mse", "between": Late}
+    arguments = {"loss": MSE, "between": Late}
     assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
 
 
