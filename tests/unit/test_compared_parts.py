@@ -1,0 +1,74 @@
+"""What a number is, told from its values on all rows and on two parts of them."""
+
+import numpy as np
+import pytest
+
+from unisono.distribute.join_rules import (
+    ACROSS_ROWS,
+    LARGEST,
+    MEAN,
+    MEAN_PER_REPLICA,
+    SMALLEST,
+    SUM,
+    WriteRule,
+)
+from unisono.trainer.step.compared_parts import degree, rule_of, write_rule
+
+ROWS = np.random.default_rng(0).normal(size=(9, 4))
+CUT = 3
+
+NUMBERS = {
+    "a mean": (lambda x, r: x.mean(0), MEAN),
+    "a constant": (lambda x, r: np.full(4, 2.5), MEAN),
+    "a sum": (lambda x, r: x.sum(0), SUM),
+    "scaled by the global batch": (lambda x, r: x.sum(0) / 9, SUM),
+    "scaled, with a penalty for each replica": (lambda x, r: x.sum(0) / 9 + 7.0 / r, SUM),
+    "scaled by rows of a replica and replicas": (lambda x, r: x.sum(0) / (5 * r), SUM),
+    "a mean for each replica": (lambda x, r: x.mean(0) / r, MEAN_PER_REPLICA),
+    "a deviation": (lambda x, r: x.std(0), ACROSS_ROWS),
+    "a largest value": (lambda x, r: x.max(0), ACROSS_ROWS),
+    "a sum beside a mean": (lambda x, r: x.sum(0) + x.mean(0), ACROSS_ROWS),
+    "nothing": (lambda x, r: np.zeros(4), None),
+    "no number": (lambda x, r: np.full(4, np.nan), None),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_number_shows_its_rule(name):
+    fn, rule = NUMBERS[name]
+    one, whole, first, last = fn(ROWS, 1), fn(ROWS, 2), fn(ROWS[:CUT], 2), fn(ROWS[CUT:], 2)
+    assert rule_of(one, whole, first, last, CUT / 9, 1e-9) == rule
+
+
+def test_numbers_across_rows_show_whether_they_grow_with_the_rows():
+    twice = np.concatenate([ROWS, ROWS])
+    for fn, rule in (
+        (lambda x, r: x.std(0), MEAN),
+        (lambda x, r: x.std(0) * len(x), SUM),
+        (lambda x, r: x.std(0) / r, MEAN_PER_REPLICA),
+    ):
+        assert degree(fn(ROWS, 1), fn(ROWS, 2), fn(twice, 2)) == rule
+
+
+WRITES = {
+    "a count of rows": (lambda old, x: old + len(x), WriteRule(SUM, 1.0)),
+    "a running sum": (lambda old, x: old + x.sum(0), WriteRule(SUM, 1.0)),
+    "a sum of this batch": (lambda old, x: x.sum(0), WriteRule(SUM, 0.0)),
+    "a moving sum": (lambda old, x: 0.99 * old + 0.01 * x.sum(0), WriteRule(SUM, 0.99)),
+    "a count of steps": (lambda old, x: old + 1, WriteRule(MEAN)),
+    "a moving mean": (lambda old, x: 0.9 * old + 0.1 * x.mean(0), WriteRule(MEAN)),
+    "the largest so far": (lambda old, x: np.maximum(old, x.max(0)), WriteRule(LARGEST)),
+    "the smallest of this batch": (lambda old, x: x.min(0), WriteRule(SMALLEST)),
+    "nothing": (lambda old, x: old, WriteRule(SUM, 1.0)),
+    "a moving deviation": (lambda old, x: 0.9 * old + 0.1 * x.std(0), None),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_write_shows_its_rule(name):
+    fn, rule = WRITES[name]
+    cases = [
+        (old, fn(old, ROWS), fn(old, ROWS[:CUT]), fn(old, ROWS[CUT:]))
+        for old in (np.zeros(4), np.linspace(0.3, 2, 4))
+    ]
+    assert write_rule(cases, CUT / 9, 1e-6) == rule
