@@ -52,10 +52,10 @@ class Seen:
 
 
 def rule_of(one: Any, whole: Any, first: Any, last: Any, share: float, tolerance: float) -> str | None:
-    """The rule of a number from its values on all rows and on the parts; None: it is zero on all of them."""
+    """The rule of a number from its values on all rows and on the parts; None: it is zero on all of them, or no number."""
     each = [np.asarray(value, np.float64) for value in (one, whole, first, last)]
     scale = max(np.abs(value).max(initial=0.0) for value in each)
-    if scale == 0 or not np.isfinite(scale):
+    if scale == 0 or not all(np.isfinite(value).all() for value in each):
         return None
     one, whole, first, last = each
     mean = share * first + (1 - share) * last

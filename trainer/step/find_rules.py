@@ -29,6 +29,11 @@ _MOST_ROWS = 48  # that are computed on
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
 
+_WARNED = {
+    "gradients": "The gradients of call {} of an optimizer in `train_step`",
+    "added": "A loss that a layer adds with `add_loss`",
+}
+
 _log = logging.getLogger("unisono")
 
 
@@ -167,14 +172,10 @@ class RuleFinder:
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
             elif rule == ACROSS_ROWS:
-                if key[0] == "gradients":
-                    self._warn(f"The gradients of call {key[1]} of an optimizer in `train_step`")
-                    nearest = nearest or self._nearest(batch, rows, values)
-                    rule = nearest[key]
-                else:
-                    if key[0] == "added":
-                        self._warn("A loss that a layer adds with `add_loss`")
-                    rule = MEAN
+                if key[0] in _WARNED:
+                    self._warn(_WARNED[key[0]].format(*key[1:]))
+                nearest = nearest or self._nearest(batch, rows, values)
+                rule = nearest[self._noted[key]]
             self._found[place] = rule
 
     def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
@@ -192,7 +193,7 @@ class RuleFinder:
         return rule_of(notes["loss",], whole, first, last, seen.share, seen.tolerance)
 
     def _nearest(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> dict[Any, str]:
-        """Whether gradients grow with the rows: those of the same rows once and twice are compared."""
+        """Whether what is noted grows with the rows: the same rows once and twice are compared."""
         assert self._whole is not None and self._part is not None
         result: list[Any] = []
         for times in (1, 2):
@@ -201,7 +202,7 @@ class RuleFinder:
             known = [tf.constant(value) for value in one["exchanged"]]
             result += [one, self._part(repeated, 0, rows * times, rows * times, values, known)]
         one, once, _, twice = (each["notes"] for each in result)
-        return {key: degree(one[key], once[key], twice[key]) for key in one if key[0] == "gradients"}
+        return {key: degree(one[key], once[key], twice[key]) for key in one}
 
     def _warn(self, what: str) -> None:
         """Says once that a number cannot be joined exactly, unless the model itself mixes rows or draws numbers."""
