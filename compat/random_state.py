@@ -12,6 +12,8 @@ from keras.src.random import seed_generator
 from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
+_STATE_NAME = "seed_generator_state"
+
 
 def global_seed_generator_state(make: bool = False) -> Any:
     """The `keras.Variable` of the generator behind `seed=None`; None if it was never used, unless `make`."""
@@ -19,6 +21,11 @@ def global_seed_generator_state(make: bool = False) -> Any:
     if generator is None and make:
         generator = seed_generator.global_seed_generator()
     return None if generator is None else generator.state
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether a Keras variable is the state of a `keras.random.SeedGenerator`."""
+    return getattr(variable, "name", "") == _STATE_NAME
 
 
 def eager_seed_source() -> random.Random | None:

@@ -268,6 +268,24 @@ def test_loss_that_begins_later_is_waited_for():
     assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
 
 
+def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():
+    class Seen(L.Layer):
+        def build(self, shape):
+            self.rows = self.add_weight((), "zeros", "int32", trainable=False)
+
+        def call(self, x):
+            self.rows.assign_add(ops.shape(x)[0])
+            return x
+
+    strategy = mirrored(3)
+    with strategy.scope():
+        model = Net(Seen)
+        model.compile("sgd", "mse")
+    model.predict(X, batch_size=BATCH, verbose=0)
+    copies = strategy.experimental_local_results(model.between.rows.value)
+    assert [int(copy) for copy in copies] == [len(X)] * 3
+
+
 def test_looking_for_the_rules_leaves_no_trace():
     class Drawing(Net):
         def train_step(self, data):

@@ -13,7 +13,7 @@ from keras.src.losses import loss as loss_module
 import unisono
 from unisono.compat.graphs import scratch_graph
 from unisono.compat.layers import get_keras_mask, set_keras_mask, without_layer_losses
-from unisono.compat.random_state import global_seed_generator_state, thread_state
+from unisono.compat.random_state import global_seed_generator_state, is_random_state, thread_state
 from unisono.compat.training import (
     CompileLoss,
     CompileMetrics,
@@ -138,6 +138,7 @@ def test_thread_state_carries_the_seed_generator_and_the_policy():
 
 def test_seed_is_two_numbers_of_32_bits():
     seed = keras.random.SeedGenerator(3).next()
+    assert is_random_state(keras.random.SeedGenerator(3).state) and not is_random_state(keras.Variable(1))
     assert seed.shape == (2,) and seed.dtype in (tf.uint32, tf.int32, tf.int64)
     assert int(tf.reduce_max(tf.cast(seed, tf.int64))) < 2**32
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.random_state import is_random_state
 from ...compat.variables import is_read_together, raw_value
 from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
 from ...distribute.replicas import (
@@ -76,8 +77,8 @@ def make_writes(
     - metrics that saw all rows: the first replica's copy alone.
     - everything else: one value for all replicas, by a `WriteRule`: the one that was found for the variable, or that its
       `aggregation` declares; else floating-point values become the mean weighted with each replica's share of the rows
-      (BatchNormalization's averages), and integers (random state) are equal already, because a replica without rows
-      counts too.
+      (BatchNormalization's averages), and what is added to integers is summed. The state of random generators is equal
+      already, because a replica without rows counts too.
 
     Args:
         writes: (variable, value) pairs of this replica.
@@ -132,7 +133,9 @@ def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:
         return found if found is not None and found.kind == said.kind else said
     if found is not None:
         return found
-    return WriteRule(MEAN) if tf.as_dtype(variable.dtype).is_floating else None
+    if tf.as_dtype(variable.dtype).is_floating:
+        return WriteRule(MEAN)
+    return None if is_random_state(variable) else WriteRule(SUM)
 
 
 def _joined(
