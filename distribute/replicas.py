@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..compat.graphs import graph_function
 from ..compat.strategies import bytes_per_pack, traced_replica
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import current_step
@@ -192,3 +193,31 @@ def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn(*first)
 
     return lambda *args: context.merge_call(once, args=args)
+
+
+def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
+    """`fn`, so that replicas which give it equal numbers compute equal bits, whatever it adds up.
+
+    The replicas of a worker are in one graph, and TensorFlow's optimizer of graphs sorts the terms of a sum of three or more
+    by the names of their operations (`a + b + c` and `tf.add_n` alike). The names differ from replica to replica, and with
+    them the order of the sum. As a function of its own, `fn` has names of its own and is optimized alike on each. It begins
+    when all its arguments are there.
+
+    Context: replica. With one replica, where all share one copy, and eagerly it is `fn` itself.
+    """
+    if tf.executing_eagerly() or num_replicas() == 1 or shares_variables():
+        return fn
+    return graph_function(fn, experimental_attributes={"_noinline": True})
+
+
+def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The first replica's tensors, on every replica; the shapes are equal on all.
+
+    Context: replica.
+    """
+    if num_replicas() == 1:
+        return list(tensors)
+    step, first = current_step(), tf.equal(replica_id(), 0)
+    if step is not None and not all(t.shape.is_fully_defined() for t in tensors):
+        step.shapes_vary = True
+    return all_reduce_sum_packed([tf.where(first, t, tf.zeros_like(t)) for t in tensors])

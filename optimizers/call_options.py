@@ -20,6 +20,8 @@ class CallOptions:
     """One call of an optimizer."""
 
     skip_aggregation: bool = False  # the gradients are the same on every replica already
+    # `aggregate_gradients` has divided the gradients by the loss scale already. Only with `skip_aggregation`.
+    unscaled: bool = False
     # The sum of the gradients over the replicas is the gradient, whatever step they belong to. False: inside a step of
     # `unisono.Model` they are means over this replica's rows.
     contributions: bool = False
@@ -92,5 +94,6 @@ def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Seq
     step = current_step()
     if step is None or step.take_gradients is None:
         return False
-    step.take_gradients(optimizer, zip(gradients, variables))
+    if step.observer is None or not current_options().skip_aggregation:
+        step.take_gradients(optimizer, zip(gradients, variables))
     return True

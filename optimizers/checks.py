@@ -30,6 +30,28 @@ def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
     return pairs
 
 
+def skips_aggregation(
+    skip_gradients_aggregation: bool, experimental_aggregate_gradients: bool | None
+) -> bool:
+    """The meaning of the two arguments of `apply_gradients`; a ValueError if they contradict each other."""
+    if experimental_aggregate_gradients is None:
+        return bool(skip_gradients_aggregation)
+    if skip_gradients_aggregation and experimental_aggregate_gradients:
+        raise ValueError(
+            "`skip_gradients_aggregation=True` and `experimental_aggregate_gradients=True` exclude each other: "
+            "the second is the old name of the opposite. Give one of them."
+        )
+    return not experimental_aggregate_gradients
+
+
+def check_stage(stage: Any, argument: str) -> None:
+    """A ValueError if `stage` cannot be a stage."""
+    if not callable(stage):
+        raise ValueError(
+            f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {stage!r}"
+        )
+
+
 def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
     """The pairs that have a gradient; the others are named in one warning. A ValueError if no pair has one."""
     missing = [name_of(v) for g, v in pairs if g is None]

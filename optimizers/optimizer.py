@@ -11,6 +11,7 @@ import tensorflow as tf
 from ..compat.optimizers import accumulator_of, call_count, own_learning_rate, trained_variables
 from ..distribute.parameter_servers.shards import created_beside
 from ..distribute.replicas import local_copy
+from . import checks
 from .adoption import register_class
 from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .gradients import compute_gradients
@@ -18,6 +19,7 @@ from .replica_rule import ReplicaRule
 from .saved_state import SavedState
 from .shard_updates import register_shards
 from .stages import accumulation
+from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.run_stages import run_stages
 
 Pairs = list[tuple[Any, Any]]
@@ -62,7 +64,7 @@ class Optimizer(SavedState, ReplicaRule):
         if callable(stages):
             stages = [stages]
         for stage in stages or ():
-            _check_stage(stage, "gradient_transformers")
+            checks.check_stage(stage, "gradient_transformers")
         self._ours()["transformers"] = list(stages or ())
         self._mark_if_extended()
 
@@ -74,7 +76,7 @@ class Optimizer(SavedState, ReplicaRule):
     @gradient_aggregator.setter
     def gradient_aggregator(self, stage: Stage | None) -> None:
         if stage is not None:
-            _check_stage(stage, "gradient_aggregator")
+            checks.check_stage(stage, "gradient_aggregator")
         self._ours()["aggregator"] = stage
         self._mark_if_extended()
 
@@ -105,7 +107,8 @@ class Optimizer(SavedState, ReplicaRule):
             grads_and_vars: (gradient, variable) pairs of this replica; a gradient may be `tf.IndexedSlices`. Variables
                 without gradient (None) are named in one warning and stay as they are.
             name: accepted for compatibility; unused.
-            skip_gradients_aggregation: True if the gradients are the same on every replica already.
+            skip_gradients_aggregation: True if the gradients come from `aggregate_gradients`, or are the same on every
+                replica already.
             experimental_aggregate_gradients: the old name of its opposite.
             weight_total: scalar, only with `gradient_accumulation_steps`: what this micro-batch's loss was divided by over
                 all replicas, where micro-batches are unequal. None: the rows of the step in `fit`, else 1 for each.
@@ -119,17 +122,11 @@ class Optimizer(SavedState, ReplicaRule):
         Context: replica; or cross-replica, where `PerReplica` gradients are each replica's own and others are the total.
         """
         del name
-        if experimental_aggregate_gradients is not None:
-            if skip_gradients_aggregation and experimental_aggregate_gradients:
-                raise ValueError(
-                    "`skip_gradients_aggregation=True` and `experimental_aggregate_gradients=True` exclude each other: "
-                    "the second is the old name of the opposite. Give one of them."
-                )
-            skip_gradients_aggregation = not experimental_aggregate_gradients
         pairs = list(grads_and_vars)
         outer = current_options()
+        skip = checks.skips_aggregation(skip_gradients_aggregation, experimental_aggregate_gradients)
         options = CallOptions(
-            skip_aggregation=bool(skip_gradients_aggregation) or outer.skip_aggregation,
+            skip_aggregation=skip or outer.skip_aggregation,
             contributions=outer.contributions,
             weight_total=outer.weight_total if weight_total is None else weight_total,
         )
@@ -151,7 +148,29 @@ class Optimizer(SavedState, ReplicaRule):
             trainable_variables = self._built_variables(len(grads))
         if gradients_are_taken(self, grads, trainable_variables):
             return
-        run_stages(self, zip(grads, trainable_variables))
+        pairs, options = after_aggregation(self, list(zip(grads, trainable_variables)), current_options())
+        run_stages(self, pairs, options=options)
+
+    @tf.autograph.experimental.do_not_convert
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+        """The gradients of the global batch, the same on every replica: aggregated and unscaled, not yet applied.
+
+            pairs = optimizer.aggregate_gradients(zip(gradients, variables))
+            clipped, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.0)
+            optimizer.apply_gradients(zip(clipped, variables), skip_gradients_aggregation=True)
+
+        Args:
+            grads_and_vars: as for `apply_gradients`.
+
+        Returns:
+            The pairs, in order. Rows of `tf.IndexedSlices` are unique; None stays None.
+
+        Raises:
+            ValueError: no gradient at all, or a synchronous step on parameter servers.
+
+        Context: replica; a RuntimeError elsewhere.
+        """
+        return aggregate_alone(self, grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def minimize(
@@ -276,13 +295,6 @@ class Optimizer(SavedState, ReplicaRule):
         ):
             return tf.identity(local_copy(rate))
         return rate
-
-
-def _check_stage(stage: Any, argument: str) -> None:
-    if not callable(stage):
-        raise ValueError(
-            f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {stage!r}"
-        )
 
 
 register_class(keras.optimizers.Optimizer, Optimizer)

@@ -13,8 +13,9 @@ from ...compat.serialization import save_under_keras_name
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
-from ..call_options import gradients_are_taken
+from ..call_options import current_options, gradients_are_taken
 from ..optimizer import Optimizer
+from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
 from ..stages.run_stages import run_stages
 from ..stages.slices import map_values
 from . import scale_variables
@@ -109,6 +110,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         Context: replica; inside the tape.
         """
         scale_variables.move_to_current_strategy(self)
+        forget_applied(self)
         loss = _widen(tf.convert_to_tensor(loss))
         scale = _read_copy(self.dynamic_scale)
         scale_variables.note(self, scale)
@@ -135,21 +137,30 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         if len(grads) == 0:
             return
         inner = self.inner_optimizer
-        given = trainable_variables is not None
-        variables: list[Any] = list(trainable_variables) if given else inner._built_variables(len(grads))
+        named = trainable_variables is not None
+        variables: list[Any] = list(trainable_variables) if named else inner._built_variables(len(grads))
         ensure_built(self, variables)
         if gradients_are_taken(self, grads, variables):
             return
-        pairs = [(_widen_gradient(g), v) for g, v in zip(grads, variables)]
-        noted = scale_variables.noted(self)
-        scale = _read_copy(self.dynamic_scale) if noted is None else noted
+        given, options = after_aggregation(self, list(zip(grads, variables)), current_options())
+        pairs = [(_widen_gradient(g), v) for g, v in given]
+        scale = self._scale_of_gradients()
         if not inner.gradient_accumulation_steps:
-            verdict = run_stages(inner, pairs, scale=scale, check_finite=True)
+            verdict = run_stages(inner, pairs, scale=scale, check_finite=True, options=options)
             self._write(lambda finite: scale_variables.write(self, self._next(finite)), verdict)
             return
         veto = _read_copy(self.overflowed) > 0
-        verdict = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto)
+        verdict = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto, options=options)
         self._write(self._close_call, verdict)
+
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """As `optimizers.Optimizer.aggregate_gradients`, with gradients of the scaled loss: they are unscaled here too."""
+        scale = self._scale_of_gradients()
+        return aggregate_alone(self, grads_and_vars, self.inner_optimizer, scale, _widen_gradient)
+
+    def _scale_of_gradients(self) -> tf.Tensor:
+        noted = scale_variables.noted(self)
+        return _read_copy(self.dynamic_scale) if noted is None else noted
 
     def _write(self, fn: Any, *args: Any) -> None:
         """Runs `fn(*args)` so that each copy of the scale's variables is written once."""

@@ -19,10 +19,13 @@ def squared_norm(gradient: Any) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """The Euclidean norm of all gradients as one vector; scalar in the widest of their dtypes."""
+    """The Euclidean norm of all gradients as one vector; scalar in the widest of their dtypes.
+
+    The squares are stacked, so that their order is the same on every replica: see `replicas.function_of_its_own`.
+    """
     squares = [squared_norm(g) for g in gradients]
     widest = tf.float64 if any(s.dtype == tf.float64 for s in squares) else tf.float32
-    return tf.sqrt(tf.add_n([tf.cast(s, widest) for s in squares]))
+    return tf.sqrt(tf.reduce_sum(tf.stack([tf.cast(s, widest) for s in squares])))
 
 
 def by_norm(gradient: Any, limit: float) -> Any:

@@ -102,7 +102,7 @@ class GradientWatch:
         """
         values = {id(v): values_of(g) for g, v in pairs if g is not None}
         squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values.values()]
-        norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
+        norm = tf.sqrt(tf.reduce_sum(tf.stack(squares))) if squares else tf.constant(0.0)
         if not self.guard:
             once_per_copy(lambda norm: local_copy(self._norm).assign(norm))(norm)
             return verdict

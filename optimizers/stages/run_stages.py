@@ -25,7 +25,14 @@ from ...compat.optimizers import call_count, check_known, overwritten_by_gradien
 from ...compat.variables import direct_writes
 from ...distribute.join_rules import numbered
 from ...distribute.parameter_servers.updates import send_to_servers
-from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, once_per_copy, replica_id
+from ...distribute.replicas import (
+    all_reduce_sum,
+    function_of_its_own,
+    local_copy,
+    num_replicas,
+    once_per_copy,
+    replica_id,
+)
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
@@ -34,6 +41,7 @@ from .accumulation import accumulate
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
 from .earlier_writes import EarlierWrites
 from .slices import divided, map_values, unique_rows, values_of
+from .users_code import has_code_of_users
 
 Pairs = list[tuple[Any, Any]]
 
@@ -72,14 +80,15 @@ def run_stages(
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs = checks.with_gradients(optimizer, pairs)
-    weight_total, weight = _weight_total(options), _replica_weight(options)
+    weight_total, weight = _weight_total(options), replica_weight(options)
 
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
     pairs = aggregate(optimizer, pairs, options, weight)
     if watch is not None:
         watch.after_aggregation(pairs, began)
-    pairs = unscale(optimizer, pairs, scale)
+    if not options.unscaled:
+        pairs = unscale(optimizer, pairs, scale)
     verdict = all_finite(optimizer, pairs, options) if check_finite else True
     if veto is not None:
         verdict = tf.logical_and(verdict, tf.logical_not(veto))
@@ -87,7 +96,10 @@ def run_stages(
         verdict = watch.look(pairs, verdict)
     variables = [v for _, v in pairs]
     write = functools.partial(update, optimizer, variables, EarlierWrites(variables))
-    once_per_copy(write)(verdict, send_to_servers([g for g, _ in pairs], variables), weight_total)
+    once = once_per_copy(write)
+    if has_code_of_users(optimizer, variables):
+        once = function_of_its_own(once)
+    once(verdict, send_to_servers([g for g, _ in pairs], variables), weight_total)
     step = current_step()
     if step is not None and verdict is not True:
         step.verdicts.append(verdict)
@@ -224,13 +236,14 @@ def _weight_total(options: CallOptions) -> Any:
     return step.global_rows if step.weight_total is None else step.weight_total
 
 
-def _replica_weight(options: CallOptions) -> Any:
-    """What this replica's gradients are multiplied with; None outside of a step, and where the loss has seen to it.
+def replica_weight(options: CallOptions) -> Any:
+    """What this replica's gradients are multiplied with; None outside of a step, and where
+    the loss or the caller has seen to it.
 
     Inside a step they are means over this replica's rows, or what was found for this call of an optimizer.
     """
     step = current_step()
-    if step is None:
+    if step is None or options.skip_aggregation:
         return None
     rule = numbered(step.rules.gradients, step.count("optimizer calls"))
     return None if options.contributions else step.weight(rule, tf.float64)

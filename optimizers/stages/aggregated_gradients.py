@@ -1,0 +1,164 @@
+"""Aggregation as a call of its own, for a step that uses the gradient of the global batch before it is applied.
+
+    aggregate_gradients(pairs)                                        stages 1 and 2
+    apply_gradients(changed, skip_gradients_aggregation=True)         stages 3 to 5
+
+Between the two calls the optimizer remembers, for each variable, that its gradient was aggregated, so that nothing is summed
+or unscaled twice. The memory belongs to one replica of one step; in a custom loop to the function that is being traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
+from ...distribute.step_context import current_step
+from .. import checks
+from ..call_options import CallOptions, current_options
+from .run_stages import aggregate, replica_weight, unscale
+from .slices import map_values, values_of
+
+Pairs = list[tuple[Any, Any]]
+
+
+@dataclasses.dataclass
+class _Memory:
+    """What is remembered of one variable."""
+
+    given: Callable[[], Any]  # returns the gradient that was given, while it exists
+    applied: bool = False  # whether the aggregated gradient was applied
+
+
+def aggregate_alone(
+    optimizer: Any,
+    grads_and_vars: Iterable[tuple[Any, Any]],
+    inner: Any = None,
+    scale: Any = None,
+    widen: Any = None,
+) -> Pairs:
+    """Stages 1 and 2 of `optimizer`; see `Optimizer.aggregate_gradients`.
+
+    Args:
+        optimizer: which is called, and remembers it.
+        grads_and_vars: this replica's pairs.
+        inner: the optimizer whose stages run; None: `optimizer`.
+        scale: as for `run_stages`.
+        widen: None or a function of a gradient, called on each first.
+
+    Context: replica.
+    """
+    step, inner = current_step(), inner or optimizer
+    on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None
+    if taken and not on_replica:  # the step is traced for its variables alone
+        return list(grads_and_vars)
+    if taken and step.observer is None:
+        raise ValueError(
+            "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
+            "give what changes the gradients to the optimizer, as `gradient_transformers`."
+        )
+    if not on_replica:
+        raise RuntimeError(
+            "`aggregate_gradients` was called outside of `strategy.run`: call it inside, where each replica has its own."
+        )
+    given = checks.checked_pairs(grads_and_vars)
+    present = checks.with_gradients(inner, given)
+    widened = [(g if widen is None else widen(g), v) for g, v in present]
+    if taken:  # the step is looked at
+        step.take_gradients(optimizer, widened)
+        totals = zip(step.observer.sums([g for g, _ in widened]), [v for _, v in widened])
+    else:
+        totals = aggregate(inner, widened, current_options(), replica_weight(current_options()))
+    pairs = unscale(inner, list(totals), scale)
+    memory = _memory(optimizer)
+    memory.update({id(v): _Memory(_reference(g)) for g, v in given if g is not None})
+    found = {id(v): g for g, v in pairs}
+    return [(found.get(id(v)), v) for _, v in given]
+
+
+def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tuple[Pairs, CallOptions]:
+    """The pairs and the options of a call of `apply_gradients`, given what `aggregate_gradients` did before.
+
+    Raises:
+        ValueError: aggregated gradients would be summed, or unscaled, twice.
+    """
+    memory = _memory(optimizer)
+    known = [(g, v) for g, v in pairs if g is not None and id(v) in memory]
+    if not known or options.unscaled:
+        return pairs, options
+    if not options.skip_aggregation:
+        if not all(memory[id(v)].applied or memory[id(v)].given() is g for g, v in known):
+            raise ValueError(
+                f"`apply_gradients` was given gradients that are not those given to `aggregate_gradients` before, for "
+                f"{_names(known)}: pass `skip_gradients_aggregation=True` with gradients that were aggregated."
+            )
+        for _, variable in known:
+            del memory[id(variable)]
+        return pairs, options
+    others = [v for g, v in pairs if g is not None and id(v) not in memory]
+    if others:
+        raise ValueError(
+            f"`apply_gradients` was given gradients of {_names(known)}, which `aggregate_gradients` aggregated, and of "
+            f"{[checks.name_of(v) for v in others]}, which it did not: give all of them to `aggregate_gradients`."
+        )
+    again = [(g, v) for g, v in known if memory[id(v)].applied]
+    if again:
+        raise ValueError(
+            f"The gradients of {_names(again)} were aggregated once and are applied twice: "
+            "call `aggregate_gradients` before each `apply_gradients(..., skip_gradients_aggregation=True)`."
+        )
+    for _, variable in known:
+        memory[id(variable)].applied = True
+    return _alike(pairs), dataclasses.replace(options, unscaled=True)
+
+
+def forget_applied(optimizer: Any) -> None:
+    """A loss was scaled: gradients that come from now on are its own."""
+    memory = _memory(optimizer)
+    for key in [key for key, each in memory.items() if each.applied]:
+        del memory[key]
+
+
+def _alike(pairs: Pairs) -> Pairs:
+    """The first replica's gradients, on every replica.
+
+    What a user computes with equal numbers need not be equal to the last bit: see `replicas.function_of_its_own`.
+    """
+    if num_replicas() == 1:
+        return pairs
+    pairs = [(g if g is None else checks.as_gradient(g), v) for g, v in pairs]
+    present = [(g, v) for g, v in pairs if g is not None]
+    rest = iter(of_first_replica([values_of(g) for g, _ in present]))
+    return [(g if g is None else map_values(lambda _: next(rest), g), v) for g, v in pairs]
+
+
+def _memory(optimizer: Any) -> dict[int, _Memory]:
+    """What this replica's part of the current step, trace or eager loop remembers, by the identity of the variable."""
+    key = "unisono_aggregated", id(optimizer), local_replica_index()
+    step = current_step()
+    if step is not None:
+        return step.notes.setdefault(key, {})
+    if tf.executing_eagerly():
+        return optimizer.__dict__.setdefault("_unisono_aggregated", {}).setdefault(key, {})
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    found = graph.get_collection_ref(str(key))
+    if not found:
+        found.append({})
+    return found[0]
+
+
+def _reference(gradient: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(gradient)
+    except TypeError:
+        return lambda: None
+
+
+def _names(pairs: Pairs) -> list[str]:
+    return [checks.name_of(v) for _, v in pairs]

@@ -1,0 +1,40 @@
+"""Whether a user's own code takes part in an update: then its sums must be kept in one order on all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ...compat.optimizers import own_learning_rate
+from ..building import inner_optimizers
+
+_KNOWN = ("keras", "unisono")
+
+
+def has_code_of_users(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether the transform or the update of `variables` runs code that is neither Keras' nor ours.
+
+    Those two contain no sum of three terms or more that TensorFlow could reorder (see `replicas.function_of_its_own`); of
+    any other code nothing is known.
+    """
+    return any(_has_own_code(each) for each in (optimizer, *inner_optimizers(optimizer))) or any(
+        v.constraint is not None and not _is_known(v.constraint)
+        for v in variables
+        if isinstance(v, keras.Variable)
+    )
+
+
+def _has_own_code(optimizer: Any) -> bool:
+    classes = [c for c in type(optimizer).__mro__ if issubclass(c, keras.optimizers.Optimizer)]
+    rate = own_learning_rate(optimizer)
+    parts = [*classes, *optimizer.gradient_transformers]
+    if callable(rate) and not isinstance(rate, keras.Variable):
+        parts.append(rate)
+    return not all(_is_known(part) for part in parts)
+
+
+def _is_known(code: Any) -> bool:
+    module = getattr(code, "__module__", None) or ""
+    return module.split(".")[0] in _KNOWN
