@@ -86,6 +86,21 @@ def check_home(model: TrainedModel, method: str) -> None:
             )
 
 
+def check_compiles(model: TrainedModel, method: str) -> None:
+    """Refuses XLA where replicas share their variables: it compiles for one device, and they are on another."""
+    home = strategy_of(model)
+    if (
+        model.jit_compile
+        and not model.run_eagerly
+        and isinstance(home, tf.distribute.experimental.CentralStorageStrategy)
+        and home.num_replicas_in_sync > 1
+    ):
+        raise ValueError(
+            f"`{method}()`: `jit_compile=True` does not work under {_name(home)}, where XLA cannot reach the variables that "
+            'all replicas share: compile the model with `jit_compile="auto"` or False.'
+        )
+
+
 def _built_where(model: TrainedModel) -> str:
     home = strategy_of(model)
     return "outside of any scope" if home is None else f"under {_name(home)}"

@@ -254,6 +254,7 @@ class Trainer(Compilation):
         checks.check_home(self, method)
         check_compiled(self, method)
         if method in ("fit", "train_on_batch"):
+            checks.check_compiles(self, method)
             check_policy_order(self, unless_trained=True)
         place_with_model(self)
 
