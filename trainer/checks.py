@@ -88,7 +88,7 @@ def check_home(model: TrainedModel, method: str) -> None:
 
 def check_compiles(model: TrainedModel, method: str) -> None:
     """Refuses XLA where replicas share their variables: it compiles for one device, and they are on another."""
-    home = strategy_of(model)
+    home: Any = strategy_of(model)
     if (
         model.jit_compile
         and not model.run_eagerly

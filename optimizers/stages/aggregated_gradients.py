@@ -52,11 +52,12 @@ def aggregate_alone(
 
     Context: replica.
     """
-    step, inner = current_step(), inner or optimizer
+    inner, step = inner or optimizer, current_step()
+    observer = None if step is None else step.observer
     on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None
     if taken and not on_replica:  # the step is traced for its variables alone
         return list(grads_and_vars)
-    if taken and step.observer is None:
+    if taken and observer is None:
         raise ValueError(
             "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
             "give what changes the gradients to the optimizer, as `gradient_transformers`."
@@ -68,9 +69,10 @@ def aggregate_alone(
     given = checks.checked_pairs(grads_and_vars)
     present = checks.with_gradients(inner, given)
     widened = [(g if widen is None else widen(g), v) for g, v in present]
-    if taken:  # the step is looked at
-        step.take_gradients(optimizer, widened)
-        totals = zip(step.observer.sums([g for g, _ in widened]), [v for _, v in widened])
+    take = None if step is None else step.take_gradients
+    if take is not None and observer is not None:  # the step is looked at
+        take(optimizer, widened)
+        totals = zip(observer.sums([g for g, _ in widened]), [v for _, v in widened])
     else:
         totals = aggregate(inner, widened, current_options(), replica_weight(current_options()))
     pairs = unscale(inner, list(totals), scale)

@@ -237,8 +237,9 @@ def _weight_total(options: CallOptions) -> Any:
 
 
 def replica_weight(options: CallOptions) -> Any:
-    """What this replica's gradients are multiplied with; None outside of a step, and where
-    the loss or the caller has seen to it.
+    """What this replica's gradients are multiplied with; None: nothing.
+
+    It is None outside of a step, and where the loss or the caller has seen to it.
 
     Inside a step they are means over this replica's rows, or what was found for this call of an optimizer.
     """

@@ -45,7 +45,7 @@ def test_each_way_of_running_gives_the_numbers_of_the_plain_graph(name, plain):
             model = make(strategy, **how)
             for method in (model.fit, model.train_on_batch):
                 with pytest.raises(
-                    ValueError, match="`jit_compile=True` does not work under CentralStorageStrategy"
+                    ValueError, match=r"`jit_compile=True` does not work under CentralStorageStrategy"
                 ):
                     method(X, X[:, :1])
             assert int(model.optimizer.iterations) == 0
