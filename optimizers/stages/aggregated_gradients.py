@@ -88,6 +88,8 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     Raises:
         ValueError: aggregated gradients would be summed, or unscaled, twice.
     """
+    if not in_replica_context():  # nothing is aggregated there
+        return pairs, options
     memory = _memory(optimizer)
     known = [(g, v) for g, v in pairs if g is not None and id(v) in memory]
     if not known or options.unscaled:
@@ -120,7 +122,7 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
 
 def forget_applied(optimizer: Any) -> None:
     """A loss was scaled: gradients that come from now on are its own."""
-    memory = _memory(optimizer)
+    memory = _memory(optimizer) if in_replica_context() else {}
     for key in [key for key, each in memory.items() if each.applied]:
         del memory[key]
 
