@@ -24,7 +24,14 @@ tf.config.set_logical_device_configuration(
 
 def pytest_collection_modifyitems(items):
     """The longest first, so that no process has one left when the other is done: `--dist worksteal` takes from the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("process") is None, item.path.parent.name == "unit"))
+    folders = ("fuzz", "workers")
+    items.sort(
+        key=lambda item: (
+            item.path.parent.name not in folders,
+            item.get_closest_marker("process") is None,
+            item.path.parent.name == "unit",
+        )
+    )
 
 
 def pytest_collection_finish():
