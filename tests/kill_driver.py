@@ -1,30 +1,37 @@
 """Trainings in processes of their own that can be killed at a chosen moment and started again.
 
-One process imports TensorFlow once and forks a child for every start, before TensorFlow is initialised: a start costs the
-training alone. A child says where it is on a pipe (`step`, `save`, `epoch`, `validation`); the driver waits for the n-th
-such word, and a little longer, and sends the signal from outside.
+Each start is a fork (see `Forked`) and costs the training alone. It says where it is on a pipe (`step`, `save`, `epoch`,
+`validation`); the driver waits for the n-th such word, and a little longer, and sends the signal from outside.
 
-Run as a program, this file is the forking process.
+Run as a program, this file is one start: `kill_driver.py ORDER`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
+import functools
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forked import Forked
 
 KINDS = ("step", "save", "epoch", "validation")
-SCENARIOS = ("arrays", "half", "tfdata")
-STRATEGIES = ("none", "mirrored2")
-MORE = (("arrays", "central2"), ("tfdata", "central2"), ("arrays", "pipeline2"), ("half", "pipeline2"))
+# Scenario and strategy: each scenario under two, each strategy with what it treats in a way of its own.
+COMBINATIONS = (
+    ("arrays", "none"),
+    ("arrays", "pipeline2"),
+    ("half", "mirrored2"),
+    ("half", "pipeline2"),
+    ("tfdata", "mirrored2"),
+    ("tfdata", "central2"),
+)
 TIMEOUT = 120.0
 
 
@@ -45,43 +52,36 @@ class Kill:
 
 
 class Driver:
-    """Owns the forking process. Use as a context manager."""
+    """Starts trainings one after another.
 
-    def __enter__(self) -> Driver:
-        read, write = os.pipe()
-        self._words = os.fdopen(read, "r")
-        environment = {
-            **os.environ,
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "",
-            "WORDS": str(write),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=[write],
-            env=environment,
-        )
-        os.close(write)
-        return self
+    Args:
+        forked: the process that forks them.
+        folder: where the pipe is, and what they print.
+    """
 
-    def __exit__(self, *_: Any) -> None:
-        self._process.stdin.close()
-        self._process.wait(TIMEOUT)
-        self._process.stdout.close()
-        self._words.close()
+    def __init__(self, forked: Forked, folder: Path) -> None:
+        self._forked, self._folder = forked, folder
+        os.mkfifo(folder / "words")
 
     def start(self, order: dict[str, Any], kill: Kill | None = None) -> int:
         """Runs a child to its end, or to its kill; returns its exit status, negative for a signal."""
-        print(json.dumps(order), file=self._process.stdin, flush=True)
-        pid = int(self._answer())
-        if kill is not None:
-            self._wait_for_word(pid, kill)
-        else:
-            self._drain(pid)
-        return int(self._answer())
+        words = self._folder / "words"
+        child = self._forked.start(
+            Path(__file__),
+            json.dumps(order),
+            folder=self._folder,
+            out=self._folder / "printed",
+            env={"WORDS": str(words), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        seen = 0
+        with words.open() as pipe:  # waits until the child opens it; ends when the child does
+            for word in pipe:
+                if kill is not None and word.strip() == kill.kind:
+                    seen += 1
+                    if seen == kill.nth:
+                        time.sleep(kill.delay)
+                        child.send_signal(kill.number)
+        return child.wait(TIMEOUT)
 
     def run_killed(self, order: dict[str, Any], kills: list[Kill]) -> int:
         """Starts a training again and again until it ends; returns how many kills struck before its end."""
@@ -97,33 +97,6 @@ class Driver:
         if status != 0:
             raise RuntimeError(f"The child ended with {status}: {order}.")
         return struck
-
-    def _answer(self) -> str:
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("The forking process has ended.")
-        return line
-
-    def _wait_for_word(self, pid: int, kill: Kill) -> None:
-        seen = 0
-        for line in self._words:
-            who, word = line.split()
-            if int(who) != pid:
-                continue
-            seen += word == kill.kind
-            if word == "end":
-                return
-            if seen == kill.nth:
-                time.sleep(kill.delay)
-                os.kill(pid, kill.number)
-                if kill.number != signal.SIGKILL:
-                    self._drain(pid)
-                return
-
-    def _drain(self, pid: int) -> None:
-        for line in self._words:
-            if line.split() == [str(pid), "end"]:
-                return
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -145,47 +118,12 @@ def differences(result: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 def say(word: str) -> None:
     """Tells the driver what begins now."""
-    os.write(int(os.environ["WORDS"]), f"{os.getpid()} {word}\n".encode())
+    os.write(_pipe(), f"{word}\n".encode())
 
 
-def fork_for_each_order() -> None:
-    """Forks a child for each line of standard input; answers with its process id and then its exit status."""
-    import unisono.callbacks  # imported here so that the children have them
-    import unisono.trainer  # noqa: F401
-
-    gc.freeze()
-
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            os.dup2(2, 1)  # standard output is for the answers
-            # A shell that starts tests in the background has its children ignore Ctrl-C.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            try:
-                status = obey(json.loads(line))
-            except SystemExit as error:
-                status = error.code
-            except KeyboardInterrupt:
-                status = 130
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                say("end")
-                sys.stderr.flush()
-                os._exit(status)
-        print(pid, flush=True)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if status < 0:
-            say_for(pid)
-        print(status, flush=True)
-
-
-def say_for(pid: int) -> None:
-    """The last word of a child that was killed."""
-    os.write(int(os.environ["WORDS"]), f"{pid} end\n".encode())
+@functools.cache
+def _pipe() -> int:
+    return os.open(os.environ["WORDS"], os.O_WRONLY)
 
 
 def obey(order: dict[str, Any]) -> int:
@@ -384,4 +322,8 @@ def announce_saves(container: Any) -> None:
 
 
 if __name__ == "__main__":
-    fork_for_each_order()
+    say("start")
+    try:
+        sys.exit(obey(json.loads(sys.argv[1])))
+    except KeyboardInterrupt:
+        sys.exit(130)

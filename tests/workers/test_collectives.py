@@ -6,8 +6,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), (3, 1)])
-def test_collectives_on_workers_equal_one_device(start_workers, workers, replicas):
+def test_collectives_on_workers_equal_one_device(start_workers, workers=3, replicas=2):
     run = start_workers("collectives", count=workers, replicas=replicas)
     run.succeed()
     found = [np.load(run.out / f"worker-{i}.npz") for i in range(workers)]

@@ -40,7 +40,7 @@ def test_every_kind_of_input_on_two_workers_gives_the_numbers_of_one_device(
         assert program.differences(found, one_device, TOLERANCE) == []
 
 
-def test_every_kind_of_input_with_shared_weights_gives_the_numbers_of_one_device(program, one_device):
-    found = program.run(helpers.strategy("central2"))
-    assert len(found) == 4 * len(program.CASES)
+def test_inputs_with_shared_weights_give_the_numbers_of_one_device(program, one_device):
+    found = program.run(helpers.strategy("central2"), program.SHARED_CASES)
+    assert len(found) == 4 * len(program.SHARED_CASES)
     assert program.differences(found, one_device, TOLERANCE) == []

@@ -10,16 +10,12 @@ from unisono.callbacks import latest_backup, list_backups
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-COMBINATIONS = [
-    *((scenario, strategy) for scenario in kill_driver.SCENARIOS for strategy in kill_driver.STRATEGIES),
-    *kill_driver.MORE,
-]
+COMBINATIONS = kill_driver.COMBINATIONS
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with kill_driver.Driver() as driver:
-        yield driver
+def driver(forked, tmp_path_factory):
+    return kill_driver.Driver(forked, tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +48,19 @@ def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, n
     assert list_backups(tmp_path / "backup") == [], "the backups are removed when training is done"
 
 
-@pytest.mark.parametrize(
-    ("number", "status", "kind"),
-    [(signal.SIGTERM, 143, "step"), (signal.SIGINT, 130, "step"), (signal.SIGTERM, 143, "validation")],
-    ids=["sigterm", "ctrl-c", "sigterm-in-validation"],
-)
-def test_signal_saves_at_the_next_step_and_ends_with_its_status(
-    driver, left_alone, tmp_path, number, status, kind
-):
+def test_signals_save_at_the_next_step_and_end_with_their_status(driver, left_alone, tmp_path):
+    """One training is told to end three times: in a step, by Ctrl-C in a step, and in a validation."""
     order = {"scenario": "arrays", "strategy": "none", "directory": str(tmp_path), "backup": True}
-    nth = 4 if kind == "step" else 1
-    assert driver.start(order, kill_driver.Kill(kind, nth, 0.0, number)) == status
-    info = latest_backup(tmp_path / "backup")
-    assert info.status == "good"
-    # Four steps of 16 rows make an epoch of 56; the kill came within the fourth, or in the validation after it.
-    assert (info.epoch, info.step) == (0, 4)
+    # Four steps of 16 rows make an epoch of 56; each signal comes in the last of them, or in the validation after it.
+    for number, status, kind, nth, epoch in (
+        (signal.SIGTERM, 143, "step", 4, 0),
+        (signal.SIGINT, 130, "step", 4, 1),
+        (signal.SIGTERM, 143, "validation", 2, 2),
+    ):
+        assert driver.start(order, kill_driver.Kill(kind, nth, 0.0, number)) == status
+        info = latest_backup(tmp_path / "backup")
+        assert info.status == "good"
+        assert (info.epoch, info.step) == (epoch, 4)
     assert driver.start(order) == 0
     result = kill_driver.read_result(tmp_path / "result")
     assert kill_driver.differences(result, left_alone("arrays", "none")) == []

@@ -15,34 +15,26 @@ TIMEOUT = 6.0
 NOTICED = TIMEOUT + 10.0  # asked every 1.5 s, 2 s for an answer; the rest is for a machine with few cores
 
 
-def test_stages_in_two_processes_have_the_numbers_of_one(launch, tmp_path):
-    process = launch("--stages", 2, PROGRAM, tmp_path)
+def test_stage_that_dies_and_one_that_stops_are_named_in_time_and_restarts_end_with_the_bits_of_one_process(
+    launch, tmp_path
+):
+    process = launch("--stages", 2, "--timeout", TIMEOUT, "--restarts", 2, PROGRAM, tmp_path)
+    pid, _ = _stage(_wait_for(tmp_path / "training-0", process), 1)
+    os.kill(pid, signal.SIGKILL)
+    pid, address = _stage(_wait_for(tmp_path / "training-1", process), 1)
+    os.kill(pid, signal.SIGSTOP)
+    said = _wait_for(tmp_path / "lost-1", process, NOTICED)
+    assert f"stage 1 at {address} (/job:worker/task:1) has not answered for 6 s (UNISONO_TIMEOUT)" in said
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
+    assert "worker-0-stage-1 failed first: it was killed by SIGKILL" in err
+    assert "StageError" in err
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["devices"][1] == "/job:worker/replica:0/task:1/device:CPU:0"
     assert {home[:10] for home in result["homes"][:6]} == {"/job:local"}
     assert {home[:12] for home in result["homes"][6:]} == {"/job:worker/"}
     assert result["weights"] == result["answers"] == 0.0 and result["history"]
     assert "/job:worker/task:1" in result["summary"]
-
-
-def test_stage_that_dies_and_one_that_stops_are_named_in_time_and_restarts_end_with_the_same_bits(
-    launch, tmp_path
-):
-    process = launch("--stages", 3, "--timeout", TIMEOUT, "--restarts", 2, PROGRAM, tmp_path, "slow")
-    pid, _ = _stage(_wait_for(tmp_path / "training-0", process), 2)
-    os.kill(pid, signal.SIGKILL)
-    pid, address = _stage(_wait_for(tmp_path / "training-1", process), 2)
-    os.kill(pid, signal.SIGSTOP)
-    said = _wait_for(tmp_path / "lost-1", process, NOTICED)
-    assert f"stage 2 at {address} (/job:worker/task:2) has not answered for 6 s (UNISONO_TIMEOUT)" in said
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    assert "worker-0-stage-2 failed first: it was killed by SIGKILL" in err
-    assert "StageError" in err
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["weights"] == result["answers"] == 0.0 and result["history"]
 
 
 def _wait_for(path: Path, process, seconds: float = 200) -> str:

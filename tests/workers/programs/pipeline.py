@@ -1,7 +1,6 @@
-"""Trains in stages on the processes that the launcher started, and once more on one device: `pipeline.py OUT [slow]`.
+"""Trains in stages on the processes that the launcher started, and once more in one process: `pipeline.py OUT`.
 
-With `slow` each of the first two starts says in a file that it is training, and goes on slowly enough to be struck;
-backups are written.
+Each of the first two starts says in a file that it is training, and goes on slowly enough to be struck.
 """
 
 import contextlib
@@ -60,11 +59,9 @@ def main():
         "partition": [2, *[1] * (len(devices) - 2), 5 - len(devices)],
     }
     pipeline = unisono.distribute.Pipeline(devices, micro_batches=2, **kwargs)
-    callbacks = []
-    if "slow" in sys.argv:
-        callbacks.append(unisono.callbacks.BackupAndRestore(OUT / "backup", save_freq=1))
-        if START < 2:
-            callbacks.append(Slow())
+    callbacks = [unisono.callbacks.BackupAndRestore(OUT / "backup", save_freq=1)]
+    if START < 2:
+        callbacks.append(Slow())
     model, history, answers = train(pipeline, callbacks=callbacks)
     homes = [variable.value.device for variable in model.weights]
     near = unisono.distribute.Pipeline(["CPU:0"] * len(devices), micro_batches=2, **kwargs)
