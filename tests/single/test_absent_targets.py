@@ -3,7 +3,6 @@
 import helpers
 import keras
 import numpy as np
-import pytest
 
 import unisono
 
@@ -26,7 +25,7 @@ def trained(replicas, absent, jit_compile):
     return [history, evaluated, on_batch, *(np.array(v) for v in model.layers[1].weights)]
 
 
-@pytest.mark.parametrize(("replicas", "jit_compile"), [("none", False), ("none", True), ("mirrored2", False)])
-def test_output_without_a_target_changes_nothing(replicas, jit_compile):
+def test_output_without_a_target_changes_nothing():
     expected = trained("none", absent=False, jit_compile=False)
-    helpers.assert_close(trained(replicas, True, jit_compile), expected, helpers.FLOAT32)
+    for replicas, jit_compile in (("none", True), ("mirrored2", False)):
+        helpers.assert_close(trained(replicas, True, jit_compile), expected, helpers.FLOAT32, replicas)

@@ -1,8 +1,10 @@
 """A fit that is interrupted and called again in a new model ends with the bits of the one that was left alone."""
 
-import contextlib
 import errno
 import os
+import random
+import shutil
+import signal
 import threading
 
 import helpers
@@ -91,11 +93,12 @@ def bits(model):
     return [np.asarray(tf.convert_to_tensor(v.value)).tobytes() for v in variables]
 
 
-def interrupted(directory, nth, *extra, save_freq=1, model=None, **arguments):
-    backup = callbacks.BackupAndRestore(directory, save_freq=save_freq, **arguments.pop("backup", {}))
+def interrupted(directory, nth, *extra, model=None, **arguments):
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with pytest.raises(Stop):
+        backup = callbacks.BackupAndRestore(directory, save_freq=1)
         fit(model or make_model(), *extra, backup, StopAt(nth), **arguments)
-    return backup
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers, "given back"
 
 
 def resumed(directory, *extra, model=None, save_freq=1, backup=None, **arguments):
@@ -112,14 +115,23 @@ def left_alone():
     return fit(make_model())
 
 
-@pytest.mark.parametrize("nth", [2, 7])
-def test_resumed_fit_ends_with_the_same_bits(tmp_path, left_alone, nth, capsys):
-    interrupted(tmp_path, nth)
-    assert resumed(tmp_path) == left_alone
-    epoch, step = divmod(nth - 2, 3)  # the save after the last step but one
-    assert (
-        f"at epoch {epoch + 1}, step {step + 1}; position in the data: by index." in capsys.readouterr().out
-    )
+@pytest.fixture(scope="module")
+def of_step_four(tmp_path_factory):
+    """Backups of a training that was interrupted in its fifth step, the second of the second epoch."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    interrupted(folder, 5)
+    return folder
+
+
+@pytest.fixture
+def backups(of_step_four, tmp_path):
+    """A copy of them."""
+    return shutil.copytree(of_step_four, tmp_path / "backups")
+
+
+def test_resumed_fit_ends_with_the_same_bits(backups, left_alone, capsys):
+    assert resumed(backups) == left_alone
+    assert "at epoch 2, step 1; position in the data: by index." in capsys.readouterr().out
 
 
 def test_last_step_of_an_epoch_keeps_its_logs(tmp_path, left_alone):
@@ -148,13 +160,6 @@ class Batches(keras.utils.PyDataset):
         return x[rows] + np.float32(0.01 * index), y[rows]
 
 
-def test_pydataset_resumes_by_index(tmp_path, capsys):
-    expected = fit(make_model(), x=Batches())
-    interrupted(tmp_path, 5, x=Batches())
-    assert resumed(tmp_path, x=Batches()) == expected
-    assert "by index" in capsys.readouterr().out
-
-
 def test_generator_is_warned_about(tmp_path):
     def endless():
         while True:
@@ -178,7 +183,7 @@ class Lazy(keras.Model):
         return self.dense(x)
 
 
-def test_model_built_at_the_first_batch_resumes(tmp_path):
+def test_model_built_at_the_first_batch_resumes_in_a_pydataset_by_index(tmp_path, capsys):
     def model():
         keras.backend.clear_session()
         keras.utils.set_random_seed(2)
@@ -186,50 +191,18 @@ def test_model_built_at_the_first_batch_resumes(tmp_path):
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
-    expected = fit(model())
-    interrupted(tmp_path, 5, model=model())
-    assert resumed(tmp_path, model=model()) == expected
+    expected = fit(model(), x=Batches())
+    interrupted(tmp_path, 5, model=model(), x=Batches())
+    assert resumed(tmp_path, model=model(), x=Batches()) == expected
+    assert "by index" in capsys.readouterr().out
 
 
-def test_random_generators_go_on(tmp_path):
-    """A callback that draws from Python, NumPy, Keras and TensorFlow gets the numbers that it would have got."""
-    import random
-
-    class Draws(keras.callbacks.Callback):
-        def __init__(self):
-            super().__init__()
-            self.drawn = []
-
-        def on_train_batch_end(self, batch, logs=None):
-            one = tf.random.get_global_generator().uniform([]).numpy()
-            self.drawn.append(
-                (random.random(), np.random.rand(), float(keras.random.uniform(())), float(one))
-            )
-
-        def get_state(self):
-            return self.drawn
-
-        def set_state(self, state):
-            self.drawn = list(state)
-
-    def run(*extra, nth=None):
-        model, draws = make_model(), Draws()
-        tf.random.set_global_generator(tf.random.Generator.from_seed(4))
-        with contextlib.suppress(Stop):
-            fit(model, draws, *extra)
-        return draws.drawn
-
-    expected = run()
-    run(callbacks.BackupAndRestore(tmp_path, save_freq=1), StopAt(5))
-    assert run(callbacks.BackupAndRestore(tmp_path, save_freq=1)) == expected
-
-
-@pytest.mark.parametrize(("before", "after"), [("none", "mirrored2"), ("mirrored3", "mirrored2")])
-def test_another_number_of_replicas_goes_on(tmp_path, before, after):
-    """Without dropout the numbers are those of one device: the sums of the epoch under way come along."""
+def test_other_numbers_of_replicas_go_on(tmp_path):
+    """1, 3, then 2. Without dropout the numbers are those of one device: the sums of the epoch under way come along."""
     expected = fit(make_model(noise=0.0))
-    interrupted(tmp_path, 5, model=make_model(noise=0.0, strategy=helpers.strategy(before)))
-    result = resumed(tmp_path, model=make_model(noise=0.0, strategy=helpers.strategy(after)))
+    for replicas, nth in (("none", 3), ("mirrored3", 3)):
+        interrupted(tmp_path, nth, model=make_model(noise=0.0, strategy=helpers.strategy(replicas)))
+    result = resumed(tmp_path, model=make_model(noise=0.0, strategy=helpers.strategy("mirrored2")))
     for name, values in expected["history"].items():
         np.testing.assert_allclose(result["history"][name], values, 1e-4, err_msg=name)
 
@@ -243,8 +216,7 @@ DIFFERENT = [
 ]
 
 
-def test_another_training_is_refused_with_what_differs(tmp_path):
-    interrupted(tmp_path, 2)
+def test_another_training_is_refused_with_what_differs(backups):
     for settings, inputs, message in DIFFERENT:
         if settings.get("optimizer") == "adam 0.5":
             settings = {"optimizer": keras.optimizers.Adam(beta_1=0.5)}
@@ -253,27 +225,25 @@ def test_another_training_is_refused_with_what_differs(tmp_path):
         before = bits(model)[:4]
         x, y = (part[: inputs.get("rows", ROWS)] for part in data())
         with pytest.raises(callbacks.BackupMismatchError, match=message) as caught:
-            backup = callbacks.BackupAndRestore(tmp_path)
+            backup = callbacks.BackupAndRestore(backups)
             model.fit(x, y, batch_size=inputs.get("batch_size", BATCH), verbose=0, callbacks=[backup])
-        assert "backup-000001.unisono belongs to another training" in str(caught.value)
+        assert "backup-000004.unisono belongs to another training" in str(caught.value)
         assert bits(model)[:4] == before
-    assert callbacks.latest_backup(tmp_path).status == "good"
+    assert callbacks.latest_backup(backups).status == "good"
 
 
-def test_damaged_newest_is_named_and_the_one_before_it_gives_the_same_bits(tmp_path, left_alone):
-    interrupted(tmp_path, 5)
-    newest = backup_store.backup_paths(tmp_path)[0]
+def test_damaged_newest_is_named_and_the_one_before_it_gives_the_same_bits(backups, left_alone):
+    newest = backup_store.backup_paths(backups)[0]
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
-        assert resumed(tmp_path) == left_alone
+        assert resumed(backups) == left_alone
 
 
-def test_all_damaged_starts_from_the_beginning_and_says_so(tmp_path, left_alone):
-    interrupted(tmp_path, 3)
-    for path in backup_store.backup_paths(tmp_path):
+def test_all_damaged_starts_from_the_beginning_and_says_so(backups, left_alone):
+    for path in backup_store.backup_paths(backups):
         path.write_bytes(b"")
     with pytest.warns(UserWarning) as caught:
-        assert resumed(tmp_path) == left_alone
+        assert resumed(backups) == left_alone
     assert "training starts from the beginning" in str(caught[-1].message)
 
 
@@ -308,19 +278,18 @@ def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, mo
     np.testing.assert_equal(contents[1], contents[0])
 
 
-def test_error_of_a_background_write_is_raised_at_a_later_step(tmp_path, monkeypatch):
-    interrupted(tmp_path, 3)
-    before = sorted(os.listdir(tmp_path))
+def test_error_of_a_background_write_is_raised_at_a_later_step(backups, monkeypatch):
+    before = sorted(os.listdir(backups))
 
     def full(self, *arguments):
         raise callbacks.SaveError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(backup_store.BackupStore, "write", full)
     with pytest.raises(callbacks.SaveError, match="No space left"):
-        resumed(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == before
+        resumed(backups)
+    assert sorted(os.listdir(backups)) == before
     monkeypatch.undo()
-    assert callbacks.latest_backup(tmp_path).step == 2
+    assert callbacks.latest_backup(backups).total_steps == 4
 
 
 def test_vanished_directory_is_an_error(tmp_path):
@@ -372,20 +341,30 @@ def test_seconds_are_looked_at_whenever_an_execution_ends(tmp_path):
     assert 2 <= backup.saves <= 6
 
 
-def test_signal_handlers_are_given_back_after_an_error(tmp_path):
-    import signal
-
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    interrupted(tmp_path, 2)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_fit_in_another_thread_works_without_signals(tmp_path, left_alone):
+def test_fit_in_another_thread_works_without_signals(backups, left_alone):
     results = []
-    thread = threading.Thread(target=lambda: results.append(resumed(tmp_path)))
+    thread = threading.Thread(target=lambda: results.append(resumed(backups)))
     thread.start()
     thread.join(120)
     assert results == [left_alone]
+
+
+class Draws(keras.callbacks.Callback):
+    """Draws from the generators of Python, NumPy, Keras and TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        one = tf.random.get_global_generator().uniform([]).numpy()
+        self.drawn.append((random.random(), np.random.rand(), float(keras.random.uniform(())), float(one)))
+
+    def get_state(self):
+        return self.drawn
+
+    def set_state(self, state):
+        self.drawn = list(state)
 
 
 class Board(keras.callbacks.TensorBoard):
@@ -397,7 +376,7 @@ class Board(keras.callbacks.TensorBoard):
 
 
 def test_callbacks_that_write_or_remember_go_on(tmp_path):
-    """Rows of a CSV file are neither lost nor doubled, a board counts on, a user's state is as before its hooks."""
+    """Rows of a CSV file are neither lost nor doubled; boards, users' states and random generators go on where they were."""
 
     class StopAfterRow(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -410,6 +389,7 @@ def test_callbacks_that_write_or_remember_go_on(tmp_path):
             (folder / "appended").write_text("epoch,accuracy,learning_rate,loss\r\n77,0,0,0\r\n")
         return [
             Own(),
+            Draws(),
             Board(folder / "board", update_freq=1),
             keras.callbacks.CSVLogger(str(folder / "log")),
             keras.callbacks.CSVLogger(str(folder / "appended"), append=True),
@@ -417,16 +397,22 @@ def test_callbacks_that_write_or_remember_go_on(tmp_path):
         ]
 
     alone, first, second = given(tmp_path / "alone"), given(tmp_path / "killed"), given(tmp_path / "killed")
-    expected = fit(make_model(), *alone)
+
+    def seeded():
+        tf.random.set_global_generator(tf.random.Generator.from_seed(4))
+        return make_model()
+
+    expected = fit(seeded(), *alone)
     with pytest.raises(Stop):
         # The rows of epoch 1 are written, and no backup after them: they must not be there twice.
-        fit(make_model(), *first, callbacks.BackupAndRestore(tmp_path / "b", save_freq=5), StopAfterRow())
-    for callback in first[1:4]:  # Keras leaves the files of a fit that raised an error open
+        fit(seeded(), *first, callbacks.BackupAndRestore(tmp_path / "b", save_freq=5), StopAfterRow())
+    for callback in first[2:5]:  # Keras leaves the files of a fit that raised an error open
         callback.on_train_end()
-    assert resumed(tmp_path / "b", *second) == expected
+    assert resumed(tmp_path / "b", *second, model=seeded()) == expected
+    assert second[1].drawn == alone[1].drawn and len(alone[1].drawn) == 9
     assert second[0].seen == alone[0].seen
     np.testing.assert_array_equal(second[0].best, alone[0].best)
-    assert second[1].counted == alone[1].counted == 9
+    assert second[2].counted == alone[2].counted == 9
     for name in ("log", "appended"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 

@@ -32,8 +32,8 @@ def with_dropout():
 
 def with_masks():
     inputs = keras.Input((6,), dtype="int32")
-    h = keras.layers.Embedding(20, 8, mask_zero=True)(inputs)
-    h = keras.layers.LSTM(8, return_sequences=True)(h)
+    h = keras.layers.Embedding(20, 4, mask_zero=True)(inputs)
+    h = keras.layers.SimpleRNN(4, return_sequences=True)(h)
     return unisono.Model(inputs, keras.layers.Dense(3)(h)), WORDS, WORDS % 3
 
 
@@ -102,11 +102,10 @@ RULES = {
     "adam": lambda: unisono.optimizers.Adam(0.01),
     "rows only": lambda: unisono.optimizers.SGD(0.1),
     "clipped": lambda: unisono.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
-    "sums of squares": lambda: unisono.optimizers.Adagrad(0.1),
 }
 
 
-@pytest.mark.parametrize("rule, table", [*((rule, 20) for rule in RULES), ("rows only", 5000)])
+@pytest.mark.parametrize("rule, table", [("adam", 20), ("clipped", 20), ("rows only", 5000)])
 def test_rows_of_a_table_under_xla(rule, table):
     """Rows that no word of the batch names keep their bits, and rows named often get the sum."""
     found = {}
@@ -151,24 +150,21 @@ def test_callback_with_hooks_of_its_own_is_called_on_every_batch(jit):
     assert every.seen == [(hook, batch) for batch in range(9) for hook in ("begin", "end")] * 3
 
 
-@pytest.mark.parametrize(
-    "options", [{"steps_per_execution": 4}, {"jit_compile": True, "steps_per_execution": 3}]
-)
-def test_any_number_of_steps_per_execution_gives_the_same_numbers(options):
+def test_any_number_of_steps_per_execution_gives_the_same_numbers():
     model, x, y = compiled(steps_per_execution=1, jit_compile=False)
     expected = fit(model, x, y)
-    model, x, y = compiled(**options)
-    actual = fit(model, x, y)
-    assert_close(actual[1], expected[1], FLOAT32, "variables")
-    assert_close(list(actual[0].values()), list(expected[0].values()), FLOAT32, "history")
+    for options in ({"steps_per_execution": 4}, {"jit_compile": True, "steps_per_execution": 3}):
+        model, x, y = compiled(**options)
+        actual = fit(model, x, y)
+        assert_close(actual[1], expected[1], FLOAT32, "variables")
+        assert_close(list(actual[0].values()), list(expected[0].values()), FLOAT32, "history")
 
 
-@pytest.mark.parametrize("jit", ["auto", False, True])
-def test_two_replicas_give_the_numbers_of_one_whichever_way_is_asked_for(jit):
+def test_two_replicas_under_xla_give_the_numbers_of_one():
     model, x, y = compiled("two outputs", jit_compile=False)
     expected = fit(model, x, y)
     with mirrored(2).scope():
-        model, x, y = compiled("two outputs", jit_compile=jit)
+        model, x, y = compiled("two outputs", jit_compile=True)
     actual = fit(model, x, y)
     assert_close(actual[1], expected[1], FLOAT32, "variables")
     assert_close(list(actual[0].values()), list(expected[0].values()), FLOAT32, "history")
@@ -238,33 +234,31 @@ def test_outputs_without_a_row_for_each_input_are_predicted_one_by_one(output):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(1,), (3, 5), (1001,)])
-def test_xla_draws_the_numbers_of_the_plain_graph(dtype, shape):
-    def graph(seed):
-        ones = tf.ones(shape, dtype)
-        return (
-            tf.random.stateless_uniform(shape, seed, dtype=dtype),
-            tf.nn.experimental.stateless_dropout(ones, 0.3, seed),
-            tf.random.stateless_normal(shape, seed, dtype=dtype),
-        )
+def test_xla_draws_the_numbers_of_the_plain_graph(dtype):
+    shapes = (1,), (3, 5), (1001,)
 
+    def plain(seed):
+        uniform = [tf.random.stateless_uniform(shape, seed, dtype=dtype) for shape in shapes]
+        dropout = [tf.nn.experimental.stateless_dropout(tf.ones(shape, dtype), 0.3, seed) for shape in shapes]
+        return uniform, dropout, [tf.random.stateless_normal(shape, seed, dtype=dtype) for shape in shapes]
+
+    @tf.function(jit_compile=True)
     def in_xla(seed):
-        ones = tf.ones(shape, dtype)
-        return (
-            xla_random.uniform(shape, seed, dtype),
-            xla_random.dropout(ones, 0.3, None, seed),
-            xla_random.normal(shape, seed, dtype),
-        )
+        uniform = [xla_random.uniform(shape, seed, dtype) for shape in shapes]
+        dropout = [xla_random.dropout(tf.ones(shape, dtype), 0.3, None, seed) for shape in shapes]
+        return uniform, dropout, [xla_random.normal(shape, seed, dtype) for shape in shapes]
 
+    # Sines and logarithms are rounded differently: by units in the last place.
+    unit = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-22, "float64": 2**-50}[dtype]
     for seed in ([1, 2], [2**31 - 1, -7]):
         seed = tf.constant(seed)
-        expected = [tf.cast(v, tf.float64).numpy() for v in tf.function(graph)(seed)]
-        actual = [tf.cast(v, tf.float64).numpy() for v in tf.function(in_xla, jit_compile=True)(seed)]
-        np.testing.assert_array_equal(actual[0], expected[0])
-        np.testing.assert_array_equal(actual[1], expected[1])
-        # Sines and logarithms are rounded differently: by units in the last place.
-        unit = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-22, "float64": 2**-50}[dtype]
-        np.testing.assert_allclose(actual[2], expected[2], rtol=8 * unit, atol=8 * unit)
+        expected, actual = (
+            tf.nest.map_structure(lambda v: tf.cast(v, tf.float64).numpy(), draw(seed))
+            for draw in (plain, in_xla)
+        )
+        tf.nest.map_structure(np.testing.assert_array_equal, actual[:2], expected[:2])
+        for mine, right in zip(actual[2], expected[2]):
+            np.testing.assert_allclose(mine, right, rtol=8 * unit, atol=8 * unit)
 
 
 # How executions are sized.

@@ -16,12 +16,12 @@ Y = X[:, :1] * X[:, 1:2]
 REPLICAS = ["mirrored3", "central2"]
 
 
-def fitted(replicas, layer, cls=unisono.Sequential):
+def fitted(replicas, layer, cls=unisono.Sequential, eager=False):
     """History and variables after two epochs; batches of 8, 8 and 3 rows."""
     keras.utils.set_random_seed(3)
     with helpers.scope(helpers.strategy(replicas)):
         model = cls([keras.Input((5,)), keras.layers.Dense(6, "tanh"), layer(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=eager)
     history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
     return [history["loss"], *(np.array(v) for v in [*model.variables, *model.optimizer.variables])]
 
@@ -37,14 +37,21 @@ class LargestRow(keras.regularizers.Regularizer):
         return 0.1 * keras.ops.max(keras.ops.sum(keras.ops.square(x), axis=-1))
 
 
-@pytest.mark.parametrize("replicas", REPLICAS)
-@pytest.mark.parametrize("regularizer", [mean_of_squares, LargestRow(), keras.regularizers.L1L2(0.01, 0.01)])
-def test_activity_regularizer_has_its_value_of_one_device(replicas, regularizer):
-    layer = lambda: keras.layers.Dense(4, activity_regularizer=regularizer)  # noqa: E731
-    without = fitted("none", lambda: keras.layers.Dense(4))
-    one, several = fitted("none", layer), fitted(replicas, layer)
-    helpers.assert_close(several, one, helpers.FLOAT32)
-    assert abs(one[0][0] - without[0][0]) > 1e-3, "the regularizer is in the loss"
+def test_activity_regularizers_have_their_values_of_one_device():
+    regularizers = [mean_of_squares, LargestRow(), keras.regularizers.L1L2(0.01, 0.01)]
+
+    def layers(used):
+        kept = [regularizer if regularizer in used else None for regularizer in regularizers]
+        return lambda: keras.Sequential([keras.layers.Dense(4, activity_regularizer=each) for each in kept])
+
+    one = fitted("none", layers(regularizers))
+    for replicas in REPLICAS:
+        helpers.assert_close(fitted(replicas, layers(regularizers)), one, helpers.FLOAT32, replicas)
+    for regularizer in regularizers:
+        without = fitted(
+            "none", layers([each for each in regularizers if each is not regularizer]), eager=True
+        )
+        assert one[0][0] - without[0][0] > 1e-3, f"{regularizer} is in the loss"
 
 
 class AddsLosses(keras.layers.Layer):
