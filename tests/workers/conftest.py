@@ -87,10 +87,10 @@ class Workers:
     def succeed(self, seconds=150):
         """Waits for all; each must end with 0."""
         ended = self.wait(seconds)
-        for index, one in enumerate(ended):
-            assert one.code == 0, (
-                f"worker {index} ended with {one.code}:\n{one.out[-2000:]}\n{one.err[-4000:]}"
-            )
+        codes = [one.code for one in ended]
+        assert not any(codes), f"the workers ended with {codes}:\n" + "\n".join(
+            f"--- worker {index}:\n{one.out[-2000:]}\n{one.err[-4000:]}" for index, one in enumerate(ended)
+        )
         return ended
 
     def end(self):
