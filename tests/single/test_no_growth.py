@@ -55,7 +55,8 @@ def test_hundred_fits_trace_once_and_keep_no_memory():
         model.fit(X, Y, batch_size=BATCH, epochs=2, validation_data=(X, Y), verbose=0)
         if call in (2, 20, 100):
             after[call] = traces(model.train_function), traces(model.test_function), graphs(), resident()
-    assert after[2][:3] == after[20][:3] == after[100][:3]
+    assert after[2][:2] == after[20][:2] == after[100][:2]
+    assert after[2][2] >= after[20][2] >= after[100][2]  # a test before this one may still give some back
     assert after[100][0] <= 2  # the full batch, and the last one
     assert after[100][3] - after[20][3] < MEGABYTES
 
@@ -124,8 +125,8 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
             assert not threads_since(threads), f"threads after {name}"
             assert open_files() <= files, f"open files after {name}"
         after.append((graphs(), iterators(), resident()))
-    assert after[1][:2] == after[-1][:2]
-    assert after[-1][1] == 0
+    assert after[1][0] >= after[-1][0]
+    assert after[1][1] == after[-1][1] == 0
     assert after[-1][2] - after[1][2] < MEGABYTES
 
 
@@ -137,7 +138,8 @@ def test_hundred_evaluations_and_predictions_trace_once_and_keep_no_memory():
         model.predict(X, batch_size=BATCH, verbose=0)
         if call in (2, 20, 100):
             after[call] = traces(model.test_function), traces(model.predict_function), graphs(), resident()
-    assert after[2][:3] == after[20][:3] == after[100][:3]
+    assert after[2][:2] == after[20][:2] == after[100][:2]
+    assert after[2][2] >= after[20][2] >= after[100][2]  # a test before this one may still give some back
     assert after[100][1] <= 2
     assert after[100][3] - after[20][3] < MEGABYTES
 
