@@ -119,6 +119,11 @@ def strategy_of(model: Any) -> Any | None:
     return model._distribute_strategy
 
 
+def set_strategy_of(model: Any, strategy: Any) -> None:
+    """The model belongs to `strategy` from now on."""
+    model._distribute_strategy = strategy
+
+
 def build_symbolically(model: Any, batch: Any) -> None:
     """Makes the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`."""
     model._symbolic_build(data_batch=batch)

@@ -41,10 +41,11 @@ def direct_writes() -> Iterator[None]:
 
 
 def make_again(variable: keras.Variable) -> None:
-    """Makes the TensorFlow variable inside `variable` again, with its value, under the current strategy."""
-    value = variable.numpy()
+    """Makes the TensorFlow variable inside `variable` again, with its value and id, under the current strategy."""
+    old, value = variable._value, variable.numpy()
     variable._value = None
     variable._initialize(tf.constant(value, variable.dtype))
+    getattr(variable._value, "_primary", variable._value)._unique_id = old._unique_id
 
 
 def move_to_device(variable: Any, device: str) -> None:

@@ -49,6 +49,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:_CoordinatedClosureQueue": "_error",
     f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase": "_replica_id",
     f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_devices",
+    f"{_DISTRIBUTE}.values:DistributedVariable": "_primary",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_rng",

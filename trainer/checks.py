@@ -60,7 +60,7 @@ def global_batch_size(model: TrainedModel, batch_size: Any, per_replica_batch_si
 
 
 def check_home(model: TrainedModel, method: str) -> None:
-    """Refuses a model whose variables do not belong to the strategy that it is to run under."""
+    """Refuses a model whose variables belong to another strategy than the one that it is to run under."""
     if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
         raise ValueError(
             f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "
@@ -78,11 +78,6 @@ def check_home(model: TrainedModel, method: str) -> None:
             raise ValueError(
                 f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
                 f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
-            )
-        if home is not None and home.num_replicas_in_sync > 1 and owner is None:
-            raise ValueError(
-                f"`{method}()`: the variable {variable.path!r} was created outside of the scope of {_name(home)}: "
-                "build the model and all of its layers under one `strategy.scope()`."
             )
 
 

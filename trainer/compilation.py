@@ -15,6 +15,7 @@ from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from . import checks
 from .pipeline import step as pipeline_step
 from .runner import runner_of
+from .step.variable_placement import bring_along
 
 
 class Compilation(keras.Model if TYPE_CHECKING else object):
@@ -63,7 +64,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
             ValueError, TypeError: an argument cannot be used. The model is then unchanged.
         """
         checks.check_compile(steps_per_execution, jit_compile)
-        checks.check_home(self, "compile")
+        bring_along(self, "compile")
         pipeline_step.attach(self)
         check_policy_order(self)
         with self._strategy_scope():

@@ -33,7 +33,7 @@ from .runner import runner_of
 from .step.global_metrics import give_first_replica_the_state
 from .step.step_loss import default_compute_loss, losses_of
 from .step.train_step import default_test_step, default_train_step
-from .step.variable_placement import optimizers_of, place_with_model
+from .step.variable_placement import bring_along, optimizers_of, place_with_model
 
 
 class Trainer(Compilation):
@@ -215,7 +215,7 @@ class Trainer(Compilation):
         Returns:
             A NumPy array `[rows, ...]` or a nest of them; ragged and sparse outputs stay tensors.
         """
-        checks.check_home(self, "predict")
+        bring_along(self, "predict")
         source = make_source(
             x,
             batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
@@ -246,12 +246,12 @@ class Trainer(Compilation):
 
     def predict_on_batch(self, x: Any) -> Any:
         """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`."""
-        checks.check_home(self, "predict_on_batch")
+        bring_along(self, "predict_on_batch")
         return predict_on_batch(self, runner_of(self), x)
 
     def _ready(self, method: str) -> None:
         """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""
-        checks.check_home(self, method)
+        bring_along(self, method)
         check_compiled(self, method)
         if method in ("fit", "train_on_batch"):
             checks.check_compiles(self, method)

@@ -27,3 +27,64 @@ def test_second_fit_goes_on_with_the_variables_of_the_first(name):
         assert int(optimizer.iterations.numpy()) == 6
         histories.append([history, again, model.get_weights()])
     helpers.assert_close(histories[1], histories[0], helpers.FLOAT32)
+
+
+def trained(make, name, **arguments):
+    """History, weights and predictions of a model that `make(scope)` builds, and every variable's copies compared."""
+    keras.utils.set_random_seed(2)
+    strategy = helpers.strategy(name)
+    model = make(lambda: helpers.scope(strategy))
+    history = model.fit(X, X[:, :1], batch_size=4, epochs=2, shuffle=False, verbose=0, **arguments).history
+    for variable in model.variables:
+        copies = strategy.experimental_local_results(variable.value) if strategy else [variable.value]
+        assert len(copies) == (1 if strategy is None else 2), variable.path
+    return history, model.get_weights(), model.predict(X, verbose=0)
+
+
+def layers_made_before(scope):
+    normalization = keras.layers.Normalization()
+    normalization.adapt(X)
+    backbone = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, "relu"), keras.layers.BatchNormalization()]
+    )
+    backbone.layers[1].trainable = False
+    preprocessing = keras.Sequential([keras.Input((3,)), normalization])
+    with scope():
+        inputs = keras.Input((3,))
+        outputs = keras.layers.Dense(1)(backbone(preprocessing(inputs), training=False))
+        model = unisono.Model(inputs, outputs)
+        model.compile(unisono.optimizers.Adam(0.1), "mse")
+    return model
+
+
+def model_made_before(scope):
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.compile(unisono.optimizers.Adam(0.1), "mse")
+    model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+    with scope():
+        model.compile(model.optimizer, "mse")
+    return model
+
+
+def adopted_before(scope):
+    model = unisono.adopt(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    with scope():
+        model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def low_rank_after_training(scope):
+    with scope():
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        model.compile(unisono.optimizers.Adam(0.1), "mse")
+    model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+    model.layers[0].enable_lora(2)
+    model.compile(unisono.optimizers.Adam(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    "make", [layers_made_before, model_made_before, adopted_before, low_rank_after_training]
+)
+def test_what_was_made_outside_of_the_scope_is_brought_along(make):
+    helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), helpers.FLOAT32)

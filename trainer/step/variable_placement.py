@@ -10,9 +10,10 @@ import tensorflow as tf
 from ... import optimizers
 from ...callbacks.trained_model import TrainedModel
 from ...compat.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
-from ...compat.training import no_automatic_dependency_tracking, strategy_of
+from ...compat.training import no_automatic_dependency_tracking, set_strategy_of, strategy_of
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.variables import move_variables
+from ..checks import check_home
 from .global_metrics import leaf_metrics
 
 
@@ -37,6 +38,22 @@ def place_with_model(model: TrainedModel) -> None:
         move(optimizer.variables, home)
     for metric in leaf_metrics(model.metrics):
         move(metric.variables, home)
+
+
+def bring_along(model: TrainedModel, method: str) -> None:
+    """Brings what was made outside of the scope into the model's strategy: layers, pretrained ones, whole models.
+
+    A model that was built outside of any scope and is compiled in one belongs to that strategy from then on.
+
+    Raises:
+        ValueError: the model, or one of its variables, belongs to another strategy.
+    """
+    if method == "compile" and strategy_of(model) is None and tf.distribute.has_strategy():
+        set_strategy_of(model, tf.distribute.get_strategy())
+    check_home(model, method)
+    home = strategy_of(model)
+    if home is not None:
+        move(model.variables, home)
 
 
 def optimizers_of(model: TrainedModel) -> list[keras.optimizers.Optimizer]:
