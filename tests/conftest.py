@@ -11,15 +11,17 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import keras
 import pytest
-import tensorflow as tf
 from forked import Forked
-from helpers import open_files, threads_since
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
-)
+
+def pytest_configure(config):
+    """Makes the four devices. The process that only hands out tests (of `-n`) need not wait for TensorFlow."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import tensorflow as tf
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 
 
 def pytest_collection_modifyitems(items):
@@ -44,6 +46,8 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def clean_keras_state():
     """Every test starts with Keras' own defaults and seeds, and leaves none of its own behind."""
+    import keras
+
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     yield
@@ -54,6 +58,8 @@ def clean_keras_state():
 @pytest.fixture(autouse=True)
 def nothing_left_behind(clean_keras_state):
     """A test that leaves a variable of the environment, a thread or an open file fails."""
+    from helpers import open_files, threads_since
+
     environment, threads, files = _environment(), set(threading.enumerate()), open_files()
     yield
     changed = {name for name, value in environment.items() ^ _environment().items()}
