@@ -122,9 +122,10 @@ def batch_statistics(batch: Any) -> list[dict[str, Any]]:
 
     Context: host.
     """
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_to_tensor, batch))
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    names = ("x", "y", "sample_weight") if len(parts) <= 3 else [f"data[{i}]" for i in range(len(parts))]
     result = []
-    for part, structure in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+    for part, structure in zip(names, tf.nest.map_structure(_to_tensor, tuple(parts))):
         tensors = [t for t in tf.nest.flatten(structure) if t is not None]
         for index, tensor in enumerate(tensors):
             name = part if len(tensors) == 1 else f"{part}[{index}]"

@@ -11,6 +11,7 @@ from ..callbacks.trained_model import TrainedModel
 from ..compat.training import strategy_of
 from ..compat.variables import raw_value
 from ..distribute.arguments import whole_number
+from .inputs.structure import is_standard, unpack
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -140,17 +141,32 @@ def check_callbacks(callbacks: Any) -> None:
 
 def check_targets(model: TrainedModel, spec: Any, error: Exception) -> None:
     """Says that the targets are missing, where that is why a model with a loss could not be built."""
-    if model.loss is not None and (len(spec) < 2 or spec[1] is None):
+    if model.loss is not None and unpack(spec)[1] is None:
         raise ValueError(
             f"`y` is None, but the model was compiled with loss={model.loss!r}: give the targets as `y`, or as the second "
             "part of what the dataset gives."
         ) from error
 
 
+def check_structure(model: TrainedModel, spec: Any, step: str) -> None:
+    """Refuses batches that Keras' own step cannot take apart; a step of the user's own takes any.
+
+    Args:
+        model: the model.
+        spec: nest of `tf.TypeSpec` of a batch.
+        step: "train_step", "test_step" or "predict_step".
+    """
+    if not is_standard(spec) and not model._overrides_step(step):
+        raise ValueError(
+            f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
+            f"inputs into one tuple or dict, or give the model a `{step}` of its own. Received: {spec}"
+        )
+
+
 def check_text(model: TrainedModel, spec: Any) -> None:
     """Refuses strings where a model with declared inputs takes numbers."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
-    given = keras.tree.flatten(spec[0]) if spec else []
+    given = keras.tree.flatten(unpack(spec)[0])
     if len(inputs) != len(given):
         return
     for tensor, leaf in zip(inputs, given):

@@ -186,7 +186,7 @@ def layout(fit_state: FitState) -> list[tuple[str, str]]:
 
 
 def part_names(spec: Any) -> list[str]:
-    """Names of the leaves of a batch: "x", "x['image']", "y", "sample_weight".
+    """Names of the leaves of a batch: "x", "x['image']", "y", "sample_weight"; "data[3]" in longer tuples.
 
     >>> part_names(({"a": 1, "b": 2}, 3))
     ["x['a']", "x['b']", 'y']
@@ -203,6 +203,9 @@ def part_names(spec: Any) -> list[str]:
         else:
             names.append(name)
 
-    for name, part in zip(("x", "y", "sample_weight"), spec if isinstance(spec, tuple) else (spec,)):
-        walk(name, part)
+    if isinstance(spec, tuple) and len(spec) > 3:
+        walk("data", spec)
+    else:
+        for name, part in zip(("x", "y", "sample_weight"), spec if isinstance(spec, tuple) else (spec,)):
+            walk(name, part)
     return names

@@ -61,7 +61,7 @@ class SpanModel(unisono.Model):
         return super().train_step((self.dense(data[0]), *data[1:]))
 
     def predict_step(self, data):
-        return super().predict_step((self.dense(data[0]),))
+        return super().predict_step(self.dense(data))
 
 
 class MeanOfWords(unisono.Model):

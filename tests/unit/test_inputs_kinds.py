@@ -217,5 +217,5 @@ def test_scipy_sparse_matrices_are_sparse_tensors():
     sparse = pytest.importorskip("scipy.sparse", reason="scipy is not installed")
     matrix = sparse.random(9, 5, density=0.4, format="coo", rng=np.random.default_rng(1))
     batches = read_epoch(make_source(matrix, batch_size=4, shuffle=False), most=2)
-    found = np.concatenate([tf.sparse.to_dense(b[0]).numpy() for b in batches])
+    found = np.concatenate([tf.sparse.to_dense(b).numpy() for b in batches])
     np.testing.assert_allclose(found, matrix.toarray(), rtol=1e-6)

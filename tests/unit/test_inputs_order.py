@@ -26,7 +26,7 @@ def rows_of(source, steps=None):
                 source.drawn(0)
                 break
             batch = batch.get_value()
-        found.append(batch[0].numpy().tolist())
+        found.append(tf.nest.flatten(batch)[0].numpy().tolist())
     return found
 
 

@@ -176,7 +176,7 @@ def test_extension_type_is_read_by_rows():
 
 def test_floats_become_floatx_and_the_rest_stays():
     arrays = {k: np.ones(3, k) for k in ("float16", "float64", "int8", "uint32", "bool", "complex64")}
-    spec = make_source(arrays).spec[0]
+    spec = make_source(arrays).spec
     assert {k: v.dtype.name for k, v in spec.items()} == {
         "float16": "float32",
         "float64": "float32",

@@ -23,7 +23,7 @@ class ArraySource(Source):
     Owns the tensors. A chunk is the tensors and the numbers of its rows, so its size does not depend on the steps.
 
     Args:
-        arrays: nest of NumPy arrays and tensors, as the tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        arrays: nest of NumPy arrays and tensors, in the structure of a batch.
         order: the order of their rows.
         device: where the tensors stay.
     """

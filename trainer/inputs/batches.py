@@ -13,8 +13,7 @@ from . import checks
 from .convert import host_arrays, is_array
 from .feed import Group, Grouping
 from .rows import row_count, spec_without_rows
-
-_PARTS = ("x", "y", "sample_weight")
+from .structure import named_parts
 
 
 @contextlib.contextmanager
@@ -27,36 +26,37 @@ def noting_place(place: str) -> Iterator[None]:
         raise
 
 
-def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> tuple[Any, ...]:
-    """What a generator, PyDataset or DataLoader gave as `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> Any:
+    """What a generator, PyDataset or DataLoader gave, in the structure that Keras hands to a step.
 
     Args:
-        item: the object given: a tuple of these, or x alone as one array or a dict.
+        item: the object given: a tuple, a dict, or x alone as one array.
         kind: the kind of input, for messages.
         number: int; which batch of the epoch it is, from 0.
         lists: whether a list will do for the tuple.
 
     Returns:
-        The tuple, with NumPy arrays and tensors as leaves, not yet cast.
+        The batch, with NumPy arrays and tensors as leaves, not yet cast, and tuples in place of lists.
 
     Raises:
-        ValueError: if it is no such tuple, or its arrays differ in rows or have none.
+        ValueError: if it is no such thing, or its arrays differ in rows or have none.
         TypeError: if something in it is no array.
     """
     if isinstance(item, list) and lists:
         item = tuple(item)
-    if isinstance(item, dict) or (is_array(item) and item is not None):
+    if kind == "PyDataset" and is_array(item) and item is not None:
         item = (item,)
-    if not isinstance(item, tuple) or not 1 <= len(item) <= 3:
+    if not (isinstance(item, tuple | dict) or is_array(item)) or item is None or len(item) == 0:
         size = f" of length {len(item)}" if isinstance(item, tuple | list) else ""
         raise ValueError(
             f"Batch {number} of the {kind} is a {type(item).__name__}{size}; a batch must be a tuple "
             "(inputs,), (inputs, targets) or (inputs, targets, sample_weights)."
         )
     where = f"Batch {number} of the {kind} has a {{kind}} as {{place}}; give arrays."
-    batch = tuple(host_arrays(name, _joined_numbers(part), where) for name, part in zip(_PARTS, item))
-    while len(batch) > 1 and batch[-1] is None:
-        batch = batch[:-1]
+    parts = [host_arrays(name, _joined_numbers(part), where) for name, part in named_parts(item)]
+    batch = parts[0] if not isinstance(item, tuple) else tuple(parts)
+    if hasattr(item, "_fields"):
+        batch = type(item)(*parts)
     try:
         checks.same_rows(batch)
     except ValueError as error:
@@ -155,7 +155,7 @@ class PythonBatches:
                 f"Batch {number} of the {self._kind} has another structure than the first: "
                 f"{tf.nest.map_structure(_open_spec, batch)}, not {self.spec}."
             ) from None
-        for name, part, specs in zip(_PARTS, batch, self.spec):
+        for (name, part), (_, specs) in zip(named_parts(batch), named_parts(self.spec)):
             leaves = tf.nest.flatten(part)
             for index, (leaf, spec) in enumerate(zip(leaves, tf.nest.flatten(specs))):
                 found, where = _open_spec(leaf), name if len(leaves) == 1 else f"array {index} of {name}"
@@ -182,7 +182,7 @@ def _skeleton(structure: Any) -> Any:
     if isinstance(structure, dict):
         return tuple((key, _skeleton(structure[key])) for key in sorted(structure, key=str))
     if isinstance(structure, tuple):
-        return tuple(_skeleton(part) for part in structure)
+        return type(structure), *(_skeleton(part) for part in structure)
     return structure is None
 
 

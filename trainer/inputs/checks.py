@@ -7,10 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from .rows import is_extension, row_count
+from .structure import named_parts
 
 
 def same_rows(arrays: Any) -> int:
-    """The number of rows of every array in `(x, y, sample_weight)`.
+    """The number of rows of every array in a batch.
 
     Raises:
         ValueError: if an array has no rows, no row dimension, or if they differ.
@@ -33,7 +34,7 @@ def same_rows(arrays: Any) -> int:
 def list_sizes(arrays: Any) -> list[tuple[str, int]]:
     """`(name, rows)` of every array, named by its place (`x['image']`, `y[0]`)."""
     sizes = []
-    for argument, part in zip(("x", "y", "sample_weight"), arrays):
+    for argument, part in named_parts(arrays):
         for path, leaf in named_leaves(argument, part):
             if leaf is None:
                 continue
@@ -77,22 +78,25 @@ def alone(kind: str, y: Any, sample_weight: Any, batch_size: int | None) -> None
         )
 
 
-def batched(element_spec: Any) -> None:
+def batched(element_spec: Any, parts: int) -> None:
     """Checks by its spec that a dataset gives batches, not single rows.
 
+    A scalar beside arrays with an open number of rows is a value of the whole batch.
+
+    Args:
+        element_spec: of the dataset.
+        parts: int; elements that make one batch.
+
     Raises:
-        ValueError: if an element has a scalar, or its arrays cannot have the same number of rows.
+        ValueError: if elements are rows, or their arrays cannot have the same number of rows.
     """
-    leading = []
-    for leaf in tf.nest.flatten(element_spec):
-        shape = getattr(leaf, "shape", None)
-        if shape is None or shape.rank is None:
-            continue
-        if shape.rank == 0:
-            raise ValueError(
-                f"x is a dataset of single rows ({element_spec}); batch it first: dataset.batch(global_batch_size)."
-            )
-        leading.append(shape[0])
+    shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(element_spec))
+    shapes = [shape for shape in shapes if shape is not None and shape.rank is not None]
+    leading = [shape[0] for shape in shapes if shape.rank]
+    if len(leading) < len(shapes) and (None not in leading or parts > 1):
+        raise ValueError(
+            f"x is a dataset of single rows ({element_spec}); batch it first: dataset.batch(global_batch_size)."
+        )
     known = {rows for rows in leading if rows is not None}
     if len(known) > 1:
         raise ValueError(

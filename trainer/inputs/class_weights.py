@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from .readers import Reader, map_optional
+from .structure import is_standard, unpack
 
 
 class ClassWeights(NamedTuple):
@@ -45,17 +46,21 @@ def class_weights(value: Any) -> ClassWeights | None:
 
 
 def check_class_weight(batch: Any, given: Any) -> None:
-    """Checks that a batch `(x, y[, sample_weight])` can be weighted by class.
+    """Checks that a batch can be weighted by class.
 
     Args:
         batch: its spec.
         given: `class_weight`, for messages.
 
     Raises:
-        ValueError: without targets, with several outputs, with string targets, or together with `sample_weight`.
+        ValueError: no `(x, y)`, no targets, several outputs, string targets, or `sample_weight` beside it.
     """
-    y = batch[1] if len(batch) > 1 else None
-    if len(batch) > 2 and batch[2] is not None:
+    if not is_standard(batch):
+        raise ValueError(
+            f"class_weight ({given}) needs batches (x, y), but each is a tuple of {len(batch)}; weigh them in your step."
+        )
+    _, y, sample_weight = unpack(batch)
+    if sample_weight is not None:
         raise ValueError(
             f"class_weight ({given}) and sample_weight are both given; give the product of the two as sample_weight."
         )
@@ -74,10 +79,11 @@ def check_class_weight(batch: Any, given: Any) -> None:
 
 def weighted_spec(spec: Any) -> Any:
     """The spec of a batch `(x, y)` with the weights of its rows' classes."""
-    shape = spec[1].shape
+    x, y, _ = unpack(spec)
+    shape = y.shape
     if shape.rank is not None and shape.rank > 1:
         shape = shape[:-1]
-    return (*spec[:2], tf.TensorSpec(shape, keras.config.floatx()))
+    return (x, y, tf.TensorSpec(shape, keras.config.floatx()))
 
 
 @functools.cache
@@ -85,7 +91,8 @@ def weighted_reader(reader: Reader, open_ended: bool, weights: ClassWeights) -> 
     """Reads the batches `(x, y)` of `reader` with the weights of their rows' classes as `sample_weight`."""
 
     def weigh(batch: Any) -> Any:
-        return (*batch[:2], weights_of_classes(batch[1], weights))
+        x, y, _ = unpack(batch)
+        return (x, y, weights_of_classes(y, weights))
 
     def read(inputs: Any, i: Any) -> Any:
         batch = reader(inputs, i)

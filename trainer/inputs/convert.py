@@ -61,8 +61,8 @@ def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) 
     return tf.nest.map_structure(as_host_array, structure)
 
 
-def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
-    """The arguments as the tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of NumPy arrays and tensors.
+def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """The arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where there is none.
 
     Raises:
         TypeError: if one of them is no array.
@@ -74,11 +74,9 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
     )
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     x, y, sample_weight = (host_arrays(name, part, complaint, merge=True) for name, part in given.items())
-    if y is None:
-        return (x,)
-    if sample_weight is None:
-        return (x, y)
-    return (x, y, weights_like_targets(y, sample_weight))
+    if y is None or sample_weight is None:
+        return x, y, None
+    return x, y, weights_like_targets(y, sample_weight)
 
 
 def is_array(leaf: Any) -> bool:

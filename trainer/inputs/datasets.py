@@ -25,7 +25,7 @@ class DatasetSource(Source):
     resumed run draws and drops what was used.
 
     Args:
-        dataset: elements are tuples `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        dataset: its elements are the batches, or parts of them.
         steps_per_epoch: int or None; the steps of an epoch.
         parts: int; elements that make one batch (one for each replica of this worker).
         per_worker: whether the elements are this worker's rows only.
@@ -201,6 +201,20 @@ class DistributedSource(DatasetSource):
         return None
 
 
+def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset with None in place of every `tf.experimental.Optional`, as in Keras."""
+    if not any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(dataset.element_spec)):
+        return dataset
+
+    def convert(*parts: Any) -> Any:
+        element = parts if type(dataset.element_spec) is tuple else parts[0]
+        return tf.nest.map_structure(
+            lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, element
+        )
+
+    return dataset.map(convert)
+
+
 # One reader for each layout: the compiled function is kept by it.
 _joining_readers: dict[Any, Any] = {}
 
@@ -208,8 +222,8 @@ _joining_readers: dict[Any, Any] = {}
 def _joining_reader_of(strategy: tf.distribute.Strategy, iterator: Any) -> tuple[Any, Any]:
     """What draws from the iterator of a distributed dataset and joins the rows of all replicas, and a batch's spec."""
 
-    def join(element: Any) -> tuple[Any, ...]:
-        return as_tuple(concat_rows(list(strategy.experimental_local_results(element))))
+    def join(element: Any) -> Any:
+        return concat_rows(list(strategy.experimental_local_results(element)))
 
     traced = tf.function(lambda it: join(it.get_next())).get_concrete_function(iterator)
     spec = batch_spec(traced.structured_outputs)
@@ -218,22 +232,6 @@ def _joining_reader_of(strategy: tf.distribute.Strategy, iterator: Any) -> tuple
         return map_optional(join, iterator.get_next_as_optional(), spec)
 
     return _joining_readers.setdefault((strategy, str(spec)), read), spec
-
-
-def as_tuple(element: Any) -> tuple[Any, ...]:
-    """One element of a dataset as the tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-
-    Raises:
-        ValueError: for tuples of another length.
-    """
-    if not isinstance(element, tuple) or hasattr(element, "_fields"):
-        return (element,)
-    if not 1 <= len(element) <= 3:
-        raise ValueError(
-            f"Elements of the dataset are tuples of {len(element)}; they must be (inputs,), (inputs, targets) or "
-            "(inputs, targets, sample_weights). Put several inputs into one tuple or dict."
-        )
-    return element
 
 
 def _length(dataset: Any, steps_per_epoch: int | None) -> int | None:

@@ -18,10 +18,11 @@ from .arrays import ArraySource, StreamedArrays
 from .calendar import RowOrder
 from .class_weights import check_class_weight, class_weights
 from .convert import host_bytes, is_array, is_memory_mapped, standard_arrays
-from .datasets import DatasetSource, DistributedSource, as_tuple
+from .datasets import DatasetSource, DistributedSource, without_optionals
 from .pydataset import PyDatasetSource
 from .source import Source
 from .streams import StreamSource
+from .structure import pack
 
 RESIDENT_BYTES = 2**30
 
@@ -77,7 +78,7 @@ def make_source(
         if batch_size is None:
             batch_size = math.ceil(rows / steps_per_epoch) if steps_per_epoch else 32
         order = RowOrder(rows, batch_size, shuffle, seed, steps_per_epoch)
-        source = _from_arrays(arrays, order, strategy, resident_bytes)
+        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes)
     else:
         checks.alone(kind, y, sample_weight, batch_size)
         if shuffle == "batch":  # True is the default of `fit`: it says nothing
@@ -164,10 +165,8 @@ def _from_batches(
         x = _called_with(context, x)
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
-    if not isinstance(x.element_spec, tuple) or hasattr(x.element_spec, "_fields"):
-        x = x.map(lambda element: (element,))
-    as_tuple(x.element_spec)
-    checks.batched(x.element_spec)
+    x = without_optionals(x)
+    checks.batched(x.element_spec, parts)
     return DatasetSource(x, steps_per_epoch, parts, per_worker)
 
 

@@ -1,7 +1,7 @@
 """Rows of a batch, whatever it is made of: counting, slicing, gathering and joining them.
 
-A structure is any nest of dense, string, ragged and sparse tensors, of extension types made of these, and of
-None.
+A structure is any nest of dense, string, ragged and sparse tensors, of extension types made of these, and of None. A scalar
+in it has no rows: it belongs to the whole batch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def row_count(structure: Any) -> Any:
     Raises:
         ValueError: if there is no tensor in it.
     """
-    leaves = [_one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None]
+    leaves = [
+        _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
+    ]
     if not leaves:
         raise ValueError("The batch holds no tensor, so it has no rows; give at least one array with rows.")
     known = (_static_rows(leaf) for leaf in leaves)
@@ -61,6 +63,11 @@ def row_count(structure: Any) -> Any:
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(out_type=tf.int32)
     return tf.cast(leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0], tf.int32)
+
+
+def is_scalar(leaf: Any) -> bool:
+    """Whether a tensor, or the spec of one, is known to have no dimension."""
+    return isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank == 0
 
 
 def _one_tensor(leaf: Any) -> Any:
@@ -92,6 +99,8 @@ def slice_rows(structure: Any, start: Any, stop: Any, rows: int | None = None) -
 
 
 def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None) -> Any:
+    if is_scalar(leaf):
+        return leaf
     if is_extension(leaf):
         return _by_fields(lambda part: _slice_leaf(part, start, stop, rows), leaf)
     if isinstance(leaf, tf.SparseTensor):
@@ -198,10 +207,12 @@ def spec_without_rows(leaf: Any) -> Any:
         none = tf.type_spec_from_value(slice_rows(leaf, 0, 0))
         return tf.type_spec_from_value(leaf).most_specific_common_supertype([none]) or none
     spec = leaf if isinstance(leaf, tf.TypeSpec) else tf.type_spec_from_value(leaf)
+    if spec == tf.type_spec_from_value(None):
+        return None
     if isinstance(spec, SparseRows.Spec):
         parts = (spec_without_rows(spec.columns), spec_without_rows(spec.values), spec.row_shape)
         return SparseRows.Spec(*parts)
-    if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
+    if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec) or is_scalar(spec):
         return spec
     shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):

@@ -19,11 +19,10 @@ class Chunk:
             layout must have one signature.
         steps: int; the batches in the chunk, or the most that may be drawn when `open_ended`.
         rows: int or None; rows of every batch in the chunk, where they are all the same and known.
-        reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, as the
-            tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` with the rows of the whole global batch. It is
-            called while tracing, must be a pure function of its arguments, and must be the same object for
-            chunks of one layout (the compiled function is kept by it). When `open_ended`, it gives a
-            `tf.experimental.Optional` of that tuple.
+        reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, in the structure
+            that a step gets (see `structure.py`), with the rows of the whole global batch. It is called while tracing,
+            must be a pure function of its arguments, and must be the same object for chunks of one layout (the
+            compiled function is kept by it). When `open_ended`, it gives a `tf.experimental.Optional` of the batch.
         open_ended: whether the data may end before `steps` batches have been drawn.
         signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of steps and
             of rows in the data left open), so that one trace serves them all; None: as the inputs are.
@@ -52,7 +51,7 @@ class Source:
 
     Attributes:
         calendar: where in the epochs and in the data the source is.
-        spec: nest of `tf.TypeSpec`: one batch as `(x,)`, `(x, y)` or `(x, y, sample_weight)`; its rows are None.
+        spec: nest of `tf.TypeSpec` in the structure of a batch; its rows are None.
         batch_rows: int or None; rows of a full global batch, where known.
         rows: int or None; rows of the data (batches of a PyDataset), where known.
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their

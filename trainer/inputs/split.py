@@ -59,5 +59,5 @@ def _part(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, Any, Any
             return None if leaf is None else leaf[start:stop]
         return slice_rows(leaf, start, stop)
 
-    x, y, sample_weight = (*tf.nest.map_structure(cut, arrays), None, None)[:3]
+    x, y, sample_weight = tf.nest.map_structure(cut, arrays)
     return x, y, sample_weight

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..inputs import Chunk
 from ..inputs.readers import slice_reader
-from ..inputs.rows import batch_spec, concat_rows, row_count
+from ..inputs.rows import batch_spec, concat_rows, is_scalar, row_count
 
 HOST = "/job:chief/replica:0/task:0/device:CPU:0"
 """The coordinator."""
@@ -100,6 +100,8 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
                 break
             batch = batch.get_value()
         batches.append(batch)
+    if any(map(is_scalar, tf.nest.flatten(batches))):  # a value of one whole batch
+        return [_batches_piece([batch], int(row_count(batch))) for batch in batches]
     of_one_size = itertools.groupby(batches, lambda batch: int(row_count(batch)))
     return [_batches_piece(list(group), rows) for rows, group in of_one_size]
 

@@ -17,6 +17,7 @@ from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext
 from ..inputs import Chunk
 from ..inputs.rows import row_count
+from ..run.compiled import has_absent, present, taking_present
 from ..run.executions import Execution
 from ..step.train_step import predict_on_replica
 from .pieces import HOST, Piece, WorkerMemory, pieces_of
@@ -68,8 +69,13 @@ class WorkerFunction:
 
     def _traced(self, function: Callable[..., Any], signature: list[Any]) -> Any:
         """The concrete function: a `tf.function` would be traced again on each worker."""
+        inputs, *others = signature
+        absent = has_absent(inputs)
+        if absent:
+            function, signature = taking_present(function, inputs), [present(inputs), *others]
         with self._strategy.scope(), scheduling(self._strategy):
-            return graph_function(function, input_signature=signature).get_concrete_function()
+            traced = graph_function(function, input_signature=signature).get_concrete_function()
+        return _TakingPresent(traced) if absent else traced
 
     def phase(self, max_staleness: int | None = None) -> contextlib.AbstractContextManager[Phase]:
         """The workers, ready for pieces."""
@@ -127,6 +133,16 @@ class WorkerFunction:
     def compilations(self) -> int:
         """How many graphs were made so far; 0 where every step runs eagerly."""
         return sum(hasattr(f, "graph") for f in self._compiled.values())
+
+
+class _TakingPresent:
+    """A concrete function of the inputs that are there, called with all of them."""
+
+    def __init__(self, traced: Any) -> None:
+        self._traced, self.graph = traced, traced.graph
+
+    def __call__(self, inputs: Any, *others: Any) -> Any:
+        return self._traced(present(inputs), *others)
 
 
 class WorkerPrediction(WorkerFunction):

@@ -31,7 +31,7 @@ def worker_step(
     Args:
         model: the model.
         step_fn: `model.train_step` or `model.test_step`.
-        batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        batch: what the step gets.
         step: one replica with all rows.
         layout: of the row.
         alone: whether there is one worker only: its writes are then made as they are.

@@ -29,8 +29,8 @@ from .. import checks
 def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
     """Builds the model for batches of `spec`.
 
-    Keras builds a model symbolically from its `call`. A model with a `train_step` of its own (a GAN, say) may have no
-    `call`; what its step creates is then created by tracing that step once, without running it.
+    Keras builds a model symbolically from its `call`. What a model with a step of its own needs (a GAN, say, may have no
+    `call`) is created by tracing that step once, without running it.
 
     Args:
         model: the model; built parts are left alone.
@@ -39,27 +39,37 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
 
     Context: cross-replica, under the model's strategy.
     """
+    name = "train_step" if training else "test_step"
+    checks.check_structure(model, spec, name)
     checks.check_text(model, spec)
-    own_step = model._overrides_step("train_step") or (not training and model._overrides_step("test_step"))
-    if not own_step and _needs_real_tensors(spec):
-        _build_with_placeholders(model, spec)
-        spec = ()
+    if model._overrides_step(name):
+        _build_by_own_step(model, spec, getattr(model, name), _symbolically)
+        return
+    own_training = model._overrides_step("train_step")
     try:
-        batch = keras.tree.map_structure(_symbolic, _as_nest(spec))
-        if not own_step or _can_be_called(model):
-            _build_symbolically(model, batch, build_optimizer=not own_step)
+        _symbolically(model, spec, build_optimizer=not own_training)
     except Exception as error:
-        if not own_step:
+        if not own_training:
             checks.check_targets(model, spec, error)
             raise
-    if model._overrides_step("train_step" if training else "test_step"):
-        _trace_own_step(model, spec, model.train_step if training else model.test_step, training)
 
 
-def _trace_own_step(model: TrainedModel, spec: Any, own_step: Any, training: bool) -> None:
-    """Creates the variables of layers that only the user's step reaches: the step is traced, and never run.
+def build_for_prediction(model: TrainedModel, spec: Any) -> None:
+    """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
+    checks.check_structure(model, spec, "predict_step")
+    if all(layer.built for layer in layers_of(model)):
+        return
+    if model._overrides_step("predict_step"):
+        _build_by_own_step(model, spec, model.predict_step, _for_prediction)
+    else:
+        _for_prediction(model, spec)
 
-    An error in the step is left to the first real step, which names its place.
+
+def _build_by_own_step(model: TrainedModel, spec: Any, own_step: Any, otherwise: Any) -> None:
+    """Creates the variables that the user's step uses, as Keras does: where the step first uses them.
+
+    The step is traced, and never run. An error in it is left to the first real step, which names its place. What the step
+    does not reach, or cannot outside of a replica, is made from the model's `call`.
     """
     step = StepContext(0, 1, 1, 1)
     step.take_gradients = lambda optimizer, pairs: ensure_built(optimizer, [v for _, v in pairs])
@@ -69,30 +79,38 @@ def _trace_own_step(model: TrainedModel, spec: Any, own_step: Any, training: boo
     ):  # variables come to be when the scope ends; the next trace gets further
         with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
             with step_scope(step):
-                own_step(keras.tree.map_structure(_placeholder, _as_nest(spec)))
+                own_step(keras.tree.map_structure(_placeholder, spec))
         missing, before = _unbuilt(model), missing
+    if missing and _can_be_called(model):
+        with contextlib.suppress(Exception):
+            otherwise(model, spec)
 
 
 def _unbuilt(model: TrainedModel) -> int:
-    return sum(not layer.built for layer in layers_of(model)[1:])
+    """How many layers, metrics and losses have yet to create their variables."""
+    compiled = [part for part in (compiled_metrics(model), compiled_loss(model)) if part is not None]
+    return sum(not part.built for part in [*layers_of(model)[1:], *compiled])
 
 
-def build_for_prediction(model: TrainedModel, spec: Any) -> None:
-    """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
-    if all(layer.built for layer in layers_of(model)):
-        return
+def _symbolically(model: TrainedModel, spec: Any, build_optimizer: bool = False) -> None:
+    """Builds the model from its `call`, and the metrics and losses of `compile`."""
     if _needs_real_tensors(spec):
-        _build_with_placeholders(model, spec[:1])
-        return
-    x = keras.tree.map_structure(_symbolic, spec[0])
-    own_step = model._overrides_step("predict_step")
-    try:
-        compute_output_spec(model, x, training=False)
-    except Exception:
-        if not own_step:
-            raise
-    if own_step:
-        _trace_own_step(model, spec, model.predict_step, training=False)
+        _build_with_placeholders(model, spec)
+        spec = (None,)
+    batch, optimizer = keras.tree.map_structure(_symbolic, spec), model.optimizer
+    if not build_optimizer and optimizer is not None and not optimizer.built:
+        with pretending_built(optimizer):
+            build_symbolically(model, batch)
+    else:
+        build_symbolically(model, batch)
+
+
+def _for_prediction(model: TrainedModel, spec: Any) -> None:
+    x, _, _ = unpack_x_y_sample_weight(spec)
+    if _needs_real_tensors(x):
+        _build_with_placeholders(model, (x,))
+    else:
+        compute_output_spec(model, keras.tree.map_structure(_symbolic, x), training=False)
 
 
 def _needs_real_tensors(spec: Any) -> bool:
@@ -104,9 +122,9 @@ def _build_with_placeholders(model: TrainedModel, spec: Any) -> None:
     """Creates the variables of layers, metrics and losses by calling them in a scratch graph on tensors of `spec`."""
 
     def call_everything() -> Any:
-        x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(_placeholder, _as_nest(spec)))
+        x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(_placeholder, spec))
         y_pred = model(x, training=False)
-        if len(spec) == 1:
+        if y is None:
             return y_pred
         for part, method in (
             (compiled_metrics(model), model.compute_metrics),
@@ -130,20 +148,6 @@ def _placeholder(spec: Any) -> Any:
 
 def _can_be_called(model: TrainedModel) -> bool:
     return type(model).call is not keras.Model.call
-
-
-def _build_symbolically(model: TrainedModel, batch: Any, build_optimizer: bool) -> None:
-    optimizer = model.optimizer
-    built = optimizer is None or optimizer.built
-    if not build_optimizer and not built:
-        with pretending_built(optimizer):
-            build_symbolically(model, batch)
-        return
-    build_symbolically(model, batch)
-
-
-def _as_nest(spec: Any) -> Any:
-    return tuple(spec) if isinstance(spec, list) else spec
 
 
 def _symbolic(spec: Any) -> Any:

@@ -92,7 +92,7 @@ def inputs_and_steps(chunk: Chunk) -> tuple[Any, tf.Tensor]:
 
 def present_inputs_and_steps(chunk: Chunk) -> tuple[list[Any], tf.Tensor]:
     """The same with a list of the inputs that are there."""
-    return _present(chunk.inputs), tf.constant(chunk.steps, tf.int32)
+    return present(chunk.inputs), tf.constant(chunk.steps, tf.int32)
 
 
 class Compiled(NamedTuple):
@@ -118,13 +118,21 @@ def signed(body: Callable[..., Any], signature: Any, **options: Any) -> Compiled
     if not has_absent(signature):
         return Compiled(graph_function(body, input_signature=_with_steps(signature), **options))
 
-    def on_present(leaves: list[Any], steps: tf.Tensor) -> Any:
+    function = graph_function(
+        taking_present(body, signature), input_signature=_with_steps(present(signature)), **options
+    )
+    return Compiled(function, present_inputs_and_steps)
+
+
+def taking_present(body: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+    """`body(inputs, *others)`, to be called with a list of the inputs that are there."""
+
+    def on_present(leaves: list[Any], *others: Any) -> Any:
         rest = iter(leaves)
         whole = [None if leaf is None else next(rest) for leaf in tf.nest.flatten(signature)]
-        return body(tf.nest.pack_sequence_as(signature, whole), steps)
+        return body(tf.nest.pack_sequence_as(signature, whole), *others)
 
-    function = graph_function(on_present, input_signature=_with_steps(_present(signature)), **options)
-    return Compiled(function, present_inputs_and_steps)
+    return on_present
 
 
 def has_absent(signature: Any) -> bool:
@@ -132,7 +140,8 @@ def has_absent(signature: Any) -> bool:
     return signature is not None and any(leaf is None for leaf in tf.nest.flatten(signature))
 
 
-def _present(nest: Any) -> list[Any]:
+def present(nest: Any) -> list[Any]:
+    """The leaves of a nest that are there."""
     return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
 
 

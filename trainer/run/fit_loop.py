@@ -140,6 +140,7 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
     validation = make_source(
         val_x, val_y, val_weight, batch_size=batch_size, steps_per_epoch=a.validation_steps, strategy=strategy
     )
+    checks.check_structure(model, validation.spec, "test_step")
     return source, validation
 
 

@@ -11,6 +11,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from ..inputs import Chunk, make_source
 from ..inputs.rows import batch_spec
+from ..inputs.structure import unpack
 from .executions import Execution
 from .overflow import check_progress
 from .runner import Runner
@@ -26,7 +27,7 @@ def on_batch(
     class_weight: Any,
     return_dict: bool,
 ) -> Any:
-    """One step of training or evaluation. Context: host."""
+    """One step of training or evaluation, which gets `(x, y, sample_weight)`, as in Keras. Context: host."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
     with runner.watching(model):
         runner.build(model, batch_spec(chunk.inputs), chunk.rows, training)
@@ -40,8 +41,9 @@ def on_batch(
 
 
 def predict_on_batch(model: TrainedModel, runner: Runner, x: Any) -> Any:
-    """The outputs for one global batch. Context: host."""
+    """The outputs for one global batch; the step gets `(x,)`, as in Keras. Context: host."""
     chunk = _whole_batch(model, x, None, None, None)
+    chunk = Chunk(chunk.inputs[:1], 1, None, _same)
     with runner.watching(model):
         runner.build_for_prediction(model, batch_spec(chunk.inputs))
         _, outputs = model.make_predict_function()(Execution([chunk]))
@@ -68,7 +70,7 @@ def _whole_batch(model: TrainedModel, x: Any, y: Any, sample_weight: Any, class_
         raise ValueError("The batch has no rows: give at least one.")
     batch = chunk.reader(chunk.inputs, tf.constant(0))
     source.close()
-    return Chunk(batch, 1, None, _same)
+    return Chunk(unpack(batch), 1, None, _same)
 
 
 def _same(inputs: Any, i: Any) -> Any:

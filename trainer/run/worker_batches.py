@@ -52,6 +52,8 @@ def empty_batch(spec: Any) -> Any:
 
 
 def _empty(spec: Any) -> Any:
+    if spec == tf.type_spec_from_value(None):
+        return None
     shape = [1 if size is None else size for size in spec.shape]
     if isinstance(spec, tf.RaggedTensorSpec):
         splits = [

@@ -64,7 +64,7 @@ def replica_step(
 
     Args:
         model: the model.
-        step_fn: `model.train_step`, or what takes its place; gets `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        step_fn: `model.train_step`, or what takes its place; gets what Keras gives it (see `inputs/structure.py`).
         slices: of the global batch.
         tracing: how the step is traced.
         parts: `slices.parts` on this replica.
@@ -118,7 +118,7 @@ def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
 
     Args:
         self: the model.
-        data: this replica's rows, as `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        data: this replica's rows, as x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
 
     Returns:
         The logs: name -> scalar.
