@@ -140,8 +140,13 @@ def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
 
 
 def settings_of(loss: Any) -> dict[str, Any]:
-    """The arguments that a loss class of Keras gives its function."""
+    """The arguments that a loss or metric class of Keras gives its function."""
     return getattr(loss, "_fn_kwargs", {})
+
+
+def held_metrics(owner: Any) -> list[Any]:
+    """The metrics that a layer or a metric holds itself, in attributes, lists and dicts."""
+    return list(getattr(owner, "_metrics", ()))
 
 
 def function_of(metric: MeanMetricWrapper) -> Any:

@@ -26,6 +26,8 @@ ATTRIBUTES = {
     "_loss_tracker _losses_override _non_trainable_variables _should_eval _symbolic_build "
     "_trainable_variables",
     "keras:Sequential": "_functional",
+    "keras:Metric": "_metrics",
+    "keras:layers.Layer": "_metrics",
     "keras:Variable": "_initialize _maybe_autocast _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "
     "_get_variable_index _iterations _learning_rate _model_variables_moving_average _track_trackable "
@@ -38,7 +40,7 @@ ATTRIBUTES = {
     "_should_write_train_graph _start_batch _start_trace _stop_batch _stop_trace _train_writer _val_writer",
     "keras.src.backend.tensorflow.random": "_cast_seed _get_concrete_noise_shape",
     "keras.src.losses.losses:LossFunctionWrapper": "_fn_kwargs",
-    "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn",
+    "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn _fn_kwargs",
     "keras.src.models.functional:Functional": "_nodes_by_depth _operations _outputs_struct _standardize_inputs",
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
     "tensorflow:data.Dataset": "_inputs _variant_tensor",

@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 def test_one_worker_with_split_variables_equals_one_device_to_the_bit(found):
     assert found["fit_distance"] == 0 and found["same_history"] and found["predict"] == 0
     assert found["batch"][0] == found["batch"][1]
+    assert found["own_steps"][0] == found["own_steps"][1]
     assert found["split_distance"] == 0 and found["shards"] == 3 and found["slots_beside"]
     assert found["loaded_shards"] == 2 and found["loaded_distance"] == 0
     assert found["resumed_distance"] == 0

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
-from ..step.global_metrics import leaf_metrics
+from ..step.global_metrics import as_tensors, leaf_metrics
 
 
 class RowLayout:
@@ -148,6 +148,7 @@ def result_function(model: TrainedModel, layout: RowLayout) -> Any:
     def read(values: list[tf.Tensor]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(layout.variables, values))):
             named = {} if layout.logs is None else layout.logs.results
-            return {**{name: metric.result() for name, metric in named.items()}, **model.get_metrics_result()}
+            results = {name: metric.result() for name, metric in named.items()}
+            return as_tensors({**results, **model.get_metrics_result()})
 
     return graph_function(read)

@@ -21,6 +21,10 @@ from ...distribute.replicas import (
 from ...distribute.step_context import StepContext
 
 
+SETTLED = "settled"
+"""In the notes of a step: ids of the variables whose copy on this replica shall hold what the replica wrote."""
+
+
 class CollectedWrites(keras.StatelessScope):
     """A scope in which an assignment to a Keras variable is noted instead of made; reads see the noted value."""
 
@@ -66,15 +70,14 @@ def _beginning_of_gradients(value: tf.Tensor, before: tf.Tensor) -> Any:
 def make_writes(
     writes: Sequence[tuple[keras.Variable, tf.Tensor]],
     step: StepContext,
-    local_metrics: set[int],
-    gathered_metrics: set[int],
+    metrics: set[int],
 ) -> None:
     """Writes each variable's new value, on every replica, if the step was not skipped.
 
-    Three kinds of variables are told apart:
+    Kinds of variables are told apart:
 
-    - metrics that count their own rows: this replica's copy, if it has rows. They are summed when they are read.
-    - metrics that saw all rows: the first replica's copy alone.
+    - metrics: this replica's copy. They are summed when they are read. What the step notes as `SETTLED` is written as it is,
+      anything else only if the replica has rows.
     - everything else: one value for all replicas, by a `WriteRule`: the one that was found for the variable, or that its
       `aggregation` declares; else floating-point values become the mean weighted with each replica's share of the rows
       (BatchNormalization's averages), and what is added to integers is summed. The state of random generators is equal
@@ -83,8 +86,7 @@ def make_writes(
     Args:
         writes: (variable, value) pairs of this replica.
         step: the step of this replica; `verdicts` say whether it was skipped.
-        local_metrics: ids of the variables of the first kind.
-        gathered_metrics: ids of those of the second kind.
+        metrics: ids of the variables of metrics.
 
     Context: replica.
     """
@@ -95,12 +97,9 @@ def make_writes(
     new: list[tf.Tensor] = []
     rules: dict[int, WriteRule] = {}
     for index, (variable, value) in enumerate(writes):
-        local = id(variable) in local_metrics or is_read_together(raw_value(variable))
-        if id(variable) in gathered_metrics:
-            if step.num_replicas > 1 and not shares_variables():
-                value = value if _is_first(step) else tf.identity(old[id(variable)])
-        elif local:
-            if not step.certainly_alive and step.num_replicas > 1:
+        if id(variable) in metrics or is_read_together(raw_value(variable)):
+            settled = step.certainly_alive or id(variable) in step.notes.get(SETTLED, ())
+            if not settled and step.num_replicas > 1:
                 value = tf.where(step.alive, value, old[id(variable)])
             if shares_variables():
                 rules[index] = WriteRule(SUM)
@@ -120,10 +119,6 @@ def make_writes(
             copy.assign(value if applied is None else tf.where(applied, value, copy))
 
     once_per_copy(write)(new, applied)
-
-
-def _is_first(step: StepContext) -> bool:
-    return isinstance(step.replica_id, int) and step.replica_id == 0
 
 
 def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:

@@ -1,11 +1,15 @@
 """Metrics whose value over several replicas is that of one device.
 
-Each kind of update is told apart while tracing:
+A metric's variables are sums over the replicas: each writes its own copy, and they are added when they are read. How an
+update is made is told by what the metric is and what it is fed (`own_rows_suffice`):
 
-- a stock metric fed with rows adds up sums and counts: every replica counts its own rows, and the sums are read together;
+- a stock metric fed with rows adds up sums and counts: every replica counts its own rows;
 - `Mean` or `Sum` fed with one number for the whole batch (a loss) counts it with this replica's share of the rows, so that
   all replicas together count it once;
-- any other metric may be any function of the batch: it sees the rows of all replicas, and the first one keeps the state.
+- any other update may be any function of the batch: it is made with the rows of all replicas, as on one device, and the
+  first replica keeps what it writes.
+
+So an update leaves in each replica's copy what belongs there; it is noted as settled (see `make_writes`).
 """
 
 from __future__ import annotations
@@ -17,52 +21,41 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.training import CompileMetrics, Mean, MeanMetricWrapper, MetricsList, Sum, function_of
-from ...compat.variables import raw_value
+from ...callbacks.trained_model import TrainedModel
+from ...compat.layers import layers_of
+from ...compat.training import CompileMetrics, Mean, MetricsList, Sum, held_metrics
+from ...compat.variables import raw_value, stateless_scope
+from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.join_rules import numbered
 from ...distribute.replicas import all_reduce_sum_packed, local_copy, shares_variables
-from ...distribute.step_context import current_step
+from ...distribute.step_context import StepContext, current_step, step_scope
 from .added_losses import in_units_of_a_mean
-from .global_loss import _ROWWISE_FUNCTIONS
+from .collected_writes import SETTLED
+from .metric_kinds import is_stock, own_rows_suffice
 
 
 def leaf_metrics(metrics: list[Any]) -> list[Any]:
-    """The metrics that hold state themselves, without Keras' containers."""
+    """The metrics that hold state themselves, each once: without Keras' containers, with the metrics inside of others."""
     leaves: list[Any] = []
     for metric in metrics:
-        if isinstance(metric, CompileMetrics | MetricsList):
-            leaves.extend(leaf_metrics(metric.metrics))
-        elif not any(metric is other for other in leaves):
-            leaves.append(metric)
+        container = isinstance(metric, CompileMetrics | MetricsList)
+        inside = metric.metrics if container else held_metrics(metric)
+        for leaf in [*([] if container else [metric]), *leaf_metrics(inside)]:
+            if not any(leaf is other for other in leaves):
+                leaves.append(leaf)
     return leaves
 
 
-def counts_own_rows(metric: keras.metrics.Metric) -> bool:
-    """Whether sums over replicas of the metric's state are its state over all rows."""
-    if getattr(metric, "_unisono_rowwise", False):
-        return True
-    if not _is_stock(type(metric)):
-        return False
-    if type(metric) is MeanMetricWrapper:
-        fn = function_of(metric)
-        return getattr(fn, "_unisono_rowwise", False) or fn in _ROWWISE_FUNCTIONS or _is_stock_function(fn)
-    return True
-
-
-def _is_stock(cls: type) -> bool:
-    return cls.__module__.startswith("keras.src.metrics.")
-
-
-def _is_stock_function(fn: Any) -> bool:
-    module = getattr(fn, "__module__", "") or ""
-    name = getattr(fn, "__name__", "")
-    return module.startswith("keras.src.") and name not in ("dice", "tversky", "circle")
+def metrics_of(model: TrainedModel) -> list[Any]:
+    """All metrics that the model can reach: its own, those of `compile`, those of layers, those inside of others."""
+    held = [metric for layer in layers_of(model) for metric in held_metrics(layer)]
+    return leaf_metrics([*model.metrics, *held])
 
 
 @contextlib.contextmanager
 def exact_updates(metrics: list[Any], loss_metrics: list[Any], with_results: bool = False) -> Iterator[None]:
-    """While a step on several replicas is traced, `update_state` of each metric does what the module says.
+    """While a step is traced, `update_state` of each metric does what the module says.
 
     Args:
         metrics: the model's metrics.
@@ -89,18 +82,61 @@ def exact_updates(metrics: list[Any], loss_metrics: list[Any], with_results: boo
 def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> Callable[..., Any]:
     def update_state(*args: Any, **kwargs: Any) -> Any:
         step = current_step()
-        if step is None:
+        if step is not None and by_rows:
+            args, kwargs = args[:1], {"sample_weight": step.rows}
+        if step is None or step.num_replicas == 1:
             return original(*args, **kwargs)
-        if by_rows:
-            return original(args[0], sample_weight=step.rows)
-        if type(metric) in (Mean, Sum):
-            return _update_mean(original, step, *args, **kwargs)
-        if counts_own_rows(metric):
-            return original(*args, **kwargs)
-        args, kwargs = own_rows_of_all((args, kwargs))
-        return original(*args, **kwargs)
+        if by_rows or own_rows_suffice(metric, args, kwargs):
+            with _settled(metric, step, step.alive):
+                return original(*args, **kwargs)
+        if type(metric) in (Mean, Sum) and _is_one_number(*args, **kwargs):
+            with _settled(metric, step, step.alive):
+                return _update_mean(original, step, *args, **kwargs)
+        return _update_on_all_rows(metric, original, step, args, kwargs)
 
     return update_state
+
+
+def _update_on_all_rows(metric: Any, original: Any, step: StepContext, args: Any, kwargs: Any) -> Any:
+    """The update of one device, of which the first replica keeps the writes."""
+    refuse_collective(
+        f"the metric {metric.name!r}, which may look at the whole batch (see `unisono.rowwise`),"
+    )
+    args, kwargs = _rows_of_all((args, kwargs), step)
+    with _settled(metric, step, step.replica_id == 0), step_scope(step.on_all_rows()):
+        return original(*args, **kwargs)
+
+
+def _rows_of_all(structure: Any, step: StepContext) -> Any:
+    """The rows of all replicas of each tensor; those of one tensor are gathered once in a step."""
+    known = step.notes.setdefault("rows of all", {})
+
+    def gather(value: Any) -> Any:
+        if not tf.is_tensor(value):  # an option, say
+            return value
+        key = id(value), id(tf.compat.v1.get_default_graph())  # a branch has a graph of its own
+        if key not in known:
+            known[key] = value, own_rows_of_all(value)
+        return known[key][1]
+
+    return keras.tree.map_structure(gather, structure)
+
+
+@contextlib.contextmanager
+def _settled(metric: Any, step: StepContext, counts: Any) -> Iterator[None]:
+    """Takes back what is written inside to the metric's variables where `counts`, a bool or a bool tensor, is false."""
+    scope = stateless_scope()
+    assert scope is not None
+    before = {id(variable): scope.state_mapping.get(id(variable)) for variable in metric.variables}
+    yield
+    for variable in metric.variables:
+        new, old = scope.state_mapping.get(id(variable)), before.get(id(variable))
+        if new is None or new is old:
+            continue
+        if counts is not True:
+            old = tf.identity(local_copy(raw_value(variable))) if old is None else old
+            scope.add_update((variable, tf.where(counts, new, tf.cast(old, new.dtype))))
+        step.notes.setdefault(SETTLED, set()).add(id(variable))
 
 
 def _exact_result(metric: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,32 +144,37 @@ def _exact_result(metric: Any, original: Callable[..., Any]) -> Callable[..., An
         step = current_step()
         if step is None or step.num_replicas == 1:
             return original(*args, **kwargs)
-        state = _state_over_replicas(metric, step)
-        with keras.StatelessScope(state_mapping=list(zip(metric.variables, state))):
-            return original(*args, **kwargs)
+        state = list(zip(metric.variables, _state_over_replicas(metric, step)))
+        with keras.StatelessScope(state_mapping=state), step_scope(step.on_all_rows()):
+            return as_tensors(original(*args, **kwargs))
 
     return result
 
 
-def _state_over_replicas(metric: Any, step: Any) -> list[tf.Tensor]:
+def as_tensors(structure: Any) -> Any:
+    """The nest with the values of variables in their place, as they are in the current scope."""
+    return keras.tree.map_structure(
+        lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, keras.Variable) else leaf, structure
+    )
+
+
+def _state_over_replicas(metric: Any, step: StepContext) -> list[tf.Tensor]:
     """The state of a metric as it will be read after this step, from what each replica has noted so far."""
-    local, shared = counts_own_rows(metric), shares_variables()
     old = [tf.identity(local_copy(raw_value(v))) for v in metric.variables]
     noted = [step.writes.state_mapping.get(id(v)) for v in metric.variables]
     new = [before if value is None else tf.cast(value, before.dtype) for value, before in zip(noted, old)]
-    if shared and not local:
-        return new
-    if not local:
-        mine = tf.equal(step.replica_id, 0)
-        return all_reduce_sum_packed([tf.where(mine, value, tf.zeros_like(value)) for value in new])
-    new = [tf.where(step.alive, value, before) for value, before in zip(new, old)]
-    if not shared:
+    if not shares_variables():
         return all_reduce_sum_packed(new)
     added = all_reduce_sum_packed([value - before for value, before in zip(new, old)])
     return [before + more for before, more in zip(old, added)]
 
 
-def _update_mean(original: Any, step: Any, values: Any, sample_weight: Any = None) -> Any:
+def _is_one_number(values: Any, sample_weight: Any = None) -> bool:
+    """Whether `Mean` or `Sum` is fed with one number, and one weight for it."""
+    return all(part is None or tf.convert_to_tensor(part).shape.rank == 0 for part in (values, sample_weight))
+
+
+def _update_mean(original: Any, step: StepContext, values: Any, sample_weight: Any = None) -> Any:
     if sample_weight is None:
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
@@ -142,27 +183,40 @@ def _update_mean(original: Any, step: Any, values: Any, sample_weight: Any = Non
                 step.observer.note(("fed", step.notes.get("fed", 0)), values)
             values = in_units_of_a_mean(values, numbered(step.rules.fed, step.count("fed")), step)
             return original(values, sample_weight=step.share(values.dtype))
-    return original(values, sample_weight=sample_weight)
+    return original(values, sample_weight=_part_of_weight(sample_weight, step))
 
 
-def variable_ids(metrics: list[Any]) -> tuple[set[int], set[int]]:
-    """Ids of the variables of metrics that count their own rows, and of those that see all rows."""
-    local: set[int] = set()
-    gathered: set[int] = set()
-    for metric in leaf_metrics(metrics):
-        (local if counts_own_rows(metric) else gathered).update(id(v) for v in metric.variables)
-    return local, gathered
+def _part_of_weight(weight: Any, step: StepContext) -> Any:
+    """This replica's part of the weight of one number.
+
+    What the program computes from its rows (their number, a count of words) is a part already. A number that is written in
+    the program is the weight of the whole batch.
+    """
+    written = isinstance(weight, float) or (tf.is_tensor(weight) and _is_constant(weight))
+    if isinstance(weight, int) and not isinstance(weight, bool):
+        written = not (isinstance(step.rows, int) and weight == step.rows)  # x.shape[0]
+    return tf.cast(weight, tf.float32) * step.share() if written else weight
+
+
+def _is_constant(tensor: Any) -> bool:
+    return not tf.executing_eagerly() and tensor.op.type == "Const"
+
+
+def variable_ids(metrics: list[Any]) -> set[int]:
+    """Ids of the metrics' variables, of which every replica writes its own copy."""
+    return {id(variable) for metric in leaf_metrics(metrics) for variable in metric.variables}
 
 
 def give_first_replica_the_state(metrics: list[Any], strategy: tf.distribute.Strategy) -> None:
-    """After a reset: a metric that sees all rows starts from its initial state on the first replica, from 0 elsewhere.
+    """After a reset: a metric that may see all rows starts from its initial state on the first replica, from 0 elsewhere.
 
-    Keras' variables are sums over replicas, and a reset gives each replica its part of the initial value.
+    Keras' variables are sums over replicas, and a reset gives each replica its part of the initial value, which is 0 where
+    the metric is Keras' own.
     """
     if strategy.num_replicas_in_sync == 1:
         return
     for metric in leaf_metrics(metrics):
-        if counts_own_rows(metric):
+        if is_stock(metric):
             continue
         for variable in metric.variables:
             copies = strategy.experimental_local_results(variable.value)

@@ -19,7 +19,7 @@ from ...compat.training import compiled_loss
 from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.step_context import current_step
-from .global_metrics import exact_updates
+from .global_metrics import exact_updates, metrics_of
 
 _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
@@ -42,7 +42,7 @@ def whole_batch_values(model: TrainedModel, several: bool, with_results: bool) -
         with exact_updates(losses, losses):
             yield
     else:
-        with exact_updates(model.metrics, losses, with_results), exact_regularizers(model):
+        with exact_updates(metrics_of(model), losses, with_results), exact_regularizers(model):
             yield
 
 

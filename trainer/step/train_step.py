@@ -91,7 +91,7 @@ def replica_step(
                 logs = step_fn(data)
             if step.num_replicas > 1 and writes.losses:
                 forget_losses(model, writes.losses)
-            make_writes(writes.items(), step, *variable_ids(model.metrics))
+            make_writes(writes.items(), step, variable_ids(model.metrics))
         tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
         return part_of_logs(logs or {}, step) if tracing.own_logs else {}
 
@@ -202,7 +202,7 @@ def predict_on_replica(predict_step: Callable[[Any], Any], data: Any, step: Step
             step.writes = writes
             outputs = predict_step(data)
         if not on_parameter_servers():
-            make_writes(writes.items(), step, set(), set())
+            make_writes(writes.items(), step, set())
     if step.num_replicas == 1 or step.certainly_alive:
         return outputs
     return keras.tree.map_structure(lambda t: t[: step.rows], outputs)

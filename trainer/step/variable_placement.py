@@ -14,7 +14,7 @@ from ...compat.training import no_automatic_dependency_tracking, set_strategy_of
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.variables import move_variables
 from ..checks import check_home
-from .global_metrics import leaf_metrics
+from .global_metrics import metrics_of
 
 
 def place_with_model(model: TrainedModel) -> None:
@@ -36,7 +36,7 @@ def place_with_model(model: TrainedModel) -> None:
             if part is not None and optimizer_strategy(part) is not home:
                 set_strategy(part, home)
         move(optimizer.variables, home)
-    for metric in leaf_metrics(model.metrics):
+    for metric in metrics_of(model):
         move(metric.variables, home)
 
 

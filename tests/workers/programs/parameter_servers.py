@@ -142,6 +142,42 @@ def distance(model, other):
     return max(float(np.max(np.abs(np.float64(a) - np.float64(b)), initial=0.0)) for a, b in pairs)
 
 
+class AddsUp(unisono.Model):
+    """Steps of its own that take any batch, and a metric whose result is its variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.rows = keras.layers.Dense(1, kernel_initializer="ones"), Rows()
+
+    def call(self, x):
+        return self.out(x)
+
+    def train_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        self.rows.update_state(self(x))
+        return {"rows": self.rows.result()}
+
+    def predict_step(self, data):
+        assert tf.is_tensor(data)
+        return self(data)
+
+
+class Rows(keras.Metric):
+    def __init__(self):
+        super().__init__(name="rows")
+        self.total = self.add_variable((), "zeros")
+
+    def update_state(self, x):
+        self.total.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+
+    def result(self):
+        return self.total
+
+
+def four_parts():
+    return tf.data.Dataset.from_tensor_slices((X, X, Y, {"a": Y})).batch(16)
+
+
 def alone():
     """One worker and split variables: everything is what one device gives, to the bit."""
     thirds = tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)
@@ -163,6 +199,16 @@ def alone():
     FOUND["fit_distance"], FOUND["same_history"] = distance(*models), histories[0] == histories[1]
     FOUND["predict"] = float(np.abs(models[0].predict(X, verbose=0) - models[1].predict(X, verbose=0)).max())
     FOUND["batch"] = [model.train_on_batch(X[:9], Y[:9]) for model in models]
+    FOUND["own_steps"] = []
+    for scope in (strategy.scope, tf.init_scope):
+        with scope():
+            model = AddsUp()
+            model.compile(unisono.optimizers.SGD(0.1))
+        history = model.fit(X, batch_size=16, epochs=2, verbose=0, shuffle=False).history
+        history["lone"] = model.train_on_batch(X[:9], return_dict=True)["rows"]
+        history["four"] = model.fit(four_parts(), verbose=0).history["rows"]
+        history["predicted"] = float(np.sum(model.predict(X, verbose=0)))
+        FOUND["own_steps"].append({name: np.asarray(value).tolist() for name, value in history.items()})
 
     target = RNG.normal(size=(230, 1)).astype("float32")
     with strategy.scope():

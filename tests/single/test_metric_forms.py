@@ -1,0 +1,278 @@
+"""Metrics of every form have their value of one device, whatever they are made of and whatever they are fed."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import losses, metrics, ops
+
+import unisono
+
+ROWS, BATCH = 12, 5  # 5, 5 and 2 rows: uneven on 2 and on 3 replicas, of which one has no rows at the end
+RANDOM = np.random.default_rng(3)
+X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
+Y = np.abs(RANDOM.normal(size=(ROWS, 3))).astype("float32")
+W = RANDOM.uniform(0.5, 2.0, ROWS).astype("float32")
+
+
+def sum_of_keras(y_true, y_pred):
+    return losses.MeanSquaredError(reduction="sum")(y_true, y_pred)
+
+
+def entries_of_keras(y_true, y_pred):
+    return losses.MeanAbsoluteError(reduction=None)(y_true, y_pred)
+
+
+def across_rows(y_true, y_pred):
+    return ops.mean(ops.abs(y_pred - ops.mean(y_true, axis=0)), axis=-1)
+
+
+class Nested(keras.Metric):
+    """Metrics inside of a metric: an attribute, a list, a dict, and a loss object."""
+
+    def __init__(self, name="nested", **options):
+        super().__init__(name=name, **options)
+        self.one, self.listed = metrics.Mean(), [metrics.Sum(), metrics.CosineSimilarity(axis=0)]
+        self.named = {"largest": Largest()}
+        self.loss = losses.MeanSquaredError(reduction="sum")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.one.update_state(self.loss(y_true, y_pred, sample_weight))
+        self.listed[0].update_state(y_pred, sample_weight)
+        self.listed[1].update_state(y_true, y_pred)
+        self.named["largest"].update_state(y_true, y_pred)
+
+    def result(self):
+        values = [self.one, *self.listed, self.named["largest"]]
+        return ops.sum(ops.stack([1.0 * value.result() for value in values]))
+
+    def reset_state(self):
+        for metric in (self.one, *self.listed, self.named["largest"]):
+            metric.reset_state()
+
+
+class Largest(keras.Metric):
+    """No sum; its result is its variable."""
+
+    def __init__(self, name="largest", **options):
+        super().__init__(name=name, **options)
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(ops.maximum(self.value, ops.max(ops.abs(y_true - y_pred))))
+
+    def result(self):
+        return self.value
+
+
+def of_matrices():
+    return [
+        losses.MeanSquaredError(name="object"),
+        losses.MeanSquaredError(reduction="sum", name="object_sum"),
+        losses.CosineSimilarity(axis=0, name="object_axis"),
+        metrics.CosineSimilarity(axis=0, name="cosine_0"),
+        metrics.CosineSimilarity(axis=-2, name="cosine_-2"),
+        metrics.CosineSimilarity(name="cosine"),
+        metrics.PearsonCorrelation(axis=0, name="pearson"),
+        metrics.ConcordanceCorrelation(axis=0, name="concordance"),
+        metrics.ConcordanceCorrelation(axis=(0, 1), name="concordance_all"),
+        metrics.OneHotIoU(3, [0, 1], name="iou"),
+        metrics.OneHotMeanIoU(5, axis=0, name="iou_0"),
+        metrics.RootMeanSquaredError(),
+        metrics.R2Score(),
+        losses.dice,
+        sum_of_keras,
+        entries_of_keras,
+        across_rows,
+        Nested(),
+        Largest(),
+        "mse",
+    ]
+
+
+def of_weighted_matrices():
+    return [
+        metrics.CosineSimilarity(name="cosine"),
+        metrics.OneHotIoU(3, [0, 1], name="iou", dtype="float32"),
+        metrics.RootMeanSquaredError(),
+        metrics.R2Score(),
+        metrics.KLDivergence(),
+        entries_of_keras,
+        across_rows,
+        Nested(),
+    ]
+
+
+def of_weighted_vectors():
+    return [
+        metrics.BinaryAccuracy(name="binary"),
+        metrics.AUC(num_thresholds=7, name="auc"),
+        metrics.RootMeanSquaredError(),
+        Spread(),
+    ]
+
+
+class Spread(keras.Metric):
+    """Keras' own functions, called in a metric of one's own."""
+
+    def __init__(self, name="spread_of", **options):
+        super().__init__(name=name, **options)
+        self.total, self.count = self.add_variable((), "zeros"), self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        entries = losses.MeanSquaredError(reduction=None)(y_true[:, None], y_pred[:, None], sample_weight)
+        self.total.assign_add(ops.sum(entries))
+        self.count.assign_add(ops.sum(sample_weight) if sample_weight is not None else ops.max(entries))
+
+    def result(self):
+        return self.total / self.count
+
+
+def of_vectors():
+    return [
+        "accuracy",
+        "mse",
+        "mae",
+        metrics.BinaryAccuracy(name="binary"),
+        metrics.CategoricalAccuracy(name="categorical"),
+        metrics.LogCoshError(),
+        metrics.CosineSimilarity(),
+        metrics.AUC(num_thresholds=7, name="auc"),
+        metrics.Precision(top_k=1, name="top"),
+        metrics.RootMeanSquaredError(),
+        losses.MeanAbsoluteError(),
+        across_vector,
+    ]
+
+
+def across_vector(y_true, y_pred):
+    return ops.max(y_pred) - ops.mean(y_true)
+
+
+def trained(base, strategy, vectors, eager=False):
+    keras.utils.set_random_seed(1)
+    y = (Y[:, 0] > 0.7).astype("float32") if vectors else Y
+    with helpers.scope(strategy):
+        inputs = keras.Input((4,))
+        outputs = keras.layers.Dense(3, activation="sigmoid")(inputs)
+        model = base(inputs, outputs[:, 0] if vectors else outputs)
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            losses.MeanSquaredError() if not vectors else rowwise_error,
+            metrics=of_vectors() if vectors else of_matrices(),
+            weighted_metrics=of_weighted_vectors() if vectors else of_weighted_matrices(),
+            jit_compile=False,
+            run_eagerly=eager,
+        )
+    history = model.fit(X, y, batch_size=BATCH, sample_weight=W, epochs=2, shuffle=False, verbose=0).history
+    return {**history, "evaluate": model.evaluate(X, y, batch_size=BATCH, sample_weight=W, verbose=0)}
+
+
+@unisono.rowwise
+def rowwise_error(y_true, y_pred):
+    return ops.square(y_true - y_pred)
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_metric_has_its_value_of_one_device(vectors):
+    right = trained(keras.Model, None, vectors)
+    for replicas, eager in ((2, False), (3, False), (3, True)):
+        found = trained(unisono.Model, helpers.mirrored(replicas), vectors, eager)
+        assert list(found) == list(right)
+        for name in right:
+            helpers.assert_close(found[name], right[name], helpers.FLOAT32, f"{name} on {replicas}")
+
+
+class Counting(keras.layers.Layer):
+    """A layer with metrics of its own, one of which looks at all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.level, self.spread = metrics.Mean(name="level"), SpreadOfRows()
+
+    def call(self, x):
+        self.level.update_state(x)
+        self.spread.update_state(x)
+        return x
+
+
+class SpreadOfRows(keras.Metric):
+    def __init__(self):
+        super().__init__(name="spread")
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, x):
+        self.total.assign_add(ops.max(x) - ops.min(x))
+
+    def result(self):
+        return self.total
+
+
+def stepping(base):
+    class Steps(base):
+        """Updates metrics in every way that a step can."""
+
+        def __init__(self):
+            super().__init__()
+            self.count, self.out = Counting(), keras.layers.Dense(3)
+            self.nested, self.twice = Nested(), metrics.MeanSquaredError(name="twice")
+            self.many = {
+                name: metrics.Mean(name=name) for name in ("rows", "number", "by_rows", "by_words", "half")
+            }
+            self.unlisted = metrics.Mean(name="unlisted")
+
+        @property
+        def metrics(self):
+            return [metric for metric in super().metrics if metric is not self.unlisted]
+
+        def call(self, x):
+            return self.out(self.count(x))
+
+        def _update(self, x, y):
+            y_pred = self(x, training=True)
+            errors = tf.reduce_mean(tf.square(y - y_pred), 1)
+            loss = tf.reduce_mean(errors)
+            words = tf.reduce_sum(tf.cast(y > 0.5, tf.float32))
+            self.many["rows"].update_state(errors, sample_weight=x[:, 0])
+            self.many["number"].update_state(loss)
+            self.many["by_rows"].update_state(loss, sample_weight=tf.shape(x)[0])
+            self.many["by_words"].update_state(tf.reduce_sum(errors) / words, sample_weight=words)
+            self.many["half"].update_state(loss, sample_weight=0.5)
+            self.unlisted.update_state(errors, sample_weight=2.0)
+            self.nested.update_state(y, y_pred)
+            self.nested.one.update_state(errors)
+            self.twice.update_state(y, y_pred, sample_weight=x[:, :1])
+            self.twice.update_state(y[:, 0], y_pred[:, 0])
+            return {
+                **{metric.name: metric.result() for metric in self.metrics if metric.variables},
+                "unlisted": self.unlisted.result(),
+                "shifted": self.nested.result() + 1.0,
+            }
+
+        def train_step(self, data):
+            return self._update(*data)
+
+        test_step = train_step
+
+    return Steps
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_metric_that_a_step_updates_has_its_value_of_one_device(replicas):
+    results = []
+    for base, strategy in ((keras.Model, None), (unisono.Model, helpers.mirrored(replicas))):
+        keras.utils.set_random_seed(1)
+        with helpers.scope(strategy):
+            model = stepping(base)()
+            model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+        history = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        evaluated = model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
+        states = {v.path: np.array(v) for m in (model.unlisted, *model.metrics) for v in m.variables}
+        results.append((history, evaluated, list(states.values())))
+    right, found = results
+    for part in range(2):
+        assert found[part].keys() == right[part].keys()
+        for name in right[part]:
+            helpers.assert_close(found[part][name], right[part][name], helpers.FLOAT32, name)
+    helpers.assert_close(found[2], right[2], helpers.FLOAT32)
