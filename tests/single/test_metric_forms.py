@@ -177,7 +177,7 @@ def rowwise_error(y_true, y_pred):
 @pytest.mark.parametrize("vectors", [False, True])
 def test_metric_has_its_value_of_one_device(vectors):
     right = trained(keras.Model, None, vectors)
-    for replicas, eager in ((2, False), (3, False), (3, True)):
+    for replicas, eager in ((3, False), (2, True)):
         found = trained(unisono.Model, helpers.mirrored(replicas), vectors, eager)
         assert list(found) == list(right)
         for name in right:
@@ -258,7 +258,7 @@ def stepping(base):
     return Steps
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_metric_that_a_step_updates_has_its_value_of_one_device(replicas):
     results = []
     for base, strategy in ((keras.Model, None), (unisono.Model, helpers.mirrored(replicas))):
