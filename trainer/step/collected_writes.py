@@ -20,7 +20,6 @@ from ...distribute.replicas import (
 )
 from ...distribute.step_context import StepContext
 
-
 SETTLED = "settled"
 """In the notes of a step: ids of the variables whose copy on this replica shall hold what the replica wrote."""
 

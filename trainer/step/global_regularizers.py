@@ -18,7 +18,7 @@ from ...compat.layers import layers_of
 from ...compat.training import compiled_loss
 from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
-from ...distribute.step_context import current_step
+from ...distribute.step_context import current_step, step_scope
 from .global_metrics import exact_updates, metrics_of
 
 _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
@@ -75,7 +75,8 @@ def _on_all_rows(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return original(output)
         refuse_collective("an activity regularizer that may look at the whole batch (see `unisono.rowwise`)")
         everyone = own_rows_of_all(output)
-        value = tf.convert_to_tensor(original(everyone))
+        with step_scope(step.on_all_rows()):
+            value = tf.convert_to_tensor(original(everyone))
         own, total = tf.shape(output)[0], tf.shape(everyone)[0]
         return (
             value * tf.cast(own, value.dtype) / tf.cast(total, value.dtype)

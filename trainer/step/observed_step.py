@@ -20,6 +20,7 @@ from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs.rows import slice_rows
 from .collected_writes import CollectedWrites
+from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
 from .step_loss import loss_on_replica
 from .train_step import forward, part_of_logs
@@ -172,7 +173,7 @@ class ObservedStep:
             logs = self._step_fn(data)
             if self._own_logs:
                 part_of_logs(logs or {}, step)
-        metrics = {id(v) for v in self._model.metrics_variables}
+        metrics = variable_ids(metrics_of(self._model))
         written = [(v, value) for v, value in writes.items() if id(v) not in metrics]
         self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
         self.entries, self.noted = observer.entries, list(observer.notes)

@@ -23,7 +23,7 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 from ...optimizers.call_options import CallOptions, call_options
 from .collected_writes import CollectedWrites, make_writes
-from .global_metrics import variable_ids
+from .global_metrics import metrics_of, variable_ids
 from .replica_slices import ReplicaSlices
 from .step_loss import loss_on_replica
 
@@ -91,7 +91,7 @@ def replica_step(
                 logs = step_fn(data)
             if step.num_replicas > 1 and writes.losses:
                 forget_losses(model, writes.losses)
-            make_writes(writes.items(), step, variable_ids(model.metrics))
+            make_writes(writes.items(), step, variable_ids(metrics_of(model)))
         tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
         return part_of_logs(logs or {}, step) if tracing.own_logs else {}
 
