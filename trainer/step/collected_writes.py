@@ -95,11 +95,13 @@ def make_writes(
     old = {id(variable): local_copy(variable) for variable, _ in writes}
     new: list[tf.Tensor] = []
     rules: dict[int, WriteRule] = {}
+    of_metrics: set[int] = set()
     for index, (variable, value) in enumerate(writes):
         if id(variable) in metrics or is_read_together(raw_value(variable)):
             settled = step.certainly_alive or id(variable) in step.notes.get(SETTLED, ())
             if not settled and step.num_replicas > 1:
                 value = tf.where(step.alive, value, old[id(variable)])
+            of_metrics.add(index)
             if shares_variables():
                 rules[index] = WriteRule(SUM)
         else:
@@ -109,7 +111,7 @@ def make_writes(
         new.append(value)
     if num_replicas() > 1:
         before = {index: old[id(writes[index][0])] for index in rules}
-        for index, value in _joined(rules, before, new, step).items():
+        for index, value in _joined(rules, before, new, step, of_metrics).items():
             new[index] = value
 
     def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
@@ -133,9 +135,16 @@ def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:
 
 
 def _joined(
-    rules: dict[int, WriteRule], old: dict[int, Any], new: Sequence[tf.Tensor], step: StepContext
+    rules: dict[int, WriteRule],
+    old: dict[int, Any],
+    new: Sequence[tf.Tensor],
+    step: StepContext,
+    of_metrics: set[int],
 ) -> dict[int, tf.Tensor]:
-    """The values that the replicas agree on, equal to the bit, by their place in `new`. Context: replica."""
+    """The values that the replicas agree on, equal to the bit, by their place in `new`. Context: replica.
+
+    What a replica without rows adds counts nothing, but for those in `of_metrics`, where it holds what it shall add.
+    """
     joined: dict[int, tf.Tensor] = {}
     parts: dict[int, tf.Tensor] = {}
     for index, rule in rules.items():
@@ -149,7 +158,8 @@ def _joined(
             parts[index] = tf.where(step.holds_first_row, value, tf.zeros_like(value))
         else:
             added = value - _kept(tf.identity(old[index]), rule)
-            parts[index] = tf.where(step.alive, added, tf.zeros_like(added))
+            counts = True if index in of_metrics else step.alive
+            parts[index] = tf.where(counts, added, tf.zeros_like(added))
     for index, total in zip(parts, all_reduce_sum_packed(list(parts.values()))):
         if rules[index].kind == SUM:
             total = _kept(tf.identity(old[index]), rules[index]) + total
