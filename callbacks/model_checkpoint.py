@@ -13,6 +13,7 @@ import keras
 
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import whole_number
+from .own_files import OwnFiles, Saved
 from .safe_file import remove_leftovers, rename_safely, sum_path, temporary_path, write_sum
 from .trained_model import ModelInFit
 
@@ -24,7 +25,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     - a file is written under another name, flushed to disk and renamed, so that it is complete or absent; its
       checksum is stored beside it as `FILE.b2`, in the form that `b2sum --check` reads (here: `verify_checkpoint`);
-    - `keep_best` and `keep_last` remove other files; with both, a file is kept that meets either condition;
+    - `keep_best` and `keep_last` remove other files that this callback has made in its present folder; with both, a file is
+      kept that meets either condition;
     - with an int `save_freq` the count is exact, however many steps run in one execution, and across epochs;
     - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
     - with several workers only the chief writes.
@@ -84,7 +86,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             whole_number("save_freq", save_freq)
         self.keep_best = keep_best
         self.keep_last = keep_last
-        self._saved: list[tuple[str, float | None]] = []
+        self._own_files = OwnFiles(self.filepath)
+        self._saved: list[Saved] = []
 
     def steps_to_wake(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
@@ -99,7 +102,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             "best": self.best,
             "batches_since_save": self._batches_seen_since_last_saving,
             "last_batch": self._last_batch_seen,
-            "saved": self._saved,
+            "saved": [tuple(entry) for entry in self._saved],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -107,7 +110,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self.best = state["best"]
         self._batches_seen_since_last_saving = state["batches_since_save"]
         self._last_batch_seen = state["last_batch"]
-        self._saved = [(path, value) for path, value in state["saved"]]
+        self._saved = self._own_files.known(state["saved"])
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Removes what interrupted writes left behind."""
@@ -146,20 +149,21 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         path = Path(path_to_save(self, epoch, batch, logs))
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
-        if not should_save(self, epoch, batch, logs, path) or not self._wanted(str(path), value):
+        entry = Saved(self._own_files.name(str(path)), value, None)
+        if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
             return
-        self._saved = [*self._others(str(path)), (str(path), value)]
         if self._writes_files():
-            self._write(path)
+            entry = Saved(entry.name, value, self._write(path))
             if self.verbose > 0:
                 print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
+        self._saved = [*self._others(entry), entry]
         self._remove_unwanted()
 
     def _writes_files(self) -> bool:
         fit_state = getattr(self.model, "fit_state", None)
         return fit_state is None or fit_state.chief
 
-    def _write(self, path: Path) -> None:
+    def _write(self, path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise OSError(
@@ -174,44 +178,45 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 self.model.save(str(temporary), overwrite=True)
             # The checksum of the file that is replaced must not be mistaken for that of the new one.
             sum_path(path).unlink(missing_ok=True)
-        write_sum(path)
+        return write_sum(path)
 
-    def _wanted(self, path: str, value: float | None) -> bool:
+    def _wanted(self, entry: Saved) -> bool:
         """Whether a file with this value would be kept."""
         if self.keep_best is None or self.keep_last is not None:
             return True
-        if value is None:
+        if entry.value is None:
             warnings.warn(
                 f"`keep_best` ({self.keep_best}) needs the log {self.monitor}, which is not available."
             )
             return True
-        return path in self._best_paths([*self._others(path), (path, value)])
+        return entry.name in self._best_names([*self._others(entry), entry])
 
-    def _best_paths(self, entries: list[tuple[str, float | None]]) -> set[str]:
+    def _best_names(self, entries: list[Saved]) -> set[str]:
         """The `keep_best` best; of equal ones the earlier."""
-        best: list[tuple[str, float | None]] = []
-        for entry in entries:
-            place = next((i for i, other in enumerate(best) if self._better(entry[1], other[1])), len(best))
+        best: list[Saved] = []
+        for entry in entries if self.keep_best else ():
+            place = next(
+                (i for i, other in enumerate(best) if self._better(entry.value, other.value)), len(best)
+            )
             best.insert(place, entry)
-        return {path for path, _ in best[: self.keep_best or 0]}
+        return {entry.name for entry in best[: self.keep_best]}
 
     def _better(self, value: float | None, other: float | None) -> bool:
         if value is None or other is None:
             return other is None and value is not None
         return self._is_improvement(value, other)
 
-    def _others(self, path: str) -> list[tuple[str, float | None]]:
-        return [entry for entry in self._saved if entry[0] != path]
+    def _others(self, entry: Saved) -> list[Saved]:
+        return [other for other in self._saved if other.name != entry.name]
 
     def _remove_unwanted(self) -> None:
         if self.keep_best is None and self.keep_last is None:
             self._saved = []
             return
-        wanted = self._best_paths(self._saved)
+        wanted = self._best_names(self._saved)
         if self.keep_last is not None:
-            wanted |= {path for path, _ in self._saved[-self.keep_last :]}
-        for path, _ in self._saved:
-            if path not in wanted and self._writes_files():
-                Path(path).unlink(missing_ok=True)
-                sum_path(path).unlink(missing_ok=True)
-        self._saved = [entry for entry in self._saved if entry[0] in wanted]
+            wanted |= {entry.name for entry in self._saved[-self.keep_last :]}
+        for entry in self._saved:
+            if entry.name not in wanted and self._writes_files():
+                self._own_files.remove(entry)
+        self._saved = [entry for entry in self._saved if entry.name in wanted]

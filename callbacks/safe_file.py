@@ -5,43 +5,53 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
 import shutil
+import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from .process_name import ProcessName, this_process
+
 SUM_SUFFIX = ".b2"
-_TEMPORARY = re.compile(r"^\..*\.(\d+)\.tmp(?:\.|$)")
+_MOST_SUM_BYTES = 4096
+_TEMPORARY = re.compile(r"^\.(.*)\.([0-9a-f-]+)\.tmp(?:\.|$)")
+_DAY = 86400.0  # seconds
 
 
 class SaveError(OSError):
     """A save failed. Earlier files are unchanged."""
 
 
-def write_safely(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
+def write_safely(
+    path: str | Path, write: Callable[[BinaryIO], object], check: Callable[[], object] = lambda: None
+) -> None:
     """Writes the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
 
-    Order: a new file beside it, `write`, flush and fsync of the file, rename to `path`, fsync of the directory.
+    Order: a new file beside it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
 
     Raises:
         SaveError: the directory is gone, read-only or full, or the disk failed; `errno` says which.
     """
     path = Path(path)
     temporary = temporary_path(path)
-    with rename_safely(temporary, path):
+    with rename_safely(temporary, path, check):
         with open(temporary, "wb") as stream:
             write(stream)
 
 
 @contextlib.contextmanager
-def rename_safely(temporary: Path, path: Path) -> Iterator[None]:
+def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lambda: None) -> Iterator[None]:
     """The same for a body that writes the file `temporary`, beside `path`, itself. Raises as `write_safely`."""
     try:
         yield
         with open(temporary, "rb+") as stream:
             os.fsync(stream.fileno())
+        check()
         os.replace(temporary, path)
         sync_directory(path.parent)
     except BaseException as error:
@@ -72,28 +82,23 @@ def save_error(directory: Path, error: OSError) -> SaveError:
 def temporary_path(path: Path) -> Path:
     """The name under which `path` is written; it keeps the suffixes, which some writers look at."""
     stem, dot, suffixes = path.name.partition(".")
-    return path.with_name(f".{stem}.{os.getpid()}.tmp{dot}{suffixes}")
+    return path.with_name(f".{stem}.{this_process()}.tmp{dot}{suffixes}")
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Removes incomplete files of processes that no longer exist."""
+def remove_leftovers(directory: Path, begin: str = "") -> None:
+    """Removes incomplete files, of names that begin with `begin`, whose writers no longer exist.
+
+    Whether one on another machine exists cannot be told from here: its files are left for a day after they last changed.
+    """
     for name in os.listdir(directory) if directory.is_dir() else ():
         match = _TEMPORARY.match(name)
-        if match and not _runs_elsewhere(int(match[1])):
-            with contextlib.suppress(OSError):
-                (directory / name).unlink()
-
-
-def _runs_elsewhere(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
+        process = ProcessName.parse(match[2]) if match and match[1].startswith(begin) else None
+        if process is None or process == this_process():
+            continue
+        with contextlib.suppress(OSError):
+            runs, path = process.runs(), directory / name
+            if runs is False or (runs is None and time.time() - path.lstat().st_mtime > _DAY):
+                path.unlink()
 
 
 def sync_directory(directory: Path) -> None:
@@ -111,11 +116,12 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_sum(path: str | Path) -> None:
-    """Writes the checksum of `path` beside it, as `path.b2`, in the form that `b2sum --check` reads."""
+def write_sum(path: str | Path) -> str:
+    """Writes the checksum of `path` beside it, as `path.b2`, in the form that `b2sum --check` reads; returns it."""
     path = Path(path)
-    line = f"{_blake2b(path)}  {path.name}\n".encode()
-    write_safely(sum_path(path), lambda stream: stream.write(line))
+    digest = _blake2b(path)
+    write_safely(sum_path(path), lambda stream: stream.write(f"{digest}  {path.name}\n".encode()))
+    return digest
 
 
 def sum_path(path: str | Path) -> Path:
@@ -125,13 +131,41 @@ def sum_path(path: str | Path) -> Path:
 
 def verify_sum(path: str | Path) -> bool | None:
     """Whether `path` has the bytes that were written; None where there is no checksum beside it."""
+    expected = read_sum(path)
+    return None if expected is None else _blake2b(Path(path)) == expected
+
+
+def read_sum(path: str | Path) -> str | None:
+    """The checksum that is stored beside `path`; None where there is none, empty where it is none."""
     try:
-        expected = sum_path(path).read_text().split()
+        with open_plain(sum_path(path)) as stream:
+            words = stream.read(_MOST_SUM_BYTES).decode("ascii", "replace").split()
     except FileNotFoundError:
         return None
-    return bool(expected) and _blake2b(Path(path)) == expected[0]
+    return words[0] if words else ""
+
+
+def open_plain(path: str | Path) -> io.BufferedReader:
+    """Opens a plain file for reading; a FIFO, a device or a folder is refused, and never waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file.
+    """
+    _refuse_unless_plain(os.stat(path), path)  # opening a device can have effects
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        _refuse_unless_plain(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _blake2b(path: Path) -> str:
-    with open(path, "rb") as stream:
+    with open_plain(path) as stream:
         return hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
+
+
+def _refuse_unless_plain(status: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))

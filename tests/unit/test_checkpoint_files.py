@@ -1,7 +1,9 @@
 """ModelCheckpoint: what stays, what is counted, what survives a crash and a restart."""
 
+import dataclasses
 import errno
 import os
+import shutil
 import types
 
 import keras
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
+from unisono.callbacks.own_files import Saved
+from unisono.callbacks.process_name import this_process
 
 
 class Saver:
@@ -96,6 +100,58 @@ def test_restart_remembers_the_best_and_the_files(tmp_path):
         assert saved(killed) == saved(alone)
 
 
+def test_copied_training_removes_only_its_own_files(tmp_path):
+    """As after `cp -r first second`: whatever the backup says, the files of the first training stay."""
+    first = checkpoint(tmp_path / "first" / "{epoch}.keras", keep_last=1)
+    epochs(first, LOSSES[:2])
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    second = checkpoint(tmp_path / "second" / "{epoch}.keras", keep_last=1)
+    second.set_state(first.get_state())
+    epochs(second, LOSSES[2:4], 2)
+    assert saved(tmp_path / "first") == ["2.keras"] and saved(tmp_path / "second") == ["4.keras"]
+
+
+def test_forged_state_removes_no_file_of_others(tmp_path):
+    """Files that the callback has not made: elsewhere, behind links, of other names, or made again by somebody else."""
+    folder, other = tmp_path / "own", tmp_path / "other"
+    epochs(checkpoint(folder / "{epoch}.keras"), LOSSES[:2])
+    epochs(checkpoint(other / "{epoch}.keras"), LOSSES[:2])
+    epochs(checkpoint(folder / "final-{epoch}.keras"), LOSSES[:1])
+    (folder / "3.keras").symlink_to(other / "1.keras")
+    (folder / "3.keras.b2").symlink_to(other / "1.keras.b2")
+    (folder / "deep").symlink_to(other)
+    digest = (other / "1.keras.b2").read_text().split()[0]
+    victims = [
+        other / "1.keras",
+        "../other/1.keras",
+        "3.keras",
+        "deep/1.keras",
+        "final-1.keras",
+        "..",
+        "",
+        "5.keras",
+    ]
+    victims = [*map(str, victims), other.as_posix() + "/1.keras"]
+    before = {path: path.lstat().st_size for path in tmp_path.rglob("*")}
+    for pattern in ("{epoch}.keras", "{epoch}/{batch}.keras", "deep/{epoch}.keras"):
+        callback = checkpoint(folder / pattern, keep_last=1)
+        wrong_types = [
+            None,
+            7,
+            ["1.keras"],
+            ["1.keras", "x", digest],
+            [1, 2.0, digest],
+            ["2.keras", 2.0, None],
+        ]
+        someone_else = ["2.keras", 2.0, "0" * 128]
+        for state in ("text", {"a": 1}, [*wrong_types, someone_else, *([v, 0.0, digest] for v in victims)]):
+            callback.set_state({"best": 0.0, "batches_since_save": 0, "last_batch": 0, "saved": state})
+            callback._remove_unwanted()
+            callback._saved.append(Saved("9.keras", 0.0, None))
+            callback._remove_unwanted()
+        assert {path: path.lstat().st_size for path in before} == before
+
+
 @pytest.mark.parametrize("execution", [1, 2, 3, 5, 8])
 def test_steps_are_counted_exactly(tmp_path, execution):
     """Executions end where the callback asks for it, and epochs are of 8, 8 and 5 steps: a save at every sixth."""
@@ -141,7 +197,7 @@ def test_damage_is_seen(tmp_path):
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path):
-    left = tmp_path / f".m.{2**22 + 5}.tmp.keras"
+    left = tmp_path / f".m.{dataclasses.replace(this_process(), pid=2**22 + 5)}.tmp.keras"
     left.touch()
     checkpoint(tmp_path / "m.keras")
     assert not left.exists()
@@ -152,7 +208,7 @@ def test_only_the_chief_writes_and_all_decide_the_same(tmp_path):
     callback.model.fit_state = types.SimpleNamespace(chief=False)
     epochs(callback, LOSSES)
     assert os.listdir(tmp_path) == []
-    assert [value for _, value in callback._saved] == [1.0]
+    assert [entry.value for entry in callback._saved] == [1.0]
 
 
 @pytest.mark.parametrize(

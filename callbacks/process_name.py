@@ -1,0 +1,84 @@
+"""Which process made a file, on which machine, and whether it still runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+import socket
+from pathlib import Path
+
+# `.NAME.PLACE-PID-STARTED.tmp.SUFFIXES`: an incomplete file, with the process that writes it.
+_TEXT = re.compile(r"([0-9a-f]{8})-([0-9]{1,19})-([0-9]{1,19})")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessName:
+    """One process among all of all machines, also when a number is given to another process later."""
+
+    place: str  # 8 hexadecimal digits: the boot of the machine and the space of process numbers in which `pid` holds
+    pid: int
+    started: int  # of the process, in ticks of its machine's clock; 0 where the machine does not tell
+
+    def __str__(self) -> str:
+        return f"{self.place}-{self.pid}-{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessName | None:
+        """The reverse of `str`; None where the text is no such name."""
+        match = _TEXT.fullmatch(text)
+        return cls(match[1], int(match[2]), int(match[3])) if match else None
+
+    def runs(self) -> bool | None:
+        """Whether the process runs; None where that cannot be told from this machine or container."""
+        if self.place != _place():
+            return None
+        if self.pid == os.getpid():
+            return self.started == this_process().started
+        started = _started(self.pid)
+        return started is not None and started == self.started
+
+
+def this_process() -> ProcessName:
+    """The name of the process that calls."""
+    pid = os.getpid()
+    return ProcessName(_place(), pid, _started(pid) or 0)
+
+
+@functools.cache
+def _place() -> str:
+    """The machine since it was started, and the namespace of its process numbers (a container has one of its own)."""
+    parts = [socket.gethostname()]
+    for read in (
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text(),
+        lambda: os.readlink("/proc/self/ns/pid"),
+    ):
+        try:
+            parts.append(read())
+        except OSError:
+            parts.append("")
+    # Names of machines change (by DHCP); the number of a boot does not.
+    known = parts[1:] if parts[1] else parts
+    return hashlib.blake2b("\n".join(known).encode(), digest_size=4).hexdigest()
+
+
+def _started(pid: int) -> int | None:
+    """When a process of this machine was started; None where it has ended, 0 where only its number is known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    except OSError:
+        return None
+    else:
+        return None if fields[0] in "ZX" else int(fields[19])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        pass
+    return 0
