@@ -60,6 +60,7 @@ class FitState:
         epochs: int; the epoch at which `fit` ends.
         steps_per_epoch: int or None while unknown.
         source: the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position.
+        validation: the input of validation; None without one.
         callbacks: list of the callbacks of this `fit`, History included.
         plan: dict of JSON values; the choices of the loop (steps per execution, how it is compiled) that a resumed run
             must repeat.
@@ -81,6 +82,7 @@ class FitState:
     epochs: int = 1
     steps_per_epoch: int | None = None
     source: Any = None
+    validation: Any = None
     callbacks: list[Any] = dataclasses.field(default_factory=list)
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
     step_logs: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
+_MOST_HELD = 2**26  # bytes
 _ending: set[threading.Thread] = set()
 
 # A key in the checkpoint of an iterator for every shuffle in its pipeline that has not reached the end of its input.
@@ -37,6 +38,31 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
             return int(size)
     sizes = {batch_size(part) for part in dataset._inputs()} - {None}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def held_tensors(dataset: tf.data.Dataset) -> list[Any]:
+    """The tensors that the sources of a pipeline hold (`from_tensor_slices`, `from_tensors`), those in functions not."""
+    own = getattr(dataset, "_tensors", None)
+    if own is not None:
+        return list(own)
+    return [tensor for part in dataset._inputs() for tensor in held_tensors(part)]
+
+
+def pipeline_checksum(dataset: tf.data.Dataset) -> str | None:
+    """A checksum of the graph of a pipeline: the same for the same pipeline in another process, whatever its seeds are.
+
+    None where it cannot be had: a pipeline that calls Python has no graph, and one that holds much data is too large.
+    """
+    if sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in held_tensors(dataset)) > _MOST_HELD:
+        return None
+    try:
+        policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+        graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
+        if b"PyFunc" in graph:
+            return None
+        return f"{int(tf.raw_ops.DatasetFingerprint(input_dataset=dataset._variant_tensor)):016x}"
+    except (tf.errors.OpError, ValueError):
+        return None
 
 
 def end_iterator(iterator: Any, dataset: Any) -> None:

@@ -18,6 +18,13 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
 
 
+def layers_within(layer: Any) -> list[Any]:
+    """The layers that a layer holds itself, not those within them."""
+    if not isinstance(layer, keras.layers.Layer):
+        return []
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
 def takes_training(layer: Any) -> bool:
     """Whether `layer.call` has the argument `training`."""
     return layer._call_has_training_arg

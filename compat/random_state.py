@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random as backend_random
 from keras.src.random import seed_generator
+from keras.src.utils import rng_utils
 from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
@@ -26,6 +27,14 @@ def global_seed_generator_state(make: bool = False) -> Any:
 def is_random_state(variable: Any) -> bool:
     """Whether a Keras variable is the state of a `keras.random.SeedGenerator`."""
     return getattr(variable, "name", "") == _STATE_NAME
+
+
+def seeds_as_set() -> dict[str, int | None]:
+    """The seeds that the program has given to `keras.utils.set_random_seed` and `tf.random.set_seed`; None without."""
+    return {
+        "keras.utils.set_random_seed": rng_utils.get_random_seed(),
+        "tf.random.set_seed": context.global_seed(),
+    }
 
 
 def eager_seed_source() -> random.Random | None:

@@ -11,13 +11,16 @@ from typing import Any
 import keras
 
 from ...distribute.arguments import whole_number
-from ...distribute.workers.agreement import exchange, gather_json
+from ...distribute.workers.agreement import exchange
 from ..fit_state import FitState
 from ..trained_model import ModelInFit
 from . import interruption
 from . import snapshot as fit_snapshot
+from .fingerprint import identity
+from .owner import FolderOwner
+from .resuming import Found, announce, on_all_workers
 from .save_schedule import SaveSchedule
-from .store import BackupStore, read_backup
+from .store import BackupStore
 from .variable_state import HostBuffers
 from .writer_thread import BackgroundWriter
 
@@ -31,8 +34,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     file format.
 
     Args:
-        directory: where backups are stored; created if missing. Use a separate directory for each training. All workers
-            must see it; only the chief writes.
+        directory: where backups are stored; created if missing. Use a separate directory for each training: one that a
+            running training uses is refused. All workers must see it; only the chief writes.
         save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min"; or False: only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
@@ -52,7 +55,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     Raises:
         ValueError: an argument is wrong; or, as `BackupMismatchError` when `fit` begins, the backup belongs to another
             model, optimizer or data set.
-        SaveError: (an `OSError`) the directory cannot be written; earlier backups are unchanged.
+        SaveError: (an `OSError`) the directory cannot be written; earlier backups are unchanged. As `FolderInUseError`:
+            another training uses it.
         NewerFormatError: a newer version of unisono wrote the newest backup.
     """
 
@@ -95,9 +99,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.saves = 0
         self._clock = time.monotonic
         self._store = BackupStore(self.directory, whole_number("keep", keep))
+        self._owner = FolderOwner(self.directory)
         self._writer = BackgroundWriter()
         self._buffers = HostBuffers()
         self._handlers = interruption.InterruptionHandlers()
+        self._identity: dict[str, Any] = {}
         self._running = False
         self._before_validation: dict[str, Any] | None = None
         self._current_epoch = 0  # the names under which Keras' callback says how far the last fit got
@@ -120,9 +126,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         self.stall_seconds, self.saves = 0.0, 0
         self._steps_before_epoch = self._saved_at_step = 0
-        if fit_state.chief:
-            self._store.prepare()
-        self._resume(fit_state)
+        self._identity = identity(self.model, fit_state)
+        self._resume(fit_state, *on_all_workers(self.model, self.directory, self._open))
         if not getattr(fit_state.source, "rewinds", True):
             warnings.warn(
                 "The training data comes from a Python generator, which cannot be rewound: a resumed training draws "
@@ -173,12 +178,17 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Waits for the last write, and removes the backups if training is done."""
-        self.on_fit_exit(raise_errors=True)
+        self._writer.wait()
         if self.delete_when_done and self.model.fit_state.chief:
+            self._owner.check()
             self._store.delete_all()
+            self._owner.release()
+            self._store.remove_directory()
+        self._store.finished()
+        self.on_fit_exit()
 
-    def on_fit_exit(self, raise_errors: bool = False) -> None:
-        """Releases signals, memory and the thread. The loop calls it however `fit` ends."""
+    def on_fit_exit(self) -> None:
+        """Releases signals, memory, the thread and the directory. The loop calls it however `fit` ends."""
         self._running = False
         fit_state = self.model.fit_state
         trained = bool(fit_state.steps_per_epoch) and fit_state.step >= fit_state.steps_per_epoch
@@ -188,19 +198,33 @@ class BackupAndRestore(keras.callbacks.Callback):
         try:
             self._writer.wait()
         except OSError as error:
-            if raise_errors:
-                raise
             warnings.warn(str(error))
+        finally:
+            self._owner.release()
 
-    def _resume(self, fit_state: FitState) -> None:
-        path, content, problems = self._newest_good()
+    def _open(self) -> Found:
+        """Takes the directory and looks for a backup. Context: the chief."""
+        self._store.prepare()
+        self._owner.acquire()
+        self._store.remove_leftovers()
+        path, content, problems = self._store.newest_good()
+        others = self._store.others()
+        if content is None and others:
+            print(
+                f"{self.directory} has backups of other fits of this script, such as {others[0].name}. This is its fit "
+                f"{self._store.fit} in this directory, and they are left for theirs.",
+                flush=True,
+            )
+        return Found(path, content, problems)
+
+    def _resume(self, fit_state: FitState, path: Path | None, content: Any, problems: list[str]) -> None:
         for problem in problems:
             warnings.warn(f"{problem} It is skipped.")
-        if content is None:
+        if content is None or path is None:
             if problems:
                 warnings.warn(f"No backup in {self.directory} is good: training starts from the beginning.")
             return
-        fit_snapshot.check(content, self.model, fit_state, path)
+        fit_snapshot.check(content, self.model, fit_state, self._identity, path)
         left_over = fit_snapshot.restore_values(content, self.model, fit_state)
         fit_snapshot.restore_position(content, self.model, fit_state)
         self._steps_before_epoch = content["counters"]["steps_before_epoch"]
@@ -211,22 +235,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         elif calendar["stop_training"]:
             fit_state.epoch = fit_state.epochs
         if fit_state.chief:
-            _announce(path, content, fit_state, left_over)
+            announce(path, content, fit_state, left_over)
 
     def _after_epoch_begin(self, content: dict[str, Any]) -> None:
         """Within an epoch: restores again, because `on_epoch_begin` may have changed something."""
         fit_snapshot.restore_values(content, self.model, self.model.fit_state)
         self.model.stop_training = content["calendar"]["stop_training"]
-
-    def _newest_good(self) -> tuple[Path | None, Any, list[str]]:
-        """What the chief finds, on every worker: all must resume from the same step."""
-        if self.model.fit_state.chief:
-            found = self._store.newest_good()
-            gather_json(found[0].name if found[0] else None, self.model.distribute_strategy)
-            return found
-        name = gather_json(None, self.model.distribute_strategy)[0]
-        path = self.directory / name if name else None
-        return path, read_backup(path)[1] if path else None, []
 
     def _is_due(self, steps: int) -> bool:
         """Whether to save now, by the clock of whichever worker is ahead; all workers ask at the same steps."""
@@ -250,32 +264,19 @@ class BackupAndRestore(keras.callbacks.Callback):
         begin = self._clock()
         self._writer.wait()
         content, summary = fit_snapshot.capture(
-            self.model, self.model.fit_state, epoch, step, self._buffers, self._before_validation
+            self.model,
+            self.model.fit_state,
+            epoch,
+            step,
+            self._buffers,
+            self._identity,
+            self._before_validation,
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         if self.model.fit_state.chief:
-            self._writer.submit(lambda: self._store.write(content, summary))
+            self._writer.submit(lambda: self._store.write(content, summary, self._owner.check))
             if not self.background:
                 self._writer.wait()
         self.saves += 1
         self._saved_at_step, self._saved_at_time = steps, self._clock()
         self.stall_seconds += self._saved_at_time - begin
-
-
-def _announce(path: Any, content: dict[str, Any], fit_state: FitState, left_over: list[str]) -> None:
-    """One line: from where, to where, and how the position in the data was found."""
-    ways = {
-        "index": "by index",
-        "iterator": "by the iterator's own checkpoint",
-        "skip": "by skipping the batches before it",
-    }
-    calendar, by = content["calendar"], getattr(fit_state.source, "resume_by", "")
-    if by == "iterator" and "iterator" not in content["workers"][0]["source"]:
-        by = "skip"  # between passes, or where the checkpoint would have been incomplete
-    where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
-    lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
-    print(
-        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; "
-        f"position in the data: {ways.get(by, 'by the source')}{lost}.",
-        flush=True,
-    )

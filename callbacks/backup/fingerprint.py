@@ -1,29 +1,56 @@
-"""Whether a backup belongs to this model, optimizer and data, and what differs if it does not."""
+"""Whether a backup belongs to this training: its model, optimizer, loss, seeds and data; and what differs if it does not.
+
+What may differ, because a resumed training may have it otherwise, is listed in `docs/design/0004-backups.md`.
+"""
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from ...compat.random_state import seeds_as_set
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
-from . import variable_state
+from . import settings, variable_state
 
 _MOST_LISTED = 12
-# Names that Keras numbers within a process, and values that training changes: not part of the identity of a run.
-_IGNORED_SETTINGS = ("name", "module", "registered_name", "build_config", "shared_object_id")
 
 
-def fingerprint(model: CompiledModel, fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal for a backup to fit: variables, optimizer, data. JSON values."""
-    optimizer = getattr(model, "optimizer", None)
+def identity(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+    """What tells this training from others and does not change while it runs: settings, seeds, content of the data.
+
+    JSON values. What cannot be known is None. It can take a second where the data is large; call it once in a `fit`.
+    """
+
+    def of_data(source: Any) -> Any:
+        return source.identity() if hasattr(source, "identity") else None
+
+    return {
+        "settings": settings.settings_of(model),
+        "seeds": seeds_as_set(),
+        "data": of_data(fit_state.source),
+        "validation data": of_data(fit_state.validation),
+        "versions": {
+            "keras": keras.__version__,
+            "tensorflow": tf.__version__,
+            "python": ".".join(platform.python_version_tuple()[:2]),
+        },
+    }
+
+
+def fingerprint(
+    model: CompiledModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
     return {
         "variables": variable_state.describe(variable_state.variables_of(model)),
-        "optimizer": None if optimizer is None else _optimizer(optimizer),
         "data": _data(fit_state, source_state),
+        "identity": dict(who),
     }
 
 
@@ -36,38 +63,38 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             item for group, old, new in pairs for item in _variable_differences(f"{group} variable", old, new)
         ]
 
-    found = of_variables("model", "other") + _setting_differences(saved["optimizer"], now["optimizer"])
+    found = of_variables("model", "other")
+    found += _identity_differences(saved["identity"], now["identity"], same_variables=not found)
     found = found or of_variables("optimizer", "metrics")
-    for name, value in saved["data"].items():
-        other = now["data"].get(name)
-        if value != other and value is not None and other is not None:
-            found.append(f"data {name}: {value} in the backup, {other} now")
+    found += _known_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:
         found = found[:_MOST_LISTED] + [f"and {len(found) - _MOST_LISTED} more"]
     return found
 
 
-def _optimizer(optimizer: Any) -> dict[str, Any]:
-    try:
-        settings = _plain(optimizer.get_config())
-    except NotImplementedError:
-        settings = {}
-    return {"class": type(optimizer).__name__, **settings}
+def _identity_differences(
+    saved: Mapping[str, Any], now: Mapping[str, Any], same_variables: bool
+) -> list[str]:
+    same_versions = saved["versions"] == now["versions"]
+    found = []
+    for part in ("optimizer", "loss", "loss_weights", "model"):
+        if part != "model" or same_variables:  # the variables say it better
+            old, new = saved["settings"].get(part), now["settings"].get(part)
+            found += settings.differences(part, old, new, same_versions)
+    found += settings.differences("seed of", saved["seeds"], now["seeds"])
+    for part in ("data", "validation data"):
+        found += _known_differences(part, saved[part], now[part], same_versions)
+    return found
 
 
-def _plain(value: Any) -> Any:
-    """Settings as JSON values; a number for the learning rate is state, and left out."""
-    if isinstance(value, Mapping):
-        return {
-            str(k): _plain(v)
-            for k, v in value.items()
-            if k not in _IGNORED_SETTINGS and not (k == "learning_rate" and isinstance(v, float | int))
-        }
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__qualname__", type(value).__qualname__)
+def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> list[str]:
+    """What differs and is known on both sides. A graph may have another checksum in another version of TensorFlow."""
+    names = [name for name in saved or {} if name in (now or {}) and (same_versions or name != "pipeline")]
+    return [
+        f"{what} {name}: {saved[name]} in the backup, {now[name]} now"
+        for name in names
+        if saved[name] != now[name] and None not in (saved[name], now[name])
+    ]
 
 
 def _data(fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,17 +126,6 @@ def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]
         + [f"{kind} {_shown(entry)} only in the backup" for entry in only_old]
         + [f"{kind} {_shown(entry)} only now" for entry in only_new]
     )
-
-
-def _setting_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
-    saved, now = saved or {"class": None}, now or {"class": None}
-    if saved["class"] != now["class"]:
-        return [f"optimizer: {saved['class']} in the backup, {now['class']} now"]
-    return [
-        f"optimizer {name}: {saved.get(name)} in the backup, {now.get(name)} now"
-        for name in {**saved, **now}
-        if saved.get(name) != now.get(name)
-    ]
 
 
 def _plain_path(path: str) -> str:

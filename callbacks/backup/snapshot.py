@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.workers.agreement import gather_bytes, place_among_workers, spans_workers
+from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 from . import callback_state, container, random_state, variable_state
@@ -29,6 +29,7 @@ def capture(
     epoch: int,
     step: int,
     buffers: variable_state.HostBuffers,
+    who: dict[str, Any],
     before_validation: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`(content, summary)` for `BackupStore.write`, copied to the host. Training may go on: nothing in them changes.
@@ -39,6 +40,7 @@ def capture(
         epoch: int; the epoch at which a resumed run continues, 0-based.
         step: int; steps of that epoch that are done.
         buffers: host memory; no write from it may be in progress.
+        who: the `fingerprint.identity` of this training.
         before_validation: what `validation_start` returned: a resumed run repeats only the validation.
 
     Context: host, between steps; on every worker at the same step.
@@ -52,7 +54,7 @@ def capture(
             variables["model"][i] = seed
     variables, parts = _from_all_workers(model.distribute_strategy, variables, worker)
     content = {
-        "fingerprint": fingerprint(model, fit_state, source),
+        "fingerprint": fingerprint(model, fit_state, source, who),
         "calendar": {
             "epoch": epoch,
             "step": step,
@@ -101,15 +103,18 @@ def validation_start(model: CompiledModel) -> dict[str, Any]:
     return {"random": random_state.capture(), "seeds": seeds}
 
 
-def check(content: dict[str, Any], model: CompiledModel, fit_state: FitState, path: Any) -> None:
-    """Refuses a backup of something else with a BackupMismatchError that lists what differs."""
+def check(
+    content: dict[str, Any], model: CompiledModel, fit_state: FitState, who: dict[str, Any], path: Any
+) -> None:
+    """Refuses a backup of something else, on all workers, with a BackupMismatchError that lists what differs."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
     by_index = getattr(type(fit_state.source), "resume_by", None) == "index"
-    now_is = fingerprint(model, fit_state, fit_state.source.state() if by_index else {})
+    now_is = fingerprint(model, fit_state, fit_state.source.state() if by_index else {}, who)
     found = differences(content["fingerprint"], now_is)
     workers, now = len(content["workers"]), place_among_workers(model.distribute_strategy)[1]
     if getattr(fit_state.source, "per_worker", False) and workers != now:
         found.append(f"workers, each with an input of its own: {workers} in the backup, {now} now")
+    found = next(filter(None, gather_json(found, model.distribute_strategy)), None)
     if found:
         listed = "".join(f"\n  - {item}" for item in found)
         raise BackupMismatchError(

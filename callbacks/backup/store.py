@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..safe_file import remove_leftovers, save_error, write_safely
+from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
 from . import container
 
-_NAME = re.compile(r"^backup-(\d+)\.unisono$")
+_NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
+_finished: collections.Counter[str] = (
+    collections.Counter()
+)  # fits of this process that are done, by directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,33 +61,58 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
     return container.read(Path(path))
 
 
-def backup_paths(directory: str | os.PathLike) -> list[Path]:
-    """The files with a backup's name, the newest first."""
+def backup_paths(directory: str | os.PathLike, fit: int | None = None) -> list[Path]:
+    """The files with a backup's name, the newest first; of one fit of a process, or of all."""
     try:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    numbered = [(int(match[1]), name) for name in names if (match := _NAME.match(name))]
-    return [Path(directory) / name for _, name in sorted(numbered, reverse=True)]
+    found = [(*place, name) for name in names if (place := _place(name)) and fit in (None, place[0])]
+    return [Path(directory) / name for _, _, name in sorted(found, reverse=True)]
+
+
+def _place(name: str) -> tuple[int, int] | None:
+    """`(fit, number)` of a backup: which of the fits of one process made it, from 1, and which of its backups it is."""
+    match = _NAME.match(name)
+    return (int(match[1] or 1), int(match[2])) if match else None
 
 
 class BackupStore:
-    """Writes and finds the backups of one run; owns the names in its directory. One process writes."""
+    """Writes and finds the backups of one run; owns the names in its directory. One process writes.
+
+    A script may have several fits in one directory. Each finds its own backups: those made after as many fits in that
+    directory were done in their process as in this one.
+    """
 
     def __init__(self, directory: str | os.PathLike, keep: int):
         self.directory = Path(directory)
+        self.fit = 1
         self._keep = keep  # files that remain after a save, at least 1
 
     def prepare(self) -> None:
-        """Creates the directory, removes what interrupted writes left behind, and raises SaveError if it is not writable."""
+        """Creates the directory, and raises SaveError if it is not writable."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise save_error(self.directory, error) from error
-        remove_leftovers(self.directory)
-        probe = self.directory / "writable"
-        write_safely(probe, lambda stream: stream.write(b"1"))
+        probe = temporary_path(self.directory / "writable")
+        with rename_safely(probe, probe):
+            probe.write_bytes(b"1")
         probe.unlink()
+        self.fit = 1 + _finished[os.path.realpath(self.directory)]
+
+    def finished(self) -> None:
+        """Notes that the fit is done: the next one in this process is another."""
+        _finished[os.path.realpath(self.directory)] += 1
+
+    def others(self) -> list[Path]:
+        """The backups of other fits of the script."""
+        own = backup_paths(self.directory, self.fit)
+        return [path for path in backup_paths(self.directory) if path not in own]
+
+    def remove_leftovers(self) -> None:
+        """Removes what writes that were interrupted left behind. The owner of the directory calls it."""
+        remove_leftovers(self.directory)
 
     def newest_good(self) -> tuple[Path | None, Any, list[str]]:
         """`(path, content, problems)` of the newest backup that is complete; None and None where there is none.
@@ -94,29 +123,38 @@ class BackupStore:
             NewerFormatError: a newer version wrote the newest one.
         """
         problems: list[str] = []
-        for path in backup_paths(self.directory):
+        for path in backup_paths(self.directory, self.fit):
             try:
                 return path, container.read(path)[1], problems
             except OSError as error:
                 problems.append(str(error))
         return None, None, problems
 
-    def write(self, content: Any, summary: Mapping[str, Any]) -> None:
-        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither."""
-        newest = backup_paths(self.directory)[:1]
-        number = int(_NAME.match(newest[0].name)[1]) + 1 if newest else 1  # pyright: ignore[reportOptionalSubscript]
-        path = self.directory / f"backup-{number:06d}.unisono"
+    def write(
+        self, content: Any, summary: Mapping[str, Any], check: Callable[[], object] = lambda: None
+    ) -> None:
+        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither.
+
+        `check` is called before anything is written and before the new name is given; what it raises ends the save.
+        """
+        check()
+        places = map(_place, (path.name for path in backup_paths(self.directory, self.fit)[:1]))
+        number = 1 + max((place[1] for place in places if place), default=0)
+        path = self.directory / f"backup-{'' if self.fit == 1 else f'fit{self.fit}-'}{number:06d}.unisono"
         stamped = {**summary, "time": time.time()}
-        write_safely(path, lambda stream: container.write(stream, content, stamped))
-        for old in backup_paths(self.directory)[self._keep :]:
+        write_safely(path, lambda stream: container.write(stream, content, stamped), check)
+        for old in backup_paths(self.directory, self.fit)[self._keep :]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
     def delete_all(self) -> None:
-        """Removes the backups, and the directory if nothing else is in it."""
-        for path in backup_paths(self.directory):
+        """Removes the backups of this fit."""
+        for path in backup_paths(self.directory, self.fit):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+    def remove_directory(self) -> None:
+        """Removes the directory if nothing is in it."""
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 

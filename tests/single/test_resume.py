@@ -1,5 +1,6 @@
 """A fit that is interrupted and called again in a new model ends with the bits of the one that was left alone."""
 
+import collections
 import errno
 import os
 import random
@@ -65,15 +66,16 @@ def data():
     return x, (x @ rng.normal(size=(4, 3))).argmax(1)
 
 
-def make_model(units=6, optimizer="adam", strategy=None, noise=0.2):
+def make_model(
+    units=6, optimizer="adam", strategy=None, noise=0.2, seed=11, activation="relu", from_logits=True
+):
     """The same model as any script would make it again."""
     keras.backend.clear_session()
-    keras.utils.set_random_seed(11)
+    keras.utils.set_random_seed(seed)
     with helpers.scope(strategy):
-        model = unisono.Sequential(
-            [keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(noise), keras.layers.Dense(3)]
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        hidden = keras.layers.Dense(units, activation=activation)
+        model = unisono.Sequential([hidden, keras.layers.Dropout(noise), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
         model.compile(keras.optimizers.get(optimizer), loss, metrics=["accuracy"])
     return model
 
@@ -213,6 +215,12 @@ DIFFERENT = [
     ({"optimizer": "adam 0.5"}, {}, r"optimizer beta_1: 0.9 in the backup, 0.5 now"),
     ({}, {"rows": 33}, r"data rows: 44 in the backup, 33 now"),
     ({}, {"batch_size": 11}, r"data batch_rows: 16 in the backup, 11 now"),
+    ({}, {"add": 1e-3}, r"data content: [0-9a-f]{16} in the backup, [0-9a-f]{16} now"),
+    ({}, {"shuffle": False}, r"data shuffle: True in the backup, False now"),
+    ({"seed": 12}, {}, r"seed of keras.utils.set_random_seed: 11 in the backup, 12 now"),
+    ({"activation": "tanh"}, {}, r"model dense activation: relu in the backup, tanh now"),
+    ({"noise": 0.3}, {}, r"model dropout rate: 0.2 in the backup, 0.3 now"),
+    ({"from_logits": False}, {}, r"loss from_logits: True in the backup, False now"),
 ]
 
 
@@ -224,12 +232,22 @@ def test_another_training_is_refused_with_what_differs(backups):
         model.build((None, 4))
         before = bits(model)[:4]
         x, y = (part[: inputs.get("rows", ROWS)] for part in data())
+        x[-1, -1] += inputs.get("add", 0.0)
+        given = {"batch_size": inputs.get("batch_size", BATCH), "shuffle": inputs.get("shuffle", True)}
         with pytest.raises(callbacks.BackupMismatchError, match=message) as caught:
             backup = callbacks.BackupAndRestore(backups)
-            model.fit(x, y, batch_size=inputs.get("batch_size", BATCH), verbose=0, callbacks=[backup])
+            model.fit(x, y, **given, validation_data=data(), verbose=0, callbacks=[backup])
         assert "backup-000004.unisono belongs to another training" in str(caught.value)
         assert bits(model)[:4] == before
     assert callbacks.latest_backup(backups).status == "good"
+
+
+def test_more_epochs_are_the_same_training(tmp_path):
+    """And so is one whose learning rate a callback has changed."""
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+    expected = fit(make_model(), halve)
+    interrupted(tmp_path, 5, halve, epochs=2)
+    assert resumed(tmp_path, halve, epochs=3) == expected
 
 
 def test_damaged_newest_is_named_and_the_one_before_it_gives_the_same_bits(backups, left_alone):
@@ -310,13 +328,52 @@ def test_read_only_place_is_refused_before_the_first_step(tmp_path):
     assert int(model.optimizer.iterations.numpy()) == 0
 
 
-def test_finished_training_is_not_repeated(tmp_path):
+def test_finished_training_is_not_repeated(tmp_path, monkeypatch):
     backup = {"delete_when_done": False}
     stopping = {"epochs": 9}
     first = resumed(tmp_path, keras.callbacks.EarlyStopping("loss", min_delta=9.0), backup=backup, **stopping)
     assert len(first["epochs"]) == 2
+    monkeypatch.setattr(backup_store, "_finished", collections.Counter())  # as in a new process
     again = resumed(tmp_path, keras.callbacks.EarlyStopping("loss", min_delta=9.0), backup=backup, **stopping)
     assert again == first
+
+
+def test_second_fit_of_a_script_is_not_taken_for_the_first(tmp_path, monkeypatch):
+    """Both in one directory: the second begins where the first has ended, and a new process resumes each at its own."""
+
+    def script(nth=None):
+        model = make_model()
+        first = resumed(tmp_path, model=model, backup={"delete_when_done": False}, epochs=2)
+        if nth is not None:
+            interrupted(tmp_path, nth, model=model, epochs=2)
+            return None
+        return first, resumed(tmp_path, model=model, epochs=2)
+
+    def alone():
+        model = make_model()
+        return fit(model, epochs=2), fit(model, epochs=2)
+
+    script(nth=5)
+    assert {path.name[:11] for path in backup_store.backup_paths(tmp_path)} == {"backup-fit2", "backup-0000"}
+    monkeypatch.setattr(backup_store, "_finished", collections.Counter())  # as in a new process
+    assert script() == alone()
+
+
+def test_directory_of_a_running_fit_is_refused(tmp_path):
+    class Another(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            with pytest.raises(
+                callbacks.SaveError, match=f"{tmp_path} is used by another fit of this process"
+            ):
+                fit(make_model(), callbacks.BackupAndRestore(tmp_path), epochs=1, validation=False)
+            raise Stop
+
+    two = callbacks.BackupAndRestore(tmp_path), callbacks.BackupAndRestore(tmp_path)
+    with pytest.raises(callbacks.SaveError, match="is used by another fit of this process"):
+        fit(make_model(), *two)
+    with pytest.raises(Stop):
+        fit(make_model(), callbacks.BackupAndRestore(tmp_path), Another(), validation=False)
+    assert os.listdir(tmp_path) == []
 
 
 def test_backups_are_kept_and_deleted_as_asked(tmp_path):
@@ -328,7 +385,7 @@ def test_backups_are_kept_and_deleted_as_asked(tmp_path):
     backup = callbacks.BackupAndRestore(tmp_path / "b", keep=2, background=False)
     fit(make_model(), count, backup, epochs=5, validation=False)
     assert backup.saves == 5 and backup.stall_seconds > 0
-    assert count.seen == ["backup-000003.unisono", "backup-000004.unisono"]
+    assert count.seen == ["backup-000003.unisono", "backup-000004.unisono", "owner.json"]
     assert not (tmp_path / "b").exists()
 
 

@@ -1,5 +1,6 @@
 """The protocol of safe files, and a directory of backups."""
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -9,10 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from unisono.callbacks import latest_backup, list_backups, safe_file, verify_checkpoint
+from unisono.callbacks import latest_backup, list_backups, process_name, safe_file, verify_checkpoint
 from unisono.callbacks.backup.container import NewerFormatError
 from unisono.callbacks.backup.store import BackupStore, backup_paths
 from unisono.callbacks.backup.writer_thread import BackgroundWriter
+from unisono.callbacks.process_name import this_process
 from unisono.commands.backups import main
 
 
@@ -68,14 +70,24 @@ def is_directory(descriptor):
     return os.path.isdir(f"/proc/self/fd/{descriptor}")
 
 
-def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path):
+def test_leftovers_are_judged_by_machine_and_process(tmp_path):
+    """Those of dead processes of this machine go, and after a day those of other machines; living ones' stay."""
     process = subprocess.Popen(["true"])
     process.wait()
-    for pid in (process.pid, os.getppid()):
-        (tmp_path / f".backup-000001.{pid}.tmp.unisono").touch()
+    here, parent = this_process(), process_name._started(os.getppid())
+    dead = dataclasses.replace(here, pid=process.pid)
+    reused = dataclasses.replace(here, pid=os.getppid(), started=parent + 1)
+    parent = dataclasses.replace(here, pid=os.getppid(), started=parent)
+    elsewhere = dataclasses.replace(dead, place="00000000")
+    for who in (here, dead, reused, parent, elsewhere):
+        (tmp_path / f".backup-000001.{who}.tmp.unisono").touch()
+    old = tmp_path / f".old.{elsewhere}.tmp.keras"
+    old.touch()
+    os.utime(old, (time.time() - 90_000,) * 2)
     (tmp_path / ".mine.tmp.txt").touch()
     safe_file.remove_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [f".backup-000001.{os.getppid()}.tmp.unisono", ".mine.tmp.txt"]
+    left = {f".backup-000001.{who}.tmp.unisono" for who in (here, parent, elsewhere)}
+    assert set(os.listdir(tmp_path)) == {*left, ".mine.tmp.txt"}
 
 
 def test_checksum_beside_a_file_is_that_of_b2sum(tmp_path):
@@ -134,6 +146,30 @@ def test_damaged_file_is_named_and_passed_over(tmp_path, damage, capsys):
     assert main([str(tmp_path)]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("damaged") and lines[2].endswith("good") and str(newest) in lines[4]
+
+
+def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
+    """Each is told from the others by how many were done before it in the same process."""
+    first, second = store_with(tmp_path, 3, keep=2), BackupStore(tmp_path, 2)
+    first.finished()
+    second.prepare()
+    assert second.newest_good() == (None, None, []) and second.others() == backup_paths(tmp_path)
+    second.write({"i": "second"}, {"epoch": 7})
+    second.write({"i": "third"}, {"epoch": 8})
+    second.write({"i": "fourth"}, {"epoch": 9})
+    assert [path.name for path in backup_paths(tmp_path)] == [
+        "backup-fit2-000003.unisono",
+        "backup-fit2-000002.unisono",
+        "backup-000003.unisono",
+        "backup-000002.unisono",
+    ]
+    assert (first.newest_good()[1]["i"], second.newest_good()[1]["i"]) == (2, "fourth")
+    assert latest_backup(tmp_path).epoch == 9
+    second.delete_all()
+    assert [path.name for path in backup_paths(tmp_path)] == [
+        "backup-000003.unisono",
+        "backup-000002.unisono",
+    ]
 
 
 def test_deleted_file_is_no_matter(tmp_path):
@@ -211,9 +247,10 @@ def test_delete_all_leaves_what_is_not_ours(tmp_path):
     store = store_with(tmp_path / "b", 2)
     (tmp_path / "b" / "notes.txt").touch()
     store.delete_all()
+    store.remove_directory()
     assert os.listdir(tmp_path / "b") == ["notes.txt"]
     (tmp_path / "b" / "notes.txt").unlink()
-    store.delete_all()
+    store.remove_directory()
     assert not (tmp_path / "b").exists()
 
 

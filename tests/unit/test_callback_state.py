@@ -1,6 +1,8 @@
 """The pieces of a snapshot: when it is due, whose state, which copies, what differs, what a signal asks for."""
 
 import datetime
+import json
+import re
 import signal
 
 import keras
@@ -13,6 +15,7 @@ from unisono.callbacks.backup import (
     callback_state,
     fingerprint,
     interruption,
+    settings,
     variable_state,
 )
 from unisono.callbacks.backup.save_schedule import SaveSchedule
@@ -159,8 +162,14 @@ def prints(**changes):
             "metrics": [],
             "other": [],
         },
-        "optimizer": {"class": "Adam", "beta_1": 0.9},
         "data": {"rows": 10, "batch_rows": 4, "steps_per_epoch": None, "layout": ["float32(2,)"]},
+        "identity": {
+            "settings": {"optimizer": {"class": "Adam", "beta_1": 0.9}},
+            "seeds": {},
+            "data": {"content": "1", "pipeline": None},
+            "validation data": None,
+            "versions": {"keras": "3", "python": "3.11"},
+        },
     }
     return {**base, **changes}
 
@@ -189,11 +198,107 @@ def test_long_lists_are_cut():
     assert len(found) == 13 and found[-1] == "and 18 more"
 
 
-def test_learning_rate_number_is_state_and_a_schedule_is_not():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    numbers = [fingerprint._optimizer(keras.optimizers.SGD(rate)) for rate in (0.1, 0.2)]
-    assert numbers[0] == numbers[1]
-    assert fingerprint._optimizer(keras.optimizers.SGD(schedule)) != numbers[0]
+def identity(model=None, data=None, **identity_changes):
+    found = {**prints()["identity"], **identity_changes}
+    if model is not None:
+        found["settings"] = json.loads(json.dumps(settings.settings_of(model)))
+    return {**prints(), "identity": {**found, "data": data or found["data"]}}
+
+
+def scaled(values):
+    return values * 2
+
+
+def shifted(values):
+    return values + 2
+
+
+def a_model(
+    activation="relu",
+    wiring=(0, 1),
+    loss="mse",
+    rate=0.1,
+    schedule=None,
+    function=scaled,
+    dtype=None,
+    **optimizer,
+):
+    inputs = [keras.Input((2,)), keras.Input((2,))]
+    hidden = [
+        keras.layers.Dense(2, activation=activation, dtype=dtype)(inputs[0]),
+        keras.layers.Dense(2)(inputs[1]),
+    ]
+    outputs = keras.layers.Subtract()([hidden[i] for i in wiring])
+    model = keras.Model(inputs, keras.layers.Lambda(function, output_shape=(2,))(outputs))
+    model.compile(keras.optimizers.Adam(schedule or rate, **optimizer), loss)
+    return model
+
+
+def test_same_training_made_again_is_no_difference():
+    """Layers that Keras numbers on, functions made again, and another number for the learning rate, which is state."""
+    first = identity(a_model(function=lambda x: x * 2))
+    assert fingerprint.differences(first, identity(a_model(rate=0.2, function=lambda x: x * 2))) == []
+
+
+def test_settings_that_differ_are_named():
+    for changes, message in [
+        ({"activation": "tanh"}, "model dense activation: relu in the backup, tanh now"),
+        ({"wiring": (1, 0)}, "model dense activation: relu in the backup, linear now"),
+        ({"wiring": (1, 1)}, "model"),
+        ({"loss": "mae"}, "loss: mse in the backup, mae now"),
+        ({"loss": keras.losses.MeanSquaredError()}, "loss: mse in the backup, MeanSquaredError now"),
+        ({"beta_1": 0.5}, "optimizer beta_1: 0.9 in the backup, 0.5 now"),
+        ({"function": shifted}, "model lambda function"),
+        ({"function": lambda x: x * 3}, "model lambda function"),
+        ({"dtype": "bfloat16"}, "model dense dtype name: float32 in the backup, bfloat16 now"),
+        (
+            {"schedule": keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)},
+            "optimizer learning_rate: None in the backup, ExponentialDecay now",
+        ),
+    ]:
+        found = fingerprint.differences(identity(a_model()), identity(a_model(**changes)))
+        assert len(found) >= 1 and re.match(message, found[0]), (changes, found)
+
+
+def test_loss_of_the_user_is_known_by_what_it_computes():
+    def loss_of(sign):
+        if sign > 0:
+            return lambda y, p: p - y
+        return lambda y, p: y - p
+
+    def found(first, second, **changes):
+        return fingerprint.differences(
+            identity(a_model(loss=first)), identity(a_model(loss=second), **changes)
+        )
+
+    assert found(loss_of(1), loss_of(1)) == []
+    assert len(found(loss_of(1), loss_of(-1))) == 1
+    # Another version of Python compiles the same function to other code.
+    assert found(loss_of(1), loss_of(-1), versions={"keras": "3", "python": "3.12"}) == []
+
+
+def test_layers_of_a_model_without_settings_are_looked_at():
+    class Mine(keras.Model):
+        def __init__(self, units):
+            super().__init__()
+            self.blocks = [keras.layers.Dense(units, activation="relu"), keras.layers.Dropout(units / 10)]
+
+        def get_config(self):
+            raise NotImplementedError
+
+    found = fingerprint.differences(identity(Mine(2)), identity(Mine(3)))
+    assert any("dropout rate: 0.2 in the backup, 0.3 now" in item for item in found)
+
+
+def test_data_and_seeds_that_differ_are_named_and_the_unknown_is_not():
+    def found(**changes):
+        return fingerprint.differences(identity(), identity(**changes))
+
+    assert found(data={"content": "2"}) == ["data content: 1 in the backup, 2 now"]
+    assert found(data={"content": None, "pipeline": "x"}) == []
+    assert found(seeds={"keras.utils.set_random_seed": 3}) == [
+        "seed of keras.utils.set_random_seed: None in the backup, 3 now"
+    ]
 
 
 def test_first_signal_asks_and_the_second_acts():

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from .calendar import RowOrder
+from .content import checksum
 from .convert import as_resident, cast_floats
 from .feed import GROUP_BYTES, FedSource, Group, batch_bytes
 from .readers import gather_reader, slice_reader
@@ -55,6 +56,9 @@ class ArraySource(Source):
             reader = gather_reader(run.rows, self._layout)
         return Chunk((self._arrays, place), run.batches, run.rows, reader, signature=(self._signature, spec))
 
+    def _content(self) -> str | None:
+        return checksum(self._arrays)
+
     def _on_device(self, order: np.ndarray) -> tf.Tensor:
         """The order of a pass as a tensor, made once for all of its chunks."""
         if self._order_on_device is None or self._order_on_device[0] is not order:
@@ -77,6 +81,9 @@ class StreamedArrays(FedSource):
         row = self._rows_from(0, 1, None)
         self.spec = self._layout = batch_spec(row)
         self._most_rows = max(1, GROUP_BYTES // max(1, batch_bytes(row)))
+
+    def _content(self) -> str | None:
+        return checksum(self._arrays)
 
     def _rows_from(self, start: int, count: int, order: np.ndarray | None) -> Any:
         chosen: Any = slice(start, start + count) if order is None else order[start : start + count]

@@ -92,6 +92,10 @@ class Calendar:
         if self._fixed is None:
             self.steps_per_epoch = self.step
 
+    def identity(self) -> dict[str, Any]:
+        """What does not change while it is used and cannot be restored."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """The position."""
         names = ("epoch", "step", "passes", "taken", "ended")
@@ -178,6 +182,10 @@ class RowOrder(Calendar):
                 order = random.permutation(self.rows)
             self._order = key, order.astype(np.int64)
         return self._order[1]
+
+    def identity(self) -> dict[str, Any]:
+        """Whether the rows are shuffled."""
+        return {"shuffle": self._shuffle}
 
     def state(self) -> dict[str, Any]:
         """The position and what it depends on."""

@@ -8,8 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.datasets import LIVE_SHUFFLE, batch_size, count_shuffles, end_iterator
+from ...compat.datasets import (
+    LIVE_SHUFFLE,
+    batch_size,
+    count_shuffles,
+    end_iterator,
+    held_tensors,
+    pipeline_checksum,
+)
 from .calendar import Calendar
+from .content import checksum
 from .iterator_position import load_iterator, save_iterator
 from .readers import joining_reader, map_optional, next_reader, optional_reader
 from .rows import batch_spec, concat_rows
@@ -29,11 +37,18 @@ class DatasetSource(Source):
         steps_per_epoch: int or None; the steps of an epoch.
         parts: int; elements that make one batch (one for each replica of this worker).
         per_worker: whether the elements are this worker's rows only.
+        by_function: whether the dataset is what a function of `tf.distribute.InputContext` returned for these replicas.
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, steps_per_epoch: int | None, parts: int = 1, per_worker: bool = False
+        self,
+        dataset: tf.data.Dataset,
+        steps_per_epoch: int | None,
+        parts: int = 1,
+        per_worker: bool = False,
+        by_function: bool = False,
     ) -> None:
+        self._differs_by_replica = by_function
         options = tf.data.Options()  # an iterator that cannot be saved exactly shall say so
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
         self._dataset = dataset.with_options(options)
@@ -54,6 +69,7 @@ class DatasetSource(Source):
         self._saves: bool | None = None
 
     usual_rows: int | None = None
+    _differs_by_replica = False
     _iterator: Any = None
     _asked = 0
 
@@ -70,6 +86,14 @@ class DatasetSource(Source):
                 self._saves = False
                 _log.info("The input will be resumed by skipping: %s", str(error).splitlines()[0])
         return "iterator" if self._saves else "skip"
+
+    def identity(self) -> dict[str, Any]:
+        """With the checksum of the pipeline, where it is the same for every number of replicas."""
+        pipeline = None if self._differs_by_replica else pipeline_checksum(self._dataset)
+        return {**super().identity(), "pipeline": pipeline}
+
+    def _content(self) -> str | None:
+        return None if self._differs_by_replica else checksum(held_tensors(self._dataset))
 
     def _open(self) -> None:
         self.close()
@@ -183,6 +207,8 @@ class DistributedSource(DatasetSource):
         strategy: the strategy that made it.
         per_worker: whether there is more than one worker.
     """
+
+    _differs_by_replica = True
 
     def __init__(
         self, dataset: Any, steps_per_epoch: int | None, strategy: tf.distribute.Strategy, per_worker: bool

@@ -167,7 +167,7 @@ def _from_batches(
         per_worker = context.num_input_pipelines > 1
     x = without_optionals(x)
     checks.batched(x.element_spec, parts)
-    return DatasetSource(x, steps_per_epoch, parts, per_worker)
+    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_function=kind.startswith("function"))
 
 
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:

@@ -112,6 +112,23 @@ class Source:
             ValueError: if there is no data at all.
         """
 
+    def identity(self) -> dict[str, Any]:
+        """What tells this input from others, before anything was drawn: JSON values, None for what cannot be known.
+
+        Called once in a `fit` with backups; a resumed one compares what is known on both sides.
+        """
+        weights = self._class_weights
+        return {
+            "content": self._content(),
+            "pipeline": None,
+            "class weights": weights and [list(part) for part in weights],
+            **self.calendar.identity(),
+        }
+
+    def _content(self) -> str | None:
+        """A checksum of what the data holds."""
+        return None
+
     def state(self) -> dict[str, Any]:
         """The position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""
         return self.calendar.state()

@@ -11,6 +11,7 @@ from typing import Any
 
 from .batches import PythonBatches, noting_place
 from .calendar import Calendar
+from .content import checksum, notes_random_numbers
 from .feed import FedSource, Group
 
 _log = logging.getLogger("unisono")
@@ -46,16 +47,22 @@ class StreamSource(FedSource):
         self._most_steps = steps_per_epoch
         self._iterator: Iterator[Any] = iter(stream)
         self._first = list(_unread.pop(stream, ())) if _can_be_key(stream) else []
-        while len(self._first) < 2:
-            with noting_place(f"batch {len(self._first)} of the {kind}"):
-                item = next(self._iterator, _END)
-            if item is _END:
-                break
-            self._first.append(item)
+        with notes_random_numbers() as drawn_from:
+            while len(self._first) < 2:
+                with noting_place(f"batch {len(self._first)} of the {kind}"):
+                    item = next(self._iterator, _END)
+                if item is _END:
+                    break
+                self._first.append(item)
         if not self._first:
             raise ValueError(f"The {kind} gave no batch; it is empty or has been used up, make a new one.")
         self._batches = PythonBatches(self._first, kind, steady, lists=self.rewinds)
         self.spec = self._layout = self._batches.spec
+        # An iterator may come from an earlier call, and go on where that has ended.
+        self._first_checksum = checksum(self._first) if self.rewinds and not drawn_from else None
+
+    def _content(self) -> str | None:
+        return self._first_checksum
 
     def _start_pass(self) -> None:
         self._iterator, self._first = iter(self._stream), []

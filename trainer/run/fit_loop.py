@@ -68,7 +68,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
             at_exit.callback(validation.close)
         runner.build(model, source.spec, source.batch_rows)
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
-        callbacks, state = _begin(model, a, source, at_exit)
+        callbacks, state = _begin(model, a, source, validation, at_exit)
         model.stop_training = False
         model.make_train_function()
         callbacks.on_train_begin()
@@ -88,7 +88,11 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
 
 
 def _begin(
-    model: TrainedModel, a: FitArguments, source: Source, at_exit: contextlib.ExitStack
+    model: TrainedModel,
+    a: FitArguments,
+    source: Source,
+    validation: Source | None,
+    at_exit: contextlib.ExitStack,
 ) -> tuple[keras.callbacks.CallbackList, FitState]:
     """The callbacks of this fit and its calendar, and what happens to both at its end."""
     at_exit.callback(setattr, model, "fit_state", None)
@@ -103,6 +107,7 @@ def _begin(
         epochs=_cap(a.epochs),
         steps_per_epoch=source.steps_per_epoch,
         source=source,
+        validation=validation,
         callbacks=callbacks.callbacks,
         chief=is_chief(),
         settles_exit=spans_workers(model.distribute_strategy),

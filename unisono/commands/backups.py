@@ -30,8 +30,12 @@ def main(argv: list[str]) -> int:
         print(f"There is no directory {directory}.")
         return NO_DIRECTORY
     from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
+    from ..callbacks.backup.owner import read_owner
     from ..callbacks.safe_file import SUM_SUFFIX, verify_sum
 
+    owner = read_owner(directory)
+    if owner is not None:
+        print(f"The directory is used by {owner}{'' if owner.runs() else ', which may have ended'}.")
     backups = list_backups(directory)
     sums = sorted(directory.glob(f"*{SUM_SUFFIX}"))
     if not backups and not sums:

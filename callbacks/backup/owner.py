@@ -1,0 +1,223 @@
+"""The owner of a folder of backups: one running training, known to every process that sees the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..process_name import ProcessName, this_process
+from ..safe_file import SaveError, open_plain, save_error, temporary_path, write_safely
+
+OWNER_FILE = "owner.json"
+_MOST_BYTES = 4096
+_held: set[str] = set()  # the tokens of the owners in this process
+
+
+class FolderInUseError(SaveError):
+    """Another training uses the folder."""
+
+
+class Owner(NamedTuple):
+    """What an owner says of itself in the folder."""
+
+    process: ProcessName | None  # None where the file cannot be read
+    host: str
+    since: float  # seconds since 1970
+    token: str  # of one use of the folder
+
+    def runs(self) -> bool | None:
+        """Whether it lives; None where that cannot be told from this machine."""
+        return None if self.process is None else self.process.runs()
+
+    def __str__(self) -> str:
+        if self.process is None:
+            return "an unknown process"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        if self.process == this_process():
+            return f"another fit of this process since {since}"
+        return f"process {self.process.pid} on {self.host} since {since}"
+
+
+class FolderOwner:
+    """Holds a folder from `acquire` to `release`, with a sign of life meanwhile. Owns the file `owner.json` in it.
+
+    An owner on the same machine is judged by its process: when it has ended, the folder is taken over at once. One on
+    another machine, or in another container, is judged by its sign of life, the time of the file, which it renews every
+    `beat` seconds. No clocks of two machines are compared: the one that wants the folder looks whether the time changes.
+
+    Args:
+        directory: the folder.
+        beat: float; seconds between two signs of life.
+        patience: float; seconds without a sign of life after which an owner elsewhere counts as dead.
+    """
+
+    def __init__(self, directory: Path, beat: float = 10.0, patience: float = 60.0) -> None:
+        self._directory, self._path = directory, directory / OWNER_FILE
+        self._beat, self._patience = beat, patience
+        self._mine: Owner | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self) -> None:
+        """Takes the folder, from a dead owner too.
+
+        Raises:
+            FolderInUseError: another training uses it; the message says which, since when, and how to take over.
+            SaveError: the folder cannot be written.
+        """
+        self.release()
+        found = read_owner(self._directory)
+        if found is not None and self._lives(found):
+            raise self._in_use(found)
+        mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex)
+        _held.add(mine.token)
+        self._mine = mine
+        try:
+            self._write(mine, instead_of=found)
+            self.check()
+        except BaseException:
+            self._mine = None
+            _held.discard(mine.token)
+            raise
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._keep_alive, daemon=True, name="unisono-backup-owner")
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises FolderInUseError if another training has taken the folder over. Does nothing before `acquire`."""
+        if self._mine is None:
+            return
+        found = read_owner(self._directory)
+        if found is None and not self._directory.is_dir():
+            return  # the save itself says that the folder is gone
+        if found is None or found.token != self._mine.token:
+            raise self._in_use(found, taken=True)
+
+    def release(self) -> None:
+        """Gives the folder back. Does nothing before `acquire`."""
+        mine, self._mine = self._mine, None
+        if mine is None:
+            return
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        _held.discard(mine.token)
+        found = read_owner(self._directory)
+        if found is not None and found.token == mine.token:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def _write(self, mine: Owner, instead_of: Owner | None) -> None:
+        """Writes the file: where there was none, only if there still is none."""
+        said = {"process": str(mine.process), "host": mine.host, "since": mine.since, "token": mine.token}
+        text = json.dumps(said).encode()
+        if instead_of is not None:
+            write_safely(self._path, lambda stream: stream.write(text))
+            return
+        temporary = temporary_path(self._path)
+        try:
+            temporary.write_bytes(text)
+            try:
+                os.link(temporary, self._path)
+            except FileExistsError:
+                raise self._in_use(read_owner(self._directory)) from None
+            except OSError:  # a file system without links
+                os.replace(temporary, self._path)
+        except FolderInUseError:
+            raise
+        except OSError as error:
+            raise save_error(self._directory, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _lives(self, found: Owner) -> bool:
+        runs = found.runs()
+        if runs is not None:
+            return runs and (found.process != this_process() or found.token in _held)
+        return self._gives_sign(found)
+
+    def _gives_sign(self, found: Owner) -> bool:
+        """Whether an owner elsewhere lives; waits for up to `patience` seconds, unless its last sign is older than that."""
+        first = _time_of(self._path)
+        if first is None or self._age(first) > self._patience:
+            return False
+        print(
+            f"{self._directory} was used by {found}; waiting up to {self._patience:g} s for a sign of life.",
+            flush=True,
+        )
+        until = time.monotonic() + self._patience
+        while time.monotonic() < until:
+            time.sleep(min(1.0, self._beat / 2))
+            now = _time_of(self._path)
+            if now != first:
+                return now is not None
+        return False
+
+    def _age(self, moment: int) -> float:
+        """Seconds from `moment` to now, by the clock of the file system."""
+        probe = temporary_path(self._directory / "clock")
+        try:
+            probe.touch()
+            return (probe.stat().st_mtime_ns - moment) / 1e9
+        except OSError:
+            return 0.0
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+
+    def _keep_alive(self) -> None:
+        while not self._stop.wait(self._beat):
+            with contextlib.suppress(OSError):
+                found = read_owner(self._directory)
+                if self._mine is not None and found is not None and found.token == self._mine.token:
+                    os.utime(self._path)
+
+    def _in_use(self, found: Owner | None, taken: bool = False) -> FolderInUseError:
+        who = "an unknown process" if found is None else str(found)
+        return FolderInUseError(
+            f"{self._directory} {'has been taken over' if taken else 'is used'} by {who}: use another directory for this "
+            f"training, or end that one; if it no longer exists, remove {self._path} to take over."
+        )
+
+
+def read_owner(directory: str | os.PathLike) -> Owner | None:
+    """The owner that is named in a folder, alive or dead; None without one."""
+    try:
+        with open_plain(Path(directory) / OWNER_FILE) as stream:
+            text = stream.read(_MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        text = b""
+    return _parse(text)
+
+
+def _parse(text: bytes) -> Owner:
+    try:
+        saved: Any = json.loads(text)
+        process = ProcessName.parse(saved["process"])
+        host, since, token = saved["host"], saved["since"], saved["token"]
+        time.localtime(since)
+        if isinstance(host, str) and isinstance(token, str) and host.isprintable():
+            return Owner(process, host[:255], float(since), token)
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
+        pass
+    return Owner(None, "", 0.0, "")
+
+
+def _time_of(path: Path) -> int | None:
+    """When the file was last changed, as the file system says; None where it is gone."""
+    try:
+        with open_plain(path) as stream:  # NFS asks its server when a file is opened
+            return os.fstat(stream.fileno()).st_mtime_ns
+    except OSError:
+        return None

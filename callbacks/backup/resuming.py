@@ -1,0 +1,59 @@
+"""How a resume is settled between workers, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...distribute.workers.agreement import gather_json
+from ..fit_state import FitState
+from ..safe_file import SaveError
+from ..trained_model import ModelInFit
+from .container import NewerFormatError
+from .store import read_backup
+
+
+class Found(NamedTuple):
+    """What was found in a directory of backups."""
+
+    path: Path | None  # of the newest good backup
+    content: Any
+    problems: list[str]  # a sentence for each newer one that was skipped
+
+
+def on_all_workers(model: ModelInFit, directory: Path, find: Callable[[], Found]) -> Found:
+    """What the chief finds in `directory`, on every worker: all must resume from the same step, or raise the same error."""
+    strategy = model.distribute_strategy
+    if not model.fit_state.chief:
+        answer = gather_json(None, strategy)[0]
+        if "error" in answer:
+            raise (NewerFormatError if answer["newer"] else SaveError)(answer["error"])
+        path = directory / answer["name"] if answer["name"] else None
+        return Found(path, read_backup(path)[1] if path else None, [])
+    try:
+        found = find()
+    except (OSError, NewerFormatError) as error:
+        gather_json({"error": str(error), "newer": isinstance(error, NewerFormatError)}, strategy)
+        raise
+    gather_json({"name": found.path.name if found.path else None}, strategy)
+    return found
+
+
+def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over: list[str]) -> None:
+    """One line: from where, to where, and how the position in the data was found."""
+    ways = {
+        "index": "by index",
+        "iterator": "by the iterator's own checkpoint",
+        "skip": "by skipping the batches before it",
+    }
+    calendar, by = content["calendar"], getattr(fit_state.source, "resume_by", "")
+    if by == "iterator" and "iterator" not in content["workers"][0]["source"]:
+        by = "skip"  # between passes, or where the checkpoint would have been incomplete
+    where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
+    lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
+    print(
+        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; "
+        f"position in the data: {ways.get(by, 'by the source')}{lost}.",
+        flush=True,
+    )

@@ -1,0 +1,183 @@
+"""What a model, an optimizer, a loss or a function was made with, as JSON values that can be compared."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+import json
+import marshal
+import re
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...compat.layers import layers_within
+from ...compat.training import compile_config
+
+# Names that say where a class is defined or that Keras numbers; and what follows from the rest.
+_IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
+_MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
+_CODE = " code "  # and a checksum of what Python compiled, which another version of Python compiles otherwise
+
+
+def settings_of(model: Any) -> dict[str, Any]:
+    """The settings of a model with all layers in it and how they are connected, of its optimizer and of its loss."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras warns about functions in a configuration that is to be stored
+        optimizer = getattr(model, "optimizer", None)
+        compiled = compile_config(model) if optimizer is not None else {}
+        return {
+            "model": _settings_of_layer(model, set()),
+            "optimizer": None if optimizer is None else plain(optimizer),
+            "loss": plain(getattr(model, "loss", None)),
+            "loss_weights": plain(compiled.get("loss_weights")),
+        }
+
+
+def plain(value: Any) -> Any:
+    """Settings as JSON values; a number for the learning rate is state, and left out."""
+    if isinstance(value, Mapping):
+        return _plain_mapping(value)
+    if isinstance(value, list | tuple):
+        items = [plain(item) for item in value]
+        return items if len(items) <= _MOST_ITEMS else _digest(json.dumps(items).encode())
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else repr(value)
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if inspect.isfunction(value) or inspect.ismethod(value):
+        return f"{value.__qualname__}{_CODE}{_digest(_code(value.__code__))}"
+    if hasattr(value, "get_config"):
+        return {"class": type(value).__name__, **plain(config_of(value))}
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def config_of(value: Any) -> dict[str, Any]:
+    """`value.get_config()`; empty where it has none that can be had."""
+    try:
+        config = value.get_config()
+    except Exception:  # a class of the user's own need not have one, and training does not need it
+        return {}
+    return dict(config) if isinstance(config, Mapping) else {}
+
+
+def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> Iterator[str]:
+    """One phrase for each setting that differs.
+
+    Args:
+        what: the settings are of, for the phrases.
+        saved: what `plain` or `settings_of` gave then.
+        now: what it gives now.
+        same_versions: whether Python and Keras are the same; otherwise settings that only one knows are no difference.
+    """
+    if isinstance(saved, Mapping) and isinstance(now, Mapping) and saved.get("class") == now.get("class"):
+        for key in {**saved, **now}:
+            if same_versions or (key in saved and key in now):
+                yield from differences(f"{what} {key}", saved.get(key), now.get(key), same_versions)
+        return
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        for number, (old, new) in enumerate(zip(saved, now)):
+            yield from differences(_item(what, number, old, new), old, new, same_versions)
+        return
+    if not same_versions:
+        saved, now = _without_code(saved), _without_code(now)
+    if saved != now:
+        yield f"{what}: {_shown(saved)} in the backup, {_shown(now)} now"
+
+
+def _settings_of_layer(layer: Any, seen: set[int]) -> dict[str, Any]:
+    seen.add(id(layer))
+    config = config_of(layer)
+    settings = {"class": type(layer).__name__, **plain(_with_numbered_layers(config))}
+    if "layers" not in config:
+        inner = [each for each in layers_within(layer) if id(each) not in seen]
+        if inner:
+            settings["layers"] = [_settings_of_layer(each, seen) for each in inner]
+    return settings
+
+
+def _with_numbered_layers(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the connections between layers by their order: Keras' own names count on in a process."""
+    layers = config.get("layers")
+    if not isinstance(layers, list):
+        return config
+    names = [entry.get("config", {}).get("name") for entry in layers if isinstance(entry, Mapping)]
+    numbers = {name: f"layer {number}" for number, name in enumerate(names) if isinstance(name, str)}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: renamed(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [renamed(item) for item in value]
+        return numbers.get(value, value) if isinstance(value, str) else value
+
+    result = {key: renamed(config[key]) if key.endswith("_layers") else config[key] for key in config}
+    result["layers"] = [
+        {**entry, "inbound_nodes": renamed(entry.get("inbound_nodes"))}
+        if isinstance(entry, Mapping)
+        else entry
+        for entry in layers
+    ]
+    return result
+
+
+def _plain_mapping(value: Mapping[Any, Any]) -> Any:
+    if value.get("class_name") == "__lambda__":
+        return _lambda(value)
+    result = {}
+    for key, item in value.items():
+        if key in _IGNORED or (key == "learning_rate" and isinstance(item, float | int)):
+            continue
+        result[str(key)] = (
+            re.sub(r"_\d+$", "", item) if key == "name" and isinstance(item, str) else plain(item)
+        )
+    if "class_name" in result and isinstance(result.get("config"), Mapping):
+        result = {"class": result.pop("class_name"), **result.pop("config"), **result}
+    return result
+
+
+def _lambda(value: Mapping[str, Any]) -> Any:
+    """A function that Keras has turned into text, with its file and line: only what it computes counts."""
+    config = value.get("config")
+    packed = config.get("value", config.get("code")) if isinstance(config, Mapping) else None
+    packed = packed[0] if isinstance(packed, list | tuple) and packed else packed
+    try:
+        code = marshal.loads(base64.b64decode(packed))  # of this process  # type: ignore[arg-type]
+        return f"<lambda>{_CODE}{_digest(_code(code))}"
+    except (ValueError, TypeError, EOFError):
+        return "<lambda>"
+
+
+def _code(code: types.CodeType) -> bytes:
+    """What a function computes, without where it is written."""
+    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c).encode() for c in code.co_consts]
+    return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _without_code(value: Any) -> Any:
+    return value.partition(_CODE)[0] if isinstance(value, str) else value
+
+
+def _item(what: str, number: int, old: Any, new: Any) -> str:
+    """The name of one item of a list of settings."""
+    names = [item.get("name") for item in (old, new) if isinstance(item, Mapping)]
+    if len(names) == 2 and names[0] == names[1] and names[0] is not None:
+        return f"{what.removesuffix(' layers')} {names[0]}"
+    return f"{what} {number}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("class", dict(value))
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

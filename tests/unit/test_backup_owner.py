@@ -1,0 +1,204 @@
+"""The owner of a folder of backups: living ones are respected, dead ones replaced, and nobody waits without bound."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from unisono.callbacks import SaveError, process_name
+from unisono.callbacks.backup.owner import OWNER_FILE, FolderInUseError, FolderOwner, read_owner
+from unisono.callbacks.backup.store import BackupStore
+from unisono.callbacks.process_name import ProcessName, this_process
+from unisono.commands.backups import main
+
+QUICK = {"beat": 0.02, "patience": 0.2}
+
+
+@contextlib.contextmanager
+def owning(directory, **arguments):
+    owner = FolderOwner(directory, **arguments)
+    owner.acquire()
+    try:
+        yield owner
+    finally:
+        owner.release()
+
+
+def claim(directory, process, token="t", host="far"):
+    owner = {"process": str(process), "host": host, "since": 1e9, "token": token}
+    (directory / OWNER_FILE).write_text(json.dumps(owner))
+
+
+def elsewhere():
+    return dataclasses.replace(this_process(), place="00000000")
+
+
+def test_folder_has_one_owner_in_a_process_until_it_is_released(tmp_path):
+    with owning(tmp_path) as owner:
+        owner.check()
+        with pytest.raises(FolderInUseError, match="is used by another fit of this process since") as caught:
+            FolderOwner(tmp_path).acquire()
+        assert str(tmp_path / OWNER_FILE) in str(caught.value) and "to take over" in str(caught.value)
+        assert isinstance(caught.value, SaveError)
+        assert os.listdir(tmp_path) == [OWNER_FILE]
+    assert os.listdir(tmp_path) == []
+    with owning(tmp_path):
+        pass
+
+
+def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
+    with subprocess.Popen(["sleep", "100"]) as process:
+        name = dataclasses.replace(
+            this_process(), pid=process.pid, started=process_name._started(process.pid)
+        )
+        claim(tmp_path, name)
+        with pytest.raises(FolderInUseError, match=f"process {process.pid} on far since 2001-09-0"):
+            FolderOwner(tmp_path).acquire()
+        claim(
+            tmp_path, dataclasses.replace(name, started=name.started - 1)
+        )  # its number has been given again
+        with owning(tmp_path):
+            pass
+        claim(tmp_path, name)
+        process.kill()
+        until = time.monotonic() + 10
+        while name.runs() and time.monotonic() < until:  # until it is a zombie: nobody has waited for it
+            time.sleep(0.01)
+        with owning(tmp_path):
+            assert read_owner(tmp_path).host == socket.gethostname()
+    assert capsys.readouterr().out == "", "nothing was waited for"
+
+
+def test_command_names_the_owner(tmp_path, capsys):
+    with owning(tmp_path):
+        assert main([str(tmp_path)]) == 1
+        assert "The directory is used by another fit of this process since" in capsys.readouterr().out
+    claim(tmp_path, elsewhere())
+    main([str(tmp_path)])
+    assert "on far since 2001-09-0" in (said := capsys.readouterr().out) and "which may have ended" in said
+
+
+def test_own_claim_that_nobody_holds_is_taken_over(tmp_path):
+    claim(tmp_path, this_process())
+    with owning(tmp_path):
+        pass
+
+
+def test_owner_elsewhere_is_judged_by_its_sign_of_life(tmp_path, capsys):
+    claim(tmp_path, elsewhere())
+    stop = threading.Event()
+
+    def live():
+        while not stop.wait(0.05):
+            os.utime(tmp_path / OWNER_FILE)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(FolderInUseError, match="on far since"):
+        FolderOwner(tmp_path, beat=0.02, patience=30.0).acquire()
+    assert time.monotonic() - began < 10, "the first sign of life decides"
+    assert "waiting up to 30 s for a sign of life" in capsys.readouterr().out
+    stop.set()
+    thread.join()
+    with owning(tmp_path, **QUICK):
+        assert read_owner(tmp_path).token != "t"
+
+
+def test_owner_elsewhere_with_an_old_sign_of_life_is_not_waited_for(tmp_path, capsys):
+    claim(tmp_path, elsewhere())
+    os.utime(tmp_path / OWNER_FILE, (time.time() - 100,) * 2)
+    with owning(tmp_path):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_owner_gives_signs_of_life(tmp_path):
+    with owning(tmp_path, **QUICK):
+        first = (tmp_path / OWNER_FILE).stat().st_mtime_ns
+        until = time.monotonic() + 10
+        while (tmp_path / OWNER_FILE).stat().st_mtime_ns == first and time.monotonic() < until:
+            time.sleep(0.01)
+        assert (tmp_path / OWNER_FILE).stat().st_mtime_ns != first
+
+
+def test_owner_that_was_replaced_writes_nothing_more(tmp_path):
+    """For instance one that was stopped for long, while another machine took the folder over."""
+    with owning(tmp_path) as owner:
+        store = BackupStore(tmp_path, 1)
+        store.write({"i": 1}, {}, owner.check)
+        claim(tmp_path, elsewhere(), token="other")
+        before = sorted(os.listdir(tmp_path))
+        with pytest.raises(SaveError, match=r"has been taken over by process \d+ on far since"):
+            store.write({"i": 2}, {}, owner.check)
+        assert sorted(os.listdir(tmp_path)) == before
+        (tmp_path / OWNER_FILE).unlink()
+        checks = iter([lambda: None, owner.check])  # and when it happens in the middle of a save
+        with pytest.raises(SaveError, match="taken over by an unknown process"):
+            store.write({"i": 2}, {}, lambda: next(checks)())
+        assert os.listdir(tmp_path) == ["backup-000001.unisono"]
+        claim(tmp_path, elsewhere(), token="other")
+    assert read_owner(tmp_path).token == "other", "it stays the other's"
+
+
+WRONG = {
+    "empty": b"",
+    "deep": b"[" * 4096,
+    "other types": b'{"process": 3, "host": [], "since": {}, "token": 1}',
+    "huge numbers": b'{"process": "00000000-1-1", "host": "h", "since": 1e308, "token": "t"}',
+    "control characters": b'{"process": "00000000-1-1", "host": "\\u001b[2J", "since": 1, "token": "t"}',
+}
+
+
+@pytest.mark.parametrize("content", [*WRONG, "fifo", "folder"])
+def test_owner_file_that_is_none_is_replaced_or_refused(tmp_path, content):
+    path = tmp_path / OWNER_FILE
+    if content == "fifo":
+        os.mkfifo(path)
+    elif content == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(WRONG[content])
+    assert str(read_owner(tmp_path)) == "an unknown process"
+    if content == "folder":
+        with pytest.raises(SaveError):
+            FolderOwner(tmp_path, **QUICK).acquire()
+        return
+    with owning(tmp_path, **QUICK):
+        assert read_owner(tmp_path).host == socket.gethostname()
+
+
+def test_two_that_come_at_the_same_time_are_one_owner(tmp_path):
+    """All see no owner; the file is made once."""
+    barrier, taken, refused = threading.Barrier(8), [], []
+
+    def come():
+        owner = FolderOwner(tmp_path)
+        barrier.wait()
+        try:
+            owner.acquire()
+            taken.append(owner)
+        except FolderInUseError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for owner in taken:
+        owner.release()
+    assert (len(taken), len(refused)) == (1, 7)
+
+
+def test_names_of_processes_are_read_back():
+    name = this_process()
+    assert ProcessName.parse(str(name)) == name and name.runs() is True and elsewhere().runs() is None
+    for text in ("", "1", "0000000g-1-1", f"{name}0" * 9, str(name).replace("-", " "), str(name) + "\n"):
+        assert ProcessName.parse(text) is None
