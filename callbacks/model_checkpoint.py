@@ -14,7 +14,7 @@ import keras
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import whole_number
 from .own_files import OwnFiles, Saved
-from .safe_file import remove_leftovers, rename_safely, sum_path, temporary_path, write_sum
+from .safe_file import remove_leftovers, write_with_sum
 from .trained_model import ModelInFit
 
 
@@ -170,15 +170,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 "Please specify a non-directory filepath for ModelCheckpoint. Filepath used is an existing "
                 f"directory: {path}"
             )
-        temporary = temporary_path(path)
-        with rename_safely(temporary, path):
-            if self.save_weights_only:
-                self.model.save_weights(str(temporary), overwrite=True)
-            else:
-                self.model.save(str(temporary), overwrite=True)
-            # The checksum of the file that is replaced must not be mistaken for that of the new one.
-            sum_path(path).unlink(missing_ok=True)
-        return write_sum(path)
+        save = self.model.save_weights if self.save_weights_only else self.model.save
+        return write_with_sum(path, lambda temporary: save(str(temporary), overwrite=True))
 
     def _wanted(self, entry: Saved) -> bool:
         """Whether a file with this value would be kept."""

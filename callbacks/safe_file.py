@@ -47,19 +47,41 @@ def write_safely(
 @contextlib.contextmanager
 def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lambda: None) -> Iterator[None]:
     """The same for a body that writes the file `temporary`, beside `path`, itself. Raises as `write_safely`."""
-    try:
+    with _cleaned_up(temporary):
         yield
-        with open(temporary, "rb+") as stream:
-            os.fsync(stream.fileno())
+        _flush(temporary)
         check()
         os.replace(temporary, path)
-        sync_directory(path.parent)
+    _flush_rename(path)
+
+
+@contextlib.contextmanager
+def _cleaned_up(temporary: Path) -> Iterator[None]:
+    """Removes `temporary` after an error, which becomes a SaveError if it is one of the file system."""
+    try:
+        yield
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError) and not isinstance(error, SaveError):
-            raise save_error(path.parent, error) from error
+            raise save_error(temporary.parent, error) from error
         raise
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _flush_rename(path: Path) -> None:
+    try:
+        sync_directory(path.parent)
+    except OSError as error:
+        raise SaveError(
+            error.errno or errno.EIO,
+            f"{path} is complete, but flushing its directory failed ({error.strerror}): it may be lost if the machine "
+            "loses power now. Check the disk and run again.",
+        ) from error
 
 
 def save_error(directory: Path, error: OSError) -> SaveError:
@@ -116,11 +138,32 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_sum(path: str | Path) -> str:
-    """Writes the checksum of `path` beside it, as `path.b2`, in the form that `b2sum --check` reads; returns it."""
-    path = Path(path)
-    digest = _blake2b(path)
-    write_safely(sum_path(path), lambda stream: stream.write(f"{digest}  {path.name}\n".encode()))
+def write_with_sum(path: Path, write: Callable[[Path], object]) -> str:
+    """Writes `path` with `write(temporary path)`, and its checksum beside it; returns the checksum.
+
+    The checksum is in `path.b2`, in the form that `b2sum --check` reads. After a failure the old file and its checksum are
+    unchanged; after a crash a complete file may have no checksum, but never a wrong one.
+
+    Raises:
+        SaveError: as `write_safely`.
+    """
+    temporary, sums = temporary_path(path), sum_path(path)
+    with _cleaned_up(temporary):
+        write(temporary)
+        _flush(temporary)
+        digest = _blake2b(temporary)
+        old = sums.read_bytes() if sums.exists() else None
+        try:
+            if old is not None:
+                sums.unlink()
+                sync_directory(path.parent)  # before the new file can be there
+            os.replace(temporary, path)
+        except BaseException:
+            if old is not None:
+                write_safely(sums, lambda stream: stream.write(old))
+            raise
+    _flush_rename(path)
+    write_safely(sums, lambda stream: stream.write(f"{digest}  {path.name}\n".encode()))
     return digest
 
 

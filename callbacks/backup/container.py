@@ -17,28 +17,37 @@ The manifest is `{"summary": ..., "content": ..., "arrays": [{"dtype", "shape", 
 `$array` and `$scalar` (number of the array), `$bytes` (the same, as bytes), `$tuple`, `$dict` (pairs, for keys
 that are not strings), `$float` (`nan`, `inf`, `-inf`), `$objects` (an array of strings or bytes: shape and items).
 
-The checksum is at the same place in every version, so that damage can be distinguished from a newer version.
+The checksum is at the same place in every version, so that damage can be distinguished from a newer version. A checksum says
+nothing about who wrote a file: whatever the manifest says is checked before it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import math
+import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
+from ..safe_file import open_plain
+from .values import Parts, decode, encode, whole
+
 MAGIC = b"UNISONO\n"
 VERSION = 1
 ALIGNMENT = 64
 DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sIQ")
+MOST_MANIFEST_BYTES = 1 << 28
 _CHUNK_BYTES = 1 << 22
+_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 
 
 class DamagedFileError(OSError):
@@ -55,9 +64,10 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     Raises:
         TypeError: `content` is more than a nest of dicts, lists, tuples, None, bools, numbers, strings, bytes and NumPy
             arrays or scalars; the message says where.
+        ValueError: the plain values in it are too long.
     """
     arrays: list[np.ndarray] = []
-    tree = _encode(content, arrays, "")
+    tree = encode(content, arrays, "")
     table, offset = [], 0
     for array in arrays:
         table.append(
@@ -65,9 +75,14 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
         )
         offset += _padded(array.nbytes)
     manifest = {"summary": summary, "content": tree, "arrays": table, "data_bytes": offset}
-    text = json.dumps(manifest, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(manifest, allow_nan=False, separators=(",", ":")).encode()
+    if len(text) > MOST_MANIFEST_BYTES:
+        raise ValueError(
+            f"The state has {len(text)} bytes of plain values, and a backup takes {MOST_MANIFEST_BYTES}: let callbacks "
+            "return long lists as NumPy arrays."
+        )
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for piece in _pieces(text.encode(), arrays):
+    for piece in _pieces(text, arrays):
         digest.update(piece)
         stream.write(piece)
     stream.write(digest.digest())
@@ -78,42 +93,107 @@ def read(path: str | Path) -> tuple[dict[str, Any], Any]:
 
     Raises DamagedFileError, NewerFormatError, or OSError where the file cannot be read.
     """
-    return parse(Path(path).read_bytes(), path)
+    with _opened(path) as (stream, size):
+        return _load(path, stream, size)
 
 
 def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
     """`read` for bytes in memory; `path` is the name in messages."""
-    body = memoryview(data)[:-DIGEST_BYTES]
-    _check(path, len(data), [body], data[-DIGEST_BYTES:])
-    manifest, begin = _parse_manifest(path, body)
-    arrays = [_array(body, begin, entry) for entry in manifest["arrays"]]
-    return manifest["summary"], _decode(manifest["content"], arrays)
+    return _load(path, io.BytesIO(data), len(data))
 
 
-def read_summary(path: str | Path) -> dict[str, Any]:
-    """Checks every byte of the file, in little memory, and returns its summary. Raises as `read` does."""
-    size = Path(path).stat().st_size
-    with open(path, "rb") as stream:
-        stream.seek(max(0, size - DIGEST_BYTES))
-        expected = stream.read()
-        stream.seek(0)
-        sizes = range(size - DIGEST_BYTES, 0, -_CHUNK_BYTES)
-        _check(path, size, (stream.read(min(_CHUNK_BYTES, left)) for left in sizes), expected)
-        stream.seek(0)
-        prefix = stream.read(_PREFIX.size)
-        manifest, _ = _parse_manifest(path, memoryview(prefix + stream.read(_manifest_bytes(path, prefix))))
-    return manifest["summary"]
+def read_outline(path: str | Path) -> tuple[dict[str, Any], Any]:
+    """`read` in little memory: every byte is checked, arrays in the content hold zeros, and bytes are empty."""
+    with _opened(path) as (stream, size):
+        manifest, _, data_bytes = _manifest(path, stream, size)
+        _check(path, stream, size)
+        return _content(path, manifest, data_bytes, None)
 
 
-def _check(path: Any, size: int, pieces: Iterable[Any], expected: bytes) -> None:
-    """Refuses a file whose checksum is not that of the `pieces` before it."""
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file and its size. What is none, such as a FIFO or a device, is refused without being read."""
+    try:
+        stream = open_plain(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DamagedFileError(f"{path} is damaged: it cannot be read ({reason}).") from error
+    with stream:
+        yield stream, os.fstat(stream.fileno()).st_size
+
+
+def _load(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], Any]:
+    manifest, begin, data_bytes = _manifest(path, stream, size)
+    stream.seek(0)
+    body = memoryview(stream.read(size - DIGEST_BYTES))
+    stream.seek(0)
+    _check(path, stream, size, [body])
+    return _content(path, manifest, data_bytes, body[begin:])
+
+
+def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int, int]:
+    """`(manifest, where the data begins, bytes of the data)`, after a look at nothing but the beginning of the file.
+
+    What it says of the size is compared with the size, so that no more than a good file has is read later.
+    """
     if size < _PREFIX.size + DIGEST_BYTES:
         raise DamagedFileError(f"{path} is damaged: it has {size} bytes, too few for a header.")
+    magic, version, length = _PREFIX.unpack(stream.read(_PREFIX.size).ljust(_PREFIX.size))
+    if magic != MAGIC:
+        raise DamagedFileError(f"{path} is damaged or not a backup of unisono: it begins with {magic!r}.")
+    if version > VERSION:
+        _check(path, stream, size)
+        raise NewerFormatError(
+            f"{path} has format version {version}; this version of unisono reads versions up to {VERSION}. "
+            "Install the newer unisono, or move the file away to resume from an older backup."
+        )
+    if version < 1 or length > min(MOST_MANIFEST_BYTES, size - _PREFIX.size - DIGEST_BYTES):
+        raise DamagedFileError(
+            f"{path} is damaged: its header says version {version} and a manifest of {length} bytes."
+        )
+    begin = _padded(_PREFIX.size + length)
+    try:
+        manifest = json.loads(stream.read(length))
+        data_bytes = whole(manifest["data_bytes"])
+    except _WRONG as error:
+        raise _damaged(path, error) from error
+    if begin + data_bytes + DIGEST_BYTES != size:
+        raise DamagedFileError(
+            f"{path} is damaged: it has {size} bytes, and should have {begin + data_bytes + DIGEST_BYTES}."
+        )
+    return manifest, begin, data_bytes
+
+
+def _check(path: Any, stream: BinaryIO, size: int, pieces: Iterable[Any] | None = None) -> None:
+    """Refuses a file whose checksum is not that of the `pieces` before it, which are read in little memory."""
+    stream.seek(size - DIGEST_BYTES)
+    expected = stream.read(DIGEST_BYTES)
+    stream.seek(0)
+    sizes = range(size - DIGEST_BYTES, 0, -_CHUNK_BYTES)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for piece in pieces:
+    for piece in (stream.read(min(_CHUNK_BYTES, left)) for left in sizes) if pieces is None else pieces:
         digest.update(piece)
     if digest.digest() != expected:
         raise DamagedFileError(f"{path} is damaged: its checksum does not match its {size} bytes.")
+
+
+def _content(
+    path: Any, manifest: dict[str, Any], data_bytes: int, data: memoryview | None
+) -> tuple[dict[str, Any], Any]:
+    """`(summary, content)`; without `data` its outline. Whatever is wrong in the manifest is one error."""
+    try:
+        arrays = [_array(entry, data_bytes, data) for entry in manifest["arrays"]]
+        summary = manifest["summary"]
+        if not isinstance(summary, dict):
+            raise TypeError("the summary is no object")
+        return summary, decode(manifest["content"], Parts(arrays, data is None))
+    except _WRONG as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Any, error: BaseException) -> DamagedFileError:
+    reason = f"{type(error).__name__}: {str(error)[:200]!a}"
+    return DamagedFileError(f"{path} is damaged: its manifest is not one of a backup ({reason}).")
 
 
 def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
@@ -127,25 +207,6 @@ def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
         yield bytes(_padded(len(raw)) - len(raw))
 
 
-def _manifest_bytes(path: Any, data: Any) -> int:
-    """Length of the manifest; refuses other files and newer formats."""
-    magic, version, length = _PREFIX.unpack_from(data)
-    if magic != MAGIC:
-        raise DamagedFileError(f"{path} is not a backup of unisono: it begins with {bytes(magic)!r}.")
-    if version > VERSION:
-        raise NewerFormatError(
-            f"{path} has format version {version}; this version of unisono reads versions up to {VERSION}. "
-            "Install the newer unisono, or move the file away to resume from an older backup."
-        )
-    return length
-
-
-def _parse_manifest(path: Any, data: memoryview) -> tuple[dict[str, Any], int]:
-    """`(manifest, where the data begins)`."""
-    end = _PREFIX.size + _manifest_bytes(path, data)
-    return json.loads(bytes(data[_PREFIX.size : end])), _padded(end)
-
-
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -156,90 +217,20 @@ def _dtype_name(dtype: np.dtype) -> str:
 
 
 def _dtype(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
+    extension = getattr(ml_dtypes, name, None)
+    if isinstance(extension, type) and issubclass(extension, np.generic):
+        return np.dtype(extension)
+    dtype = np.dtype(name)
+    if dtype.kind not in "biufcmM" or dtype.subdtype is not None:
+        raise TypeError(f"{name} is no dtype of numbers")
+    return dtype
 
 
-def _array(body: memoryview, begin: int, entry: Mapping[str, Any]) -> np.ndarray:
-    start = begin + entry["offset"]
-    raw = np.frombuffer(body, np.uint8, entry["bytes"], start)
-    return raw.view(_dtype(entry["dtype"])).reshape(entry["shape"])
-
-
-def _encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
-    """`value` as JSON; arrays are appended to `arrays`."""
-    if value is None or isinstance(value, bool | str) or type(value) is int:
-        return value
-    if isinstance(value, float) and not isinstance(value, np.generic):
-        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
-    if isinstance(value, Mapping):
-        return _encode_mapping(value, arrays, where)
-    if isinstance(value, list | tuple):
-        items = [_encode(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
-    if isinstance(value, bytes | bytearray):
-        return {"$bytes": _add(np.frombuffer(bytes(value), np.uint8), arrays)}
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-        return _encode_array(value, arrays, where)
-    raise TypeError(
-        f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state may contain None, "
-        "bool, int, float, str, bytes, list, tuple, dict and NumPy arrays."
-    )
-
-
-def _encode_mapping(value: Mapping[Any, Any], arrays: list[np.ndarray], where: str) -> Any:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: _encode(item, arrays, f"{where}.{key}") for key, item in value.items()}
-    pairs = [
-        [_encode(key, arrays, f"{where} key"), _encode(v, arrays, f"{where}.{key}")]
-        for key, v in value.items()
-    ]
-    return {"$dict": pairs}
-
-
-def _encode_array(value: Any, arrays: list[np.ndarray], where: str) -> Any:
-    array = np.asarray(value)
-    if array.dtype.kind in "OSU":
-        items = [_encode(item, arrays, where) for item in array.reshape(-1).tolist()]
-        return {"$objects": {"shape": list(array.shape), "items": items}}
-    if array.dtype.names:
-        raise TypeError(
-            f"{where.lstrip('.')} is a structured array ({array.dtype}); save each field by itself."
-        )
-    return {"$scalar" if isinstance(value, np.generic) else "$array": _add(array, arrays)}
-
-
-def _add(array: np.ndarray, arrays: list[np.ndarray]) -> int:
-    if array.dtype.isbuiltin == 1 or array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    shape = array.shape
-    arrays.append(np.ascontiguousarray(array).reshape(shape))
-    return len(arrays) - 1
-
-
-def _decode(value: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, arrays) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        (key, item), *_ = value.items()
-        if key in _DECODERS:
-            return _DECODERS[key](item, arrays)
-    return {key: _decode(item, arrays) for key, item in value.items()}
-
-
-def _decode_objects(value: dict[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-    result = np.empty(len(value["items"]), object)
-    result[:] = [_decode(item, arrays) for item in value["items"]]
-    return result.reshape(value["shape"])
-
-
-_DECODERS = {
-    "$array": lambda i, arrays: arrays[i],
-    "$scalar": lambda i, arrays: arrays[i][()],
-    "$bytes": lambda i, arrays: arrays[i].tobytes(),
-    "$float": lambda text, arrays: float(text),
-    "$tuple": lambda items, arrays: tuple(_decode(item, arrays) for item in items),
-    "$dict": lambda pairs, arrays: {_decode(k, arrays): _decode(v, arrays) for k, v in pairs},
-    "$objects": _decode_objects,
-}
+def _array(entry: Mapping[str, Any], data_bytes: int, data: memoryview | None) -> np.ndarray:
+    start, count, dtype = whole(entry["offset"]), whole(entry["bytes"]), _dtype(entry["dtype"])
+    shape = [whole(size) for size in entry["shape"]]
+    if start + count > data_bytes or math.prod(shape) * dtype.itemsize != count:
+        raise ValueError("an array does not fit into the file")
+    if data is None:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    return np.frombuffer(data, np.uint8, count, start).view(dtype).reshape(shape)

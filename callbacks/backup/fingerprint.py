@@ -64,7 +64,8 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         ]
 
     found = of_variables("model", "other")
-    found += _identity_differences(saved["identity"], now["identity"], same_variables=not found)
+    if "identity" in saved:  # the first versions wrote none
+        found += _identity_differences(saved["identity"], now["identity"], same_variables=not found)
     found = found or of_variables("optimizer", "metrics")
     found += _known_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:

@@ -27,6 +27,20 @@ def capture() -> dict[str, Any]:
     return state
 
 
+def check(state: dict[str, Any]) -> None:
+    """Raises a TypeError, ValueError or LookupError where `state` is not what `capture` gives; restores nothing."""
+    for name in ("python", "tensorflow_seeds"):
+        if name == "python" or name in state:
+            random.Random().setstate(_python_tuple(state[name]))
+    np.random.RandomState().set_state(state["numpy"])
+    arrays = [state["keras"]] if "keras" in state else []
+    for words in [*arrays, *([state["tensorflow"]["state"]] if "tensorflow" in state else [])]:
+        if not isinstance(words, np.ndarray) or words.dtype.kind not in "iu" or words.ndim != 1:
+            raise TypeError("the state of a random generator is no array of whole numbers")
+    if "tensorflow" in state and type(state["tensorflow"]["algorithm"]) is not int:
+        raise TypeError("the algorithm of a random generator is no number")
+
+
 def restore(state: dict[str, Any]) -> None:
     """Restores the state of every generator that `capture` found. Context: host."""
     if "keras" in state:

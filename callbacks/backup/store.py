@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
-from . import container
+from . import container, schema
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
 _finished: collections.Counter[str] = (
@@ -58,7 +58,9 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
     """
-    return container.read(Path(path))
+    summary, content = container.read(Path(path))
+    schema.check(path, summary, content)
+    return summary, content
 
 
 def backup_paths(directory: str | os.PathLike, fit: int | None = None) -> list[Path]:
@@ -96,9 +98,12 @@ class BackupStore:
         except OSError as error:
             raise save_error(self.directory, error) from error
         probe = temporary_path(self.directory / "writable")
-        with rename_safely(probe, probe):
-            probe.write_bytes(b"1")
-        probe.unlink()
+        try:
+            with rename_safely(probe, probe):
+                probe.write_bytes(b"1")
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
         self.fit = 1 + _finished[os.path.realpath(self.directory)]
 
     def finished(self) -> None:
@@ -125,9 +130,11 @@ class BackupStore:
         problems: list[str] = []
         for path in backup_paths(self.directory, self.fit):
             try:
-                return path, container.read(path)[1], problems
+                return path, read_backup(path)[1], problems
             except OSError as error:
                 problems.append(str(error))
+            except MemoryError:
+                problems.append(f"{path} is too large for the memory of this machine.")
         return None, None, problems
 
     def write(
@@ -160,12 +167,16 @@ class BackupStore:
 
 
 def _inspect(path: Path) -> BackupInfo:
-    size = path.stat().st_size if path.exists() else 0
+    size = 0
     try:
-        summary = container.read_summary(path)
+        size = path.lstat().st_size
+        summary, content = container.read_outline(path)
+        schema.check(path, summary, content)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))
-    except OSError as error:
-        return BackupInfo(path, "damaged", size=size, problem=str(error))
+    except (OSError, MemoryError) as error:
+        return BackupInfo(
+            path, "damaged", size=size, problem=str(error) or f"{path} is too large for the memory."
+        )
     fields = {name: summary.get(name) for name in ("epoch", "step", "total_steps", "time")}
     return BackupInfo(path, "good", size=size, **fields)

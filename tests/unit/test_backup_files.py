@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from backup_content import SUMMARY, backup_content
 
 from unisono.callbacks import latest_backup, list_backups, process_name, safe_file, verify_checkpoint
 from unisono.callbacks.backup.container import NewerFormatError
@@ -92,9 +93,9 @@ def test_leftovers_are_judged_by_machine_and_process(tmp_path):
 
 def test_checksum_beside_a_file_is_that_of_b2sum(tmp_path):
     path = tmp_path / "model.keras"
-    path.write_bytes(b"weights")
+    path.write_bytes(b"other")
     assert verify_checkpoint(path) is None
-    safe_file.write_sum(path)
+    safe_file.write_with_sum(path, lambda temporary: temporary.write_bytes(b"weights"))
     assert verify_checkpoint(path) is True
     assert subprocess.run(["b2sum", "--check", "--quiet", "model.keras.b2"], cwd=tmp_path).returncode == 0
     path.write_bytes(b"weightz")
@@ -105,7 +106,7 @@ def store_with(directory, count, keep=10):
     store = BackupStore(directory, keep)
     store.prepare()
     for i in range(count):
-        store.write({"i": i, "w": np.full(100, i)}, {"epoch": i, "step": 0, "total_steps": 3 * i})
+        store.write(backup_content(i=i), {"epoch": i, "step": 0, "total_steps": 3 * i})
     return store
 
 
@@ -154,9 +155,8 @@ def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
     first.finished()
     second.prepare()
     assert second.newest_good() == (None, None, []) and second.others() == backup_paths(tmp_path)
-    second.write({"i": "second"}, {"epoch": 7})
-    second.write({"i": "third"}, {"epoch": 8})
-    second.write({"i": "fourth"}, {"epoch": 9})
+    for epoch, name in ((7, "second"), (8, "third"), (9, "fourth")):
+        second.write(backup_content(i=name), {**SUMMARY, "epoch": epoch})
     assert [path.name for path in backup_paths(tmp_path)] == [
         "backup-fit2-000003.unisono",
         "backup-fit2-000002.unisono",
@@ -257,8 +257,7 @@ def test_delete_all_leaves_what_is_not_ours(tmp_path):
 def test_cli_says_when_there_is_nothing(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere")]) == 2
     assert main([str(tmp_path)]) == 1
-    (tmp_path / "best.keras").write_bytes(b"x")
-    safe_file.write_sum(tmp_path / "best.keras")
+    safe_file.write_with_sum(tmp_path / "best.keras", lambda temporary: temporary.write_bytes(b"x"))
     assert main([str(tmp_path)]) == 0
     assert "best.keras  1 B  good" in capsys.readouterr().out
 

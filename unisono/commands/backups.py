@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         return NO_DIRECTORY
     from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
     from ..callbacks.backup.owner import read_owner
-    from ..callbacks.safe_file import SUM_SUFFIX, verify_sum
+    from ..callbacks.safe_file import SUM_SUFFIX
 
     owner = read_owner(directory)
     if owner is not None:
@@ -43,13 +43,25 @@ def main(argv: list[str]) -> int:
         return NONE_GOOD
     good = _print_backups(backups) if backups else 0
     for path in (sum_file.with_name(sum_file.name.removesuffix(SUM_SUFFIX)) for sum_file in sums):
-        intact = path.exists() and bool(verify_sum(path))
-        size = _size(path.stat().st_size) if path.exists() else ""
-        print(f"{path.name}  {size}  {'good' if intact else 'damaged' if path.exists() else 'missing'}")
-        good += intact
+        state = _state(path)
+        size = _size(path.lstat().st_size) if state != "missing" else ""
+        print(f"{path.name if path.name.isprintable() else ascii(path.name)}  {size}  {state}")
+        good += state == "good"
     if good == len(backups) + len(sums):
         return ALL_GOOD
     return SOME_GOOD if good else NONE_GOOD
+
+
+def _state(path: Path) -> str:
+    """Whether a checkpoint is "good", "damaged" or "missing"."""
+    from ..callbacks.safe_file import verify_sum
+
+    try:
+        return "good" if verify_sum(path) else "damaged"
+    except FileNotFoundError:
+        return "missing"
+    except OSError:  # it, or its checksum, is no plain file, or cannot be read
+        return "damaged"
 
 
 def _print_backups(backups: list[BackupInfo]) -> int:

@@ -1,0 +1,111 @@
+"""A nest of values and arrays as JSON beside a list of arrays, and the reverse. `container.py` says which form it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Parts(NamedTuple):
+    """The arrays to which a content refers."""
+
+    arrays: list[np.ndarray]
+    outline: bool  # whether the arrays hold zeros in place of what is in the file
+
+    def array(self, number: Any) -> np.ndarray:
+        """The array with this number."""
+        return self.arrays[whole(number)]
+
+    def raw(self, number: Any) -> bytes:
+        """Its bytes; none in an outline."""
+        return b"" if self.outline else self.array(number).tobytes()
+
+
+def whole(value: Any) -> int:
+    """`value`, if it is a whole number of at least 0; else a TypeError."""
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} is no count")
+    return value
+
+
+def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
+    """`value` as JSON; arrays are appended to `arrays`. `where` is the place of `value`, for the message of a TypeError."""
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, arrays, where)
+    if isinstance(value, list | tuple):
+        items = [encode(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, bytes | bytearray):
+        return {"$bytes": _add(np.frombuffer(bytes(value), np.uint8), arrays)}
+    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
+        return _encode_array(value, arrays, where)
+    raise TypeError(
+        f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state may contain None, "
+        "bool, int, float, str, bytes, list, tuple, dict and NumPy arrays."
+    )
+
+
+def _encode_mapping(value: Mapping[Any, Any], arrays: list[np.ndarray], where: str) -> Any:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(item, arrays, f"{where}.{key}") for key, item in value.items()}
+    pairs = [
+        [encode(key, arrays, f"{where} key"), encode(v, arrays, f"{where}.{key}")] for key, v in value.items()
+    ]
+    return {"$dict": pairs}
+
+
+def _encode_array(value: Any, arrays: list[np.ndarray], where: str) -> Any:
+    array = np.asarray(value)
+    if array.dtype.kind in "OSU":
+        items = [encode(item, arrays, where) for item in array.reshape(-1).tolist()]
+        return {"$objects": {"shape": list(array.shape), "items": items}}
+    if array.dtype.names:
+        raise TypeError(
+            f"{where.lstrip('.')} is a structured array ({array.dtype}); save each field by itself."
+        )
+    return {"$scalar" if isinstance(value, np.generic) else "$array": _add(array, arrays)}
+
+
+def _add(array: np.ndarray, arrays: list[np.ndarray]) -> int:
+    if array.dtype.isbuiltin == 1 or array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    shape = array.shape
+    arrays.append(np.ascontiguousarray(array).reshape(shape))
+    return len(arrays) - 1
+
+
+def decode(value: Any, parts: Parts) -> Any:
+    """The reverse of `encode`. Raises errors of many kinds where `value` is none of its results."""
+    if isinstance(value, list):
+        return [decode(item, parts) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        (key, item), *_ = value.items()
+        if key in _DECODERS:
+            return _DECODERS[key](item, parts)
+    return {key: decode(item, parts) for key, item in value.items()}
+
+
+def _decode_objects(value: dict[str, Any], parts: Parts) -> np.ndarray:
+    result = np.empty(len(value["items"]), object)
+    result[:] = [decode(item, parts) for item in value["items"]]
+    return result.reshape([whole(size) for size in value["shape"]])
+
+
+_DECODERS = {
+    "$array": lambda i, parts: parts.array(i),
+    "$scalar": lambda i, parts: parts.array(i)[()],
+    "$bytes": lambda i, parts: parts.raw(i),
+    "$float": lambda text, parts: float(text),
+    "$tuple": lambda items, parts: tuple(decode(item, parts) for item in items),
+    "$dict": lambda pairs, parts: {decode(k, parts): decode(v, parts) for k, v in pairs},
+    "$objects": _decode_objects,
+}
