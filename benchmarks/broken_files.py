@@ -2,8 +2,8 @@
 
     python benchmarks/broken_files.py --seeds 20000 --first 1000
 
-Every call of a save and of a checkpoint fails once with each error; power is cut after every call, with `--seeds / 100` choices of
-what was lost; and `--seeds` forged files are read. It ends with an error at the first case that loses something.
+Every call of a save and of a checkpoint fails once with each error; power is cut after every call, with `--seeds / 100`
+choices of what was lost; and `--seeds` forged files are read. It ends with an error at the first case that loses something.
 """
 
 from __future__ import annotations
