@@ -7,13 +7,15 @@ import contextlib
 import logging
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
 _MOST_HELD = 2**26  # bytes
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_STATE = ("Assign", "Rng", "Stateful")  # how the names of operations on variables and generators begin
 _ending: set[threading.Thread] = set()
 
 # A key in the checkpoint of an iterator for every shuffle in its pipeline that has not reached the end of its input.
@@ -38,6 +40,34 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
             return int(size)
     sizes = {batch_size(part) for part in dataset._inputs()} - {None}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+class PipelineKinds(NamedTuple):
+    """What a pipeline is made of, as far as its position depends on it."""
+
+    calls_python: bool
+    caches: bool
+    keeps_state: bool  # its functions draw from a generator or write a variable that outlives a pass
+    in_parallel: bool  # some functions run in an order that differs from run to run
+
+
+def kinds_of(dataset: tf.data.Dataset) -> PipelineKinds:
+    """Looks at the transformations of a pipeline and at the operations in its functions. Nothing is run."""
+    own, operations = type(dataset).__name__, set()
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        operations |= {node.op for node in graph.node}
+        operations |= {node.op for each in graph.library.function for node in each.node_def}
+    kinds = [
+        PipelineKinds(
+            any(name in _PYTHON for name in operations),
+            own == "CacheDataset" or any(name.startswith("CacheDataset") for name in operations),
+            any(name.startswith(_STATE) for name in operations),
+            own.startswith("_Parallel"),
+        ),
+        *(kinds_of(part) for part in dataset._inputs()),
+    ]
+    return PipelineKinds(*(any(column) for column in zip(*kinds)))
 
 
 def held_tensors(dataset: tf.data.Dataset) -> list[Any]:

@@ -43,7 +43,7 @@ ATTRIBUTES = {
     "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn _fn_kwargs",
     "keras.src.models.functional:Functional": "_nodes_by_depth _operations _outputs_struct _standardize_inputs",
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
-    "tensorflow:data.Dataset": "_as_serialized_graph _inputs _variant_tensor",
+    "tensorflow:data.Dataset": "_as_serialized_graph _functions _inputs _variant_tensor",
     "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_tensors",
     "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_tensors",
     "tensorflow.python.data.ops.iterator_ops:OwnedIterator": "_iterator_resource",

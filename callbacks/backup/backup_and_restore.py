@@ -134,6 +134,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "from a new generator and skips the batches already used, which is right only if the new one yields "
                 "the same batches. Use a keras.utils.PyDataset or a tf.data.Dataset to resume to the bit in any case."
             )
+        elif getattr(fit_state.source, "inexact", None):
+            warnings.warn(fit_state.source.inexact)
         self._saved_at_time = self._clock()
         self._before_validation = None
         self._running = True
@@ -225,8 +227,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 warnings.warn(f"No backup in {self.directory} is good: training starts from the beginning.")
             return
         fit_snapshot.check(content, self.model, fit_state, self._identity, path)
-        left_over = fit_snapshot.restore_values(content, self.model, fit_state)
+        # The way to the position may draw random numbers, which are put back after it.
         fit_snapshot.restore_position(content, self.model, fit_state)
+        left_over = fit_snapshot.restore_values(content, self.model, fit_state)
         self._steps_before_epoch = content["counters"]["steps_before_epoch"]
         self._saved_at_step = self._steps_before_epoch + fit_state.step
         calendar = content["calendar"]

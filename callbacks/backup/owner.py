@@ -122,7 +122,7 @@ class FolderOwner:
         if instead_of is not None:
             write_safely(self._path, lambda stream: stream.write(text))
             return
-        temporary = temporary_path(self._path)
+        temporary = temporary_path(self._directory / f"owner-{mine.token}.json")  # threads share a process
         try:
             temporary.write_bytes(text)
             try:

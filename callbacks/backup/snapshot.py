@@ -6,6 +6,7 @@ the calendar with the choices of the loop; the state of the callbacks; and a fin
 
 from __future__ import annotations
 
+import hashlib
 import io
 from typing import Any
 
@@ -17,6 +18,8 @@ from ..fit_state import FitState
 from ..trained_model import CompiledModel
 from . import callback_state, container, random_state, variable_state
 from .fingerprint import differences, fingerprint
+
+_LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
 
 class BackupMismatchError(ValueError):
@@ -149,23 +152,48 @@ def _own_part(content: dict[str, Any], strategy: tf.distribute.Strategy) -> dict
     """What this worker saved; the chief's part where there were more or fewer workers."""
     parts = content["workers"]
     me, workers = place_among_workers(strategy)
-    return parts[me if len(parts) == workers else 0]
+    part = parts[me if len(parts) == workers else 0]
+    source = dict(part["source"])
+    if (same_as := source.pop(_SAME_AS, None)) is not None:
+        source[_LARGE] = parts[same_as]["source"][_LARGE]
+    return {**part, "source": source}
 
 
 def _from_all_workers(
     strategy: tf.distribute.Strategy, variables: dict[str, Any], worker: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
-    """Adds the copies on other workers, and what each worker alone knows."""
+    """Adds, on the chief, the copies on other workers and what each worker alone knows."""
     if not spans_workers(strategy):
         return variables, [worker]
+    large = worker["source"].get(_LARGE, b"")
+    source = {name: value for name, value in worker["source"].items() if name != _LARGE}
     local = {
         group: {i: saved["copies"] for i, saved in enumerate(members) if isinstance(saved, dict)}
         for group, members in variables.items()
     }
     stream = io.BytesIO()
-    container.write(stream, {"copies": local, "worker": worker}, {})
-    parts = [container.parse(data)[1] for data in gather_bytes(stream.getvalue(), strategy)]
+    container.write(stream, {"copies": local, "worker": {**worker, "source": source}}, {})
+    payloads = gather_bytes(stream.getvalue(), strategy, only_chief=True)
+    positions = _positions(large, strategy)
+    if place_among_workers(strategy)[0] != 0:
+        return variables, [worker]
+    parts = [container.parse(data)[1] for data in payloads]
     for group, members in local.items():
         for i in members:
             variables[group][i] = {"copies": [copy for part in parts for copy in part["copies"][group][i]]}
+    for part, position in zip(parts, positions):
+        part["worker"]["source"].update(position)
     return variables, [part["worker"] for part in parts]
+
+
+def _positions(large: bytes, strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
+    """The checkpoints of the workers' iterators, for the chief; each that is like an earlier one by that one's number."""
+    me = place_among_workers(strategy)[0]
+    sums = gather_json(hashlib.blake2b(large).hexdigest() if large else None, strategy)
+    first = [sums.index(checksum) for checksum in sums]
+    sent = gather_bytes(large if first[me] == me != 0 else b"", strategy, only_chief=True)
+    sent[0] = large
+    return [
+        {} if sums[i] is None else {_LARGE: sent[i]} if first[i] == i else {_SAME_AS: first[i]}
+        for i in range(len(sums))
+    ]

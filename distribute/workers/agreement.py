@@ -16,6 +16,7 @@ from ..environment import peer_timeout
 from .cluster import cluster_of
 from .peer_watch import meeting
 
+_PIECE_BYTES = 2**22
 _numbers = itertools.count()
 _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
@@ -40,8 +41,9 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
     if not spans_workers(strategy):
         return [[float(value) for value in values]]
     me, workers = place_among_workers(strategy)
-    rows = [[float(v) for v in values] if worker == me else [0.0] * len(values) for worker in range(workers)]
-    return _sum(strategy, rows)
+    rows = np.zeros((workers, len(values)))
+    rows[me] = values
+    return _sum(strategy, rows).tolist()
 
 
 def agree(flag: bool, strategy: tf.distribute.Strategy | None = None) -> bool:
@@ -54,13 +56,33 @@ def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None 
     return exchange(values, strategy)[0]
 
 
-def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy) -> list[bytes]:
-    """What each worker passes, in the order of the workers; every worker gets all of it. All workers must call it."""
+def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: bool = False) -> list[bytes]:
+    """What each worker passes, in the order of the workers. All workers must call it.
+
+    The workers send one after the other, a few megabytes at a time; so nobody needs memory for more than what it keeps.
+
+    Args:
+        payload: any number of bytes, on each worker its own.
+        strategy: whose workers.
+        only_chief: whether the chief alone keeps what the others send; they get nothing.
+    """
     if not spans_workers(strategy):
         return [payload]
+    me, workers = place_among_workers(strategy)
     sizes = [int(row[0]) for row in exchange([float(len(payload))], strategy)]
-    rows = exchange(_bytes_as_numbers(payload, max(sizes)), strategy)
-    return [_numbers_as_bytes(row)[:size] for row, size in zip(rows, sizes)]
+    result = []
+    for worker in range(workers):
+        received = bytearray()
+        for first in range(0, sizes[worker], _PIECE_BYTES):
+            size = min(_PIECE_BYTES, sizes[worker] - first)
+            words = np.zeros(-(-size // 8), np.int64)
+            if worker == me:
+                words.view(np.uint8)[:size] = np.frombuffer(payload, np.uint8, size, first)
+            words = _sum(strategy, words[None])[0]
+            if me == 0 or not only_chief:
+                received += words.tobytes()[:size]
+        result.append(bytes(received))
+    return result
 
 
 def gather_json(value: Any, strategy: tf.distribute.Strategy) -> list[Any]:
@@ -68,17 +90,6 @@ def gather_json(value: Any, strategy: tf.distribute.Strategy) -> list[Any]:
     if not spans_workers(strategy):
         return [value]
     return [json.loads(each) for each in gather_bytes(json.dumps(value).encode(), strategy)]
-
-
-def _bytes_as_numbers(payload: bytes, size: int) -> list[float]:
-    """`payload`, padded with zeros to `size`, as whole numbers of six bytes: up to 2**53 they are exact in float64."""
-    words = np.zeros([-(-size // 6), 8], np.uint8)
-    words[:, :6] = np.frombuffer(payload.ljust(len(words) * 6, b"\0"), np.uint8).reshape(-1, 6)
-    return words.view("<u8")[:, 0].astype(np.float64).tolist()
-
-
-def _numbers_as_bytes(numbers: list[float]) -> bytes:
-    return np.asarray(numbers, np.float64).astype("<u8")[:, None].view(np.uint8)[:, :6].tobytes()
 
 
 def check_same_everywhere(
@@ -138,19 +149,18 @@ def place_among_workers(strategy: Any) -> tuple[int, int]:
     return (0, 1) if cluster is None else (cluster.worker_index, cluster.num_workers)
 
 
-def _sum(strategy: tf.distribute.Strategy, rows: list[list[float]]) -> list[list[float]]:
-    """The sums over workers, float64."""
+def _sum(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
+    """The sums over workers, in the dtype of `rows`, float64 or int64."""
     add = _sums.get(strategy)
     familiar = add is not None
     if add is None:
         add = _sums[strategy] = _make_sum(strategy)
     # Few widths make few graphs, and a known width can be packed.
-    count = len(rows[0])
-    width = 1 << max(2, (count - 1).bit_length())
-    padded = np.zeros((len(rows), width))
+    count = rows.shape[1]
+    padded = np.zeros((len(rows), 1 << max(2, (count - 1).bit_length())), rows.dtype)
     padded[:, :count] = rows
     with meeting(familiar):
-        return add(tf.constant(padded)).numpy()[:, :count].tolist()
+        return add(tf.constant(padded)).numpy()[:, :count]
 
 
 def _make_sum(strategy: Any) -> Callable[..., Any]:

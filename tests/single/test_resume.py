@@ -180,9 +180,18 @@ class Lazy(keras.Model):
         super().__init__()
         self.dense = keras.layers.Dense(3)
         self.noise = tf.random.Generator.from_seed(5)
+        self.held = {"inner": [Holder()]}
 
     def call(self, x, training=False):
-        return self.dense(x)
+        scale = self.held["inner"][0].generator.uniform([], 0.9, 1.1) if training else 1.0
+        return self.dense(x) * scale
+
+
+class Holder:
+    """An object of the user's own in a dict of a layer."""
+
+    def __init__(self):
+        self.generator = tf.random.Generator.from_seed(6)
 
 
 def test_model_built_at_the_first_batch_resumes_in_a_pydataset_by_index(tmp_path, capsys):

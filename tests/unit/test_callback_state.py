@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 import signal
+import threading
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from unisono.callbacks.backup import (
     fingerprint,
     interruption,
     settings,
+    snapshot,
     variable_state,
 )
 from unisono.callbacks.backup.save_schedule import SaveSchedule
@@ -327,9 +329,77 @@ def test_stop_ends_as_documented(reason, error):
     assert getattr(caught.value, "code", None) == (143 if error is SystemExit else None)
 
 
-def test_bytes_travel_as_numbers():
-    for payload in (b"", b"\0", bytes(range(256)) * 3, b"\xff" * 6):
-        numbers = agreement._bytes_as_numbers(payload, 800)
-        assert all(float(n).is_integer() and n < 2**48 for n in numbers)
-        assert agreement._numbers_as_bytes(numbers)[: len(payload)] == payload
+class Cluster:
+    """Workers that are threads: `_sum` of each waits for the others, as an all-reduce does."""
+
+    def __init__(self, workers):
+        self.workers, self.me = workers, threading.local()
+        self.barrier, self.slots, self.words = threading.Barrier(workers), [None] * workers, 0
+
+    def sum(self, strategy, rows):
+        self.slots[self.me.number] = rows
+        self.barrier.wait(10)
+        total = sum(self.slots)
+        self.words += rows.size if self.me.number == 0 else 0
+        self.barrier.wait(10)
+        return total
+
+    def run(self, function, monkeypatch):
+        monkeypatch.setattr(agreement, "_sum", self.sum)
+        for module in (agreement, snapshot):
+            monkeypatch.setattr(module, "place_among_workers", lambda _: (self.me.number, self.workers))
+            monkeypatch.setattr(module, "spans_workers", lambda _: True)
+        results = [None] * self.workers
+
+        def work(number):
+            self.me.number = number
+            results[number] = function(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(self.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return results
+
+
+def test_bytes_travel_between_workers(monkeypatch):
+    monkeypatch.setattr(agreement, "_PIECE_BYTES", 64)
+    payloads = [b"", b"\0", bytes(range(256)) * 3 + b"x", b"\xff" * 64]
+    gathered = Cluster(4).run(lambda me: agreement.gather_bytes(payloads[me], None), monkeypatch)
+    assert gathered == [payloads] * 4
+    gathered = Cluster(4).run(
+        lambda me: agreement.gather_bytes(payloads[me], None, only_chief=True), monkeypatch
+    )
+    assert gathered == [payloads] + [[b""] * 4] * 3
+    monkeypatch.undo()
     assert agreement.gather_bytes(b"alone", tf.distribute.get_strategy()) == [b"alone"]
+
+
+@pytest.mark.parametrize(
+    ("iterators", "sent"),
+    [([1, 1, 1], 0), ([1, 2, 2], 1), ([1, 2, 3], 2), ([None, None, None], 0), ([1, None, 1], 0)],
+)
+def test_iterators_of_workers_travel_once_and_only_where_they_differ(monkeypatch, iterators, sent):
+    size = 80_000
+    cluster = Cluster(3)
+    copies = {"metrics": [{"copies": [np.full(2, 1.0)]}], "model": [np.ones(3)]}
+
+    def capture(me):
+        source = (
+            {"step": me} if iterators[me] is None else {"step": me, "iterator": bytes([iterators[me]]) * size}
+        )
+        return snapshot._from_all_workers(
+            None, {k: list(v) for k, v in copies.items()}, {"random": me, "source": source}
+        )
+
+    variables, parts = cluster.run(capture, monkeypatch)[0]
+    assert len(variables["metrics"][0]["copies"]) == 3
+    assert sent * size <= 8 * cluster.words < sent * size * 2 + 20_000
+    for me in range(3):
+        cluster.me.number = me
+        own = snapshot._own_part({"workers": parts}, None)
+        expected = (
+            {"step": me} if iterators[me] is None else {"step": me, "iterator": bytes([iterators[me]]) * size}
+        )
+        assert own == {"random": me, "source": expected}

@@ -110,6 +110,120 @@ def test_pipeline_without_a_graph_of_its_own_is_not_known(kind):
     assert identity(given, batch_size=None)["pipeline"] is None
 
 
+def rows(dataset):
+    return dataset.map(lambda row: (row, row[:1])).batch(2)
+
+
+def counted(**arguments):
+    """A pipeline that draws from a generator of its own."""
+    generator = tf.random.Generator.from_seed(3)
+    dataset = tf.data.Dataset.from_tensor_slices(arrays()[:8])
+    return rows(dataset.map(lambda row: row + generator.normal([]), **arguments))
+
+
+def augmented():
+    layer = keras.layers.GaussianNoise(0.5, seed=4)
+    dataset = tf.data.Dataset.from_tensor_slices(arrays()[:8])
+    return rows(dataset.map(lambda row: layer(row, training=True)))
+
+
+def from_generator():
+    signature = tf.TensorSpec([3])
+    return rows(
+        tf.data.Dataset.from_generator(lambda: iter(arrays()[:8]), output_signature=signature).shuffle(
+            4, seed=2
+        )
+    )
+
+
+def cached(cache=lambda dataset: dataset.cache()):
+    return rows(cache(tf.data.Dataset.from_tensor_slices(arrays()[:8]).shuffle(8, seed=5)))
+
+
+def python_function():
+    dataset = tf.data.Dataset.from_tensor_slices(arrays()[:8]).shuffle(8, seed=5)
+    return rows(dataset.map(lambda row: tf.ensure_shape(tf.numpy_function(np.sin, [row], tf.float32), [3])))
+
+
+def batches(source, epochs, first=0, step=0):
+    """All batches from a position on, and the positions before each."""
+    found, positions = [], []
+    for epoch in range(first, epochs):
+        if epoch > first or not step:
+            source.begin_epoch(epoch)
+        while True:
+            positions.append(source.state())
+            chunk = source.take(1)
+            if chunk is None:
+                break
+            batch = chunk.reader(chunk.inputs, tf.constant(0))
+            if chunk.open_ended:
+                if not batch.has_value():
+                    source.drawn(0)
+                    break
+                batch = batch.get_value()
+            found.append((epoch, np.asarray(batch[0]).tobytes()))
+        positions.pop()
+    return found, positions
+
+
+@pytest.mark.parametrize("make", [counted, augmented, cached, from_generator, python_function])
+def test_pipeline_with_state_outside_of_its_iterator_resumes_to_the_bit(make):
+    """At every position of three epochs; each time in a pipeline made anew, as in another process."""
+    source = make_source(make())
+    assert source.inexact is None and source.resume_by == "skip"
+    expected, positions = batches(source, 3)
+    source.close()
+    assert len(expected) == len(positions) == 12 and not any("iterator" in position for position in positions)
+    for number, position in enumerate(positions):
+        if number % 4 == 0 and number:
+            continue  # the state before the first step of an epoch is saved at the end of the one before
+        resumed = make_source(make())
+        resumed.restore(position)
+        found, _ = batches(resumed, 3, position["epoch"], position["step"])
+        resumed.close()
+        assert found == expected[number:], number
+
+
+def test_pipeline_that_draws_in_parallel_is_named():
+    source = make_source(counted(num_parallel_calls=2))
+    assert "draws from a tf.random.Generator" in source.inexact and "num_parallel_calls" in source.inexact
+    source.close()
+
+
+def test_batches_that_draw_ahead_are_named():
+    for x, kind in ((Items(lambda _: np.random.rand()), "PyDataset"), (Drawing(), "iterable")):
+        source = make_source(x)
+        assert f"x is a {kind} whose batches draw random numbers from numpy.random" in source.inexact
+        source.close()
+    source = make_source(Items())
+    assert source.inexact is None
+    source.close()
+
+
+class Drawing:
+    def __iter__(self):
+        for _ in range(3):
+            yield np.random.rand(2, 2), np.zeros((2, 1))
+
+
+def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
+    """The first look says nothing about the next moment: from the first refusal on, batches are drawn and dropped."""
+    source = make_source(tf.data.Dataset.from_tensor_slices((arrays(), arrays())).batch(4))
+    source.begin_epoch(0)
+    assert source.resume_by == "iterator" and "iterator" in source.state()
+    asked = []
+
+    def refused(iterator):
+        asked.append(iterator)
+        raise tf.errors.FailedPreconditionError(None, None, "PyFunc is stateful.")
+
+    monkeypatch.setattr("unisono.trainer.inputs.datasets.save_iterator", refused)
+    assert "iterator" not in source.state() and "iterator" not in source.state()
+    assert source.resume_by == "skip" and len(asked) == 1
+    source.close()
+
+
 def test_pipeline_that_holds_much_is_known_by_parts_of_it(monkeypatch):
     monkeypatch.setattr("unisono.compat.datasets._MOST_HELD", 100)
     known = identity(pipeline(arrays()), batch_size=None)

@@ -43,6 +43,17 @@ def notes_random_numbers() -> Iterator[list[str]]:
         found.append("numpy.random")
 
 
+def drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
+    """Why an input of this kind cannot be resumed exactly; None where its batches draw from no global generator."""
+    if not drawn_from:
+        return None
+    return (
+        f"x is a {kind} whose batches draw random numbers from {' and '.join(drawn_from)}, and they are made ahead of the "
+        "steps that use them: a resumed training cannot be exact; draw from a generator made for each batch, such as "
+        "numpy.random.default_rng([seed, number])."
+    )
+
+
 def _numpy_state() -> Any:
     _, words, *rest = np.random.get_state()
     return np.asarray(words).tobytes(), rest

@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from ...compat.datasets import (
     LIVE_SHUFFLE,
+    PipelineKinds,
     batch_size,
     count_shuffles,
     end_iterator,
     held_tensors,
+    kinds_of,
     pipeline_checksum,
 )
 from .calendar import Calendar
@@ -24,6 +26,11 @@ from .rows import batch_spec, concat_rows
 from .source import Chunk, Source
 
 _log = logging.getLogger("unisono")
+_IN_PARALLEL = (
+    "x is a tf.data pipeline that draws from a tf.random.Generator or a layer's seed, or writes a variable, in parallel: in "
+    "which order is another in every run, so a resumed training cannot be exact; give num_parallel_calls=None, or draw with "
+    "tf.random.stateless_* functions from a seed in the data."
+)
 
 
 class DatasetSource(Source):
@@ -66,7 +73,12 @@ class DatasetSource(Source):
             self.batch_rows = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
             if not per_worker and _is_dense(self.spec):
                 self.usual_rows = self.batch_rows or batch_size(dataset)
-        self._saves: bool | None = None
+        self._kinds = kinds_of(dataset)
+        # Whether the iterator of such a pipeline can be saved depends on the moment, and what it keeps is not saved with it.
+        never = self._kinds.calls_python or self._kinds.caches or self._kinds.keeps_state
+        self._saves: bool | None = False if never else None
+        if self._kinds.keeps_state and self._kinds.in_parallel:
+            self.inexact = _IN_PARALLEL
 
     usual_rows: int | None = None
     _differs_by_replica = False
@@ -79,13 +91,18 @@ class DatasetSource(Source):
         if self._saves is None:
             if self._iterator is None:  # an iterator more would change the order of a shuffled dataset
                 self._open()
-            try:
-                save_iterator(self._iterator)
-                self._saves = True
-            except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, ValueError) as error:
-                self._saves = False
-                _log.info("The input will be resumed by skipping: %s", str(error).splitlines()[0])
+            self._saves = True
+            self._packed()
         return "iterator" if self._saves else "skip"
+
+    def _packed(self) -> bytes | None:
+        """The iterator's checkpoint; None, from then on, where it cannot be saved: a moment says nothing about the next."""
+        try:
+            return save_iterator(self._iterator)
+        except (tf.errors.OpError, ValueError) as error:
+            self._saves = False
+            _log.info("The input will be resumed by skipping: %s", str(error).splitlines()[0])
+            return None
 
     def identity(self) -> dict[str, Any]:
         """With the checksum of the pipeline, where it is the same for every number of replicas."""
@@ -150,9 +167,9 @@ class DatasetSource(Source):
         """The position after the last chunk, with the iterator's checkpoint where there can be one."""
         state = super().state()
         if self._iterator is not None and not self.calendar.is_over() and self.resume_by == "iterator":
-            packed = save_iterator(self._iterator)
+            packed = self._packed()
             # A shuffle at the end of its input is not in the checkpoint, and with it the order of the next pass.
-            if packed.count(LIVE_SHUFFLE) >= count_shuffles(self._dataset):
+            if packed is not None and packed.count(LIVE_SHUFFLE) >= count_shuffles(self._dataset):
                 state["iterator"] = packed
         return state
 
@@ -169,9 +186,13 @@ class DatasetSource(Source):
             load_iterator(self._iterator, state["iterator"])
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
             return
-        for _ in range(self.calendar.passes):  # each pass that is started gives a shuffle another order
+        for number in range(self.calendar.passes):  # each pass that is started gives a shuffle another order
             self._open()
             next(self._iterator, None)  # some parts of a pipeline start with the first element
+            # A cache holds what the whole first pass gave; a generator or a variable has gone on in every pass.
+            if self._kinds.keeps_state or (self._kinds.caches and number == 0):
+                for _ in self._iterator:
+                    pass
         self._open()
         if self.calendar.is_over():
             next(self._iterator, None)
@@ -215,6 +236,7 @@ class DistributedSource(DatasetSource):
     ) -> None:
         self._dataset, self.per_worker = dataset, per_worker
         self._parts, self._counted, self._saves, self._element_spec = 1, False, False, None
+        self._kinds = PipelineKinds(False, False, False, False)  # not known
         length = _length(dataset, steps_per_epoch)
         self.calendar = Calendar(steps_per_epoch, expected=None if per_worker else length)
         self._iterator = iter(dataset)

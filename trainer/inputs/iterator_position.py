@@ -20,7 +20,10 @@ def save_iterator(iterator: Any) -> bytes:
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for name in _FILES:
-                archive.write(os.path.join(folder, name), name)
+                with open(os.path.join(folder, name), "rb") as file:
+                    archive.writestr(
+                        zipfile.ZipInfo(name), file.read()
+                    )  # without a time: the same bytes on all workers
     return packed.getvalue()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .batches import PythonBatches, noting_place
 from .calendar import RowOrder
-from .content import checksum, notes_random_numbers
+from .content import checksum, drawn_ahead, notes_random_numbers
 from .feed import FedSource, Group
 from .source import Chunk
 
@@ -46,11 +46,12 @@ class PyDatasetSource(FedSource):
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
         self._set_order(self._make_order())
         first = []
-        with notes_random_numbers() as self._drawn_from:
+        with notes_random_numbers() as drawn_from:
             for number in range(min(2, self.calendar.rows)):
                 with noting_place(f"batch {number} of the PyDataset"):
                     first.append(dataset[number])
-        self._first_checksum = None if self._drawn_from else checksum(first)
+        self._first_checksum = None if drawn_from else checksum(first)
+        self.inexact = drawn_ahead("PyDataset", drawn_from)
         self._batches = PythonBatches(first, "PyDataset", steady)
         self.spec = self._layout = self._batches.spec
         self._inside = False

@@ -58,6 +58,7 @@ class Source:
             rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
+        inexact: str or None; a sentence that says why a resumed training may get other batches.
     """
 
     calendar: Calendar
@@ -67,6 +68,7 @@ class Source:
     per_worker = False
     resume_by: Any = "skip"
     rewinds = True
+    inexact: str | None = None
     _class_weights: ClassWeights | None = None
 
     def _read(self, steps: int) -> Chunk | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .batches import PythonBatches, noting_place
 from .calendar import Calendar
-from .content import checksum, notes_random_numbers
+from .content import checksum, drawn_ahead, notes_random_numbers
 from .feed import FedSource, Group
 
 _log = logging.getLogger("unisono")
@@ -58,6 +58,7 @@ class StreamSource(FedSource):
             raise ValueError(f"The {kind} gave no batch; it is empty or has been used up, make a new one.")
         self._batches = PythonBatches(self._first, kind, steady, lists=self.rewinds)
         self.spec = self._layout = self._batches.spec
+        self.inexact = drawn_ahead(kind, drawn_from)
         # An iterator may come from an earlier call, and go on where that has ended.
         self._first_checksum = checksum(self._first) if self.rewinds and not drawn_from else None
 

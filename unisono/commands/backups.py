@@ -77,7 +77,8 @@ def _print_backups(backups: list[BackupInfo]) -> int:
 
 def _row(info: BackupInfo) -> tuple[str, ...]:
     when = "" if info.time is None else f"{datetime.datetime.fromtimestamp(info.time):%Y-%m-%d %H:%M:%S}"
-    numbers = ("" if n is None else str(n) for n in (info.epoch, info.step, info.total_steps))
+    epoch = None if info.epoch is None else info.epoch + 1  # as in the lines of `fit`
+    numbers = ("" if n is None else str(n) for n in (epoch, info.step, info.total_steps))
     return (info.path.name, *numbers, when, _size(info.size), info.status)
 
 
