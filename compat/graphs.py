@@ -25,10 +25,15 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
 
 _DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
 _LEAVE_NO_TRACE = """
-Arg Assert Case If LookupTableFindV2 Multinomial PartitionedCall Placeholder RandomGammaV2
-RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt ReadVariableOp
-ResourceGather ResourceGatherNd StatefulPartitionedCall StatelessIf StatelessWhile TruncatedNormal
-VarHandleOp VarIsInitializedOp While
+Arg Assert Case CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
+CudnnRNNV3 FakeParam HashTableV2 If LookupTableExportV2 LookupTableFindV2 LookupTableSizeV2
+Multinomial PartitionedCall Placeholder RandomGamma RandomGammaV2 RandomPoissonV2 RandomShuffle
+RandomStandardNormal RandomUniform RandomUniformInt ReadVariableOp ResourceGather ResourceGatherNd
+ResourceStridedSlice StackPopV2 StackPushV2 StackV2 StatefulPartitionedCall StatelessCase
+StatelessIf StatelessWhile TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3
+TensorArrayGradV3 TensorArrayGradWithShapeV3 TensorArrayReadV3 TensorArrayScatterV3
+TensorArraySizeV3 TensorArraySplitV3 TensorArrayV3 TensorArrayWriteV3 TruncatedNormal VarHandleOp
+VarIsInitializedOp VariableShape While
 """
 _HARMLESS = frozenset(_LEAVE_NO_TRACE.split())  # stateful operations
 

@@ -19,6 +19,11 @@ def raw_value(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def stored_dtype(variable: Any) -> Any:
+    """The dtype that a Keras variable has in memory; in a layer under a mixed policy reading it gives another one."""
+    return getattr(raw_value(variable), "dtype", None) or variable.dtype
+
+
 def autocast(variable: keras.Variable, value: Any) -> Any:
     """`value` in the dtype that reading `variable` gives here."""
     return variable._maybe_autocast(value)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.layers import layers_of
-from ...compat.variables import raw_value
+from ...compat.variables import raw_value, stored_dtype
 from ...distribute.step_context import StepContext
 
 
@@ -33,7 +33,7 @@ class NotedWrites(keras.StatelessScope):
         """Notes one assignment (Keras calls this)."""
         variable, value = update
         self.written[id(variable)] = variable
-        super().add_update((variable, tf.cast(value, variable.dtype)))
+        super().add_update((variable, tf.cast(value, stored_dtype(variable))))
 
     def get_current_value(self, variable: Any) -> Any:
         """The noted or given value; for other variables that of the scope around this one, or their own."""

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.random_state import is_random_state
-from ...compat.variables import is_read_together, raw_value
+from ...compat.variables import is_read_together, raw_value, stored_dtype
 from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
 from ...distribute.replicas import (
     all_reduce_sum_packed,
@@ -34,7 +34,7 @@ class CollectedWrites(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Notes one assignment (Keras calls this)."""
         variable, value = update
-        value = tf.cast(value, variable.dtype)
+        value = tf.cast(value, stored_dtype(variable))
         if variable.trainable and value.dtype.is_floating and raw_value(variable) is not None:
             value = _beginning_of_gradients(value, tf.convert_to_tensor(raw_value(variable)))
         self.variables[id(variable)] = variable

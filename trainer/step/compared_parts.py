@@ -91,13 +91,9 @@ def write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRul
         return WriteRule(SUM)  # nothing was added
     if holds(lambda old, one, first, last: share * first + (1 - share) * last):
         return WriteRule(MEAN)
-    old, one, first, last = cases[-1]
-    rest = first + last - one
-    found = float(np.vdot(rest, old) / np.vdot(old, old)) if np.any(old) else 1.0
-    for kept in (
-        next((round(found, n) for n in range(6) if abs(found - round(found, n)) < 2e-6), found),
-        found,
-    ):
+    found, near = _kept(cases), 2e-6 if tolerance < 1e-2 else 8e-3
+    rounded = next((round(found, n) for n in range(6) if abs(found - round(found, n)) < near), found)
+    for kept in (rounded, found):
         if holds(lambda old, one, first, last, kept=kept: first + last - kept * old):
             return WriteRule(SUM, kept)
     if holds(lambda old, one, first, last: np.maximum(first, last)):
@@ -107,9 +103,17 @@ def write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRul
     return None
 
 
+def _kept(cases: Sequence[Any]) -> float:
+    """The part of the old value that stays: what another old value changes, for the same rows."""
+    old, one, first, last = cases[-1]
+    change, effect = (old, first + last - one) if len(cases) == 1 else (old - cases[0][0], one - cases[0][1])
+    return float(np.vdot(effect, change) / np.vdot(change, change)) if np.any(change) else 1.0
+
+
 def _near(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray], tolerance: float) -> bool:
     scale = max(float(np.abs(part).max(initial=0.0)) for part in case)
-    return bool(np.abs(value - wanted).max(initial=0.0) <= tolerance * 1e-2 * scale)
+    within = tolerance if tolerance > 1e-2 else tolerance * 1e-2  # half precision has no digits to spare
+    return bool(np.abs(value - wanted).max(initial=0.0) <= within * scale)
 
 
 def another(value: np.ndarray) -> np.ndarray:

@@ -179,8 +179,11 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
 
 
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
-    """Counts the loss into the epoch's mean, weighted with its rows."""
-    loss_tracker(model).update_state(loss, sample_weight=step.rows)
+    """Counts the loss into the epoch's mean, weighted with its rows; each entry of a loss without reduction, as Keras does."""
+    rows = step.rows
+    if loss.shape.rank != 0:
+        loss, rows = tf.reduce_mean(loss), tf.cast(rows, loss.dtype) * tf.cast(tf.size(loss), loss.dtype)
+    loss_tracker(model).update_state(loss, sample_weight=rows)
 
 
 def _zero_unless(alive: Any, gradient: Any) -> Any:
