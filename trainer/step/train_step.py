@@ -179,7 +179,7 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
 
 
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
-    """Counts the loss into the epoch's mean, weighted with its rows; each entry of a loss without reduction, as Keras does."""
+    """Counts the loss into the epoch's mean, weighted with its rows; as Keras does, each entry of one without reduction."""
     rows = step.rows
     if loss.shape.rank != 0:
         loss, rows = tf.reduce_mean(loss), tf.cast(rows, loss.dtype) * tf.cast(tf.size(loss), loss.dtype)
