@@ -1,0 +1,125 @@
+"""The layers of a body, each from (rows, WIDTH) or (rows, steps, WIDTH) to the same shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+from keras import layers, ops
+
+WIDTH = 5
+
+
+class AddsLoss(layers.Layer):
+    """Adds a loss of what passes through it."""
+
+    def __init__(self, value: Callable, only_in_training: bool = False) -> None:
+        super().__init__()
+        self.supports_masking = True
+        self.value, self.only_in_training = value, only_in_training
+
+    def call(self, x, training=False):
+        if training or not self.only_in_training:
+            self.add_loss(self.value(x if x.dtype == "float64" else ops.cast(x, "float32")))
+        return x
+
+
+class KeepsState(layers.Layer):
+    """Has a variable that is changed by what passes through it in training."""
+
+    def __init__(self, change: Callable, shape: tuple[int, ...] = (), dtype: str | None = None) -> None:
+        super().__init__()
+        self.supports_masking = True
+        self.change, self.state_shape, self.state_dtype = change, shape, dtype
+
+    def build(self, input_shape):
+        self.state = self.add_weight(
+            shape=self.state_shape, dtype=self.state_dtype, initializer="zeros", trainable=False, name="state"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.change(self.state, x)
+        return x
+
+
+def _count(state, x):
+    state.assign_add(ops.cast(ops.shape(x)[0], state.dtype))
+
+
+def _sum(state, x):
+    state.assign_add(ops.cast(ops.sum(x, axis=tuple(range(len(x.shape) - 1))), state.dtype))
+
+
+def _maximum(state, x):
+    state.assign(ops.maximum(state, ops.cast(ops.max(x), state.dtype)))
+
+
+def _average(state, x):
+    mean = ops.mean(x, axis=tuple(range(len(x.shape) - 1)))
+    state.assign(0.9 * state + 0.1 * ops.cast(mean, state.dtype))
+
+
+def _average_of_counts(state, x):
+    """As the clusters of a vector quantizer count what is nearest to them."""
+    chosen = ops.one_hot(ops.argmax(ops.reshape(x, (-1, WIDTH)), axis=-1), WIDTH)
+    state.assign(0.9 * state + 0.1 * ops.cast(ops.sum(chosen, axis=0), state.dtype))
+
+
+def _dense(**arguments) -> layers.Layer:
+    return layers.Dense(WIDTH, activation="tanh", **arguments)
+
+
+LAYERS: dict[str, Callable[[], layers.Layer]] = {
+    "dense": _dense,
+    "shared": _dense,
+    "regularized": lambda: _dense(kernel_regularizer="l2", bias_regularizer="l1"),
+    "activity regularizer": lambda: _dense(activity_regularizer="l2"),
+    "layer normalization": layers.LayerNormalization,
+    "frozen batch normalization": lambda: layers.BatchNormalization(trainable=False),
+    "synchronized batch normalization": lambda: layers.BatchNormalization(synchronized=True),
+    "spectral normalization": lambda: layers.SpectralNormalization(_dense()),
+    "adds a mean": lambda: AddsLoss(lambda x: 0.1 * ops.mean(ops.square(x))),
+    "adds a sum": lambda: AddsLoss(lambda x: 0.01 * ops.sum(ops.square(x))),
+    "adds a sum in training": lambda: AddsLoss(
+        lambda x: 0.01 * ops.sum(ops.square(x)), only_in_training=True
+    ),
+    "adds a sum of negative parts": lambda: AddsLoss(lambda x: 0.01 * ops.sum(ops.relu(-x))),
+    "counts rows": lambda: KeepsState(_count, dtype="int32"),
+    "counts calls": lambda: KeepsState(lambda state, x: state.assign_add(1), dtype="int32"),
+    "sums": lambda: KeepsState(_sum, (WIDTH,)),
+    "maximum": lambda: KeepsState(_maximum),
+    "moving average": lambda: KeepsState(_average, (WIDTH,)),
+    "moving average of counts": lambda: KeepsState(_average_of_counts, (WIDTH,)),
+}
+
+
+def entry(kind: str, masked: bool) -> list[layers.Layer]:
+    """The layers that follow an input of a kind, up to (rows, [steps,] WIDTH)."""
+    if kind == "tokens":
+        return [layers.Embedding(7, WIDTH, mask_zero=masked)]
+    first = [layers.Masking()] if kind == "series" and masked else []
+    return [*first, _dense()]
+
+
+def pool(kind: str) -> list[layers.Layer]:
+    """The layers that take the steps of a sequence together."""
+    if kind == "average":
+        return [layers.GlobalAveragePooling1D()]
+    return [layers.SimpleRNN(WIDTH, return_sequences=kind == "none")]
+
+
+class FirstValue(layers.Layer):
+    """From (rows, ..., 1) to (rows, ...)."""
+
+    def call(self, x):
+        return x[..., 0]
+
+
+def head(kind: str, name: str) -> list[layers.Layer]:
+    """The layers of an output of a kind, the last of which has the name of the output."""
+    if kind == "rank 1":
+        return [keras.layers.Dense(1), FirstValue(name=name)]
+    if kind == "binary":
+        return [keras.layers.Dense(1, activation="sigmoid", name=name)]
+    return [keras.layers.Dense({"values": 2, "classes": 3}[kind], name=name)]

@@ -1,0 +1,60 @@
+"""The optimizer of a case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+import unisono
+
+from ..case import Case
+
+# Large, so that a gradient that is zero but for rounding moves nothing: with Keras' 1e-7, Adam makes
+# a step of full size of it.
+EPSILON = 1e-2
+
+ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD": ("SGD", {"learning_rate": 0.05}),
+    "momentum": ("SGD", {"learning_rate": 0.02, "momentum": 0.9, "nesterov": True}),
+    "Adam": ("Adam", {"learning_rate": 0.02, "epsilon": EPSILON}),
+    "AdamW": ("AdamW", {"learning_rate": 0.02, "epsilon": EPSILON, "weight_decay": 0.01}),
+    "RMSprop": ("RMSprop", {"learning_rate": 0.01, "epsilon": EPSILON}),
+    "Adagrad": ("Adagrad", {"learning_rate": 0.05, "epsilon": EPSILON}),
+    "Nadam": ("Nadam", {"learning_rate": 0.02, "epsilon": EPSILON}),
+    "Adamax": ("Adamax", {"learning_rate": 0.02, "epsilon": EPSILON}),
+    "Adadelta": ("Adadelta", {"learning_rate": 0.5, "epsilon": EPSILON}),
+    "Ftrl": ("Ftrl", {"learning_rate": 0.05}),
+    "Lamb": ("Lamb", {"learning_rate": 0.01, "epsilon": EPSILON}),
+}
+
+CLIPS = {
+    "none": {},
+    "clipnorm": {"clipnorm": 0.2},
+    "clipvalue": {"clipvalue": 0.1},
+    "global_clipnorm": {"global_clipnorm": 0.3},
+}
+
+
+def _doubled(pairs: Any) -> Any:
+    return [(None if gradient is None else 2.0 * gradient, variable) for gradient, variable in pairs]
+
+
+TRANSFORMERS = {
+    "centralize": lambda: unisono.optimizers.centralize,
+    "ClipByGlobalNorm": lambda: unisono.optimizers.ClipByGlobalNorm(0.2),
+    "doubled": lambda: _doubled,
+}
+
+
+def optimizer(case: Case, module: Any) -> keras.optimizers.Optimizer:
+    """A new optimizer, of `module.optimizers`."""
+    name, arguments = ARGUMENTS[case.optimizer]
+    arguments = {**arguments, **CLIPS[case.clip]}
+    if case.ema:
+        arguments.update(use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2)
+    if case.accumulation > 1:
+        arguments["gradient_accumulation_steps"] = case.accumulation
+    if case.transformers and module is unisono:
+        arguments["gradient_transformers"] = [TRANSFORMERS[name]() for name in case.transformers]
+    return getattr(module.optimizers, name)(**arguments)

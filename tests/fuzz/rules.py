@@ -1,0 +1,236 @@
+"""Which cases are programs at all, and where plain Keras has other numbers on one device than Unisono.
+
+Two tables, each of (reason, whether it is so for a case).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from .case import (
+    BINARY_LOSSES,
+    BINARY_METRICS,
+    CLASS_LOSSES,
+    CLASS_METRICS,
+    VALUE_LOSSES,
+    VALUE_METRICS,
+    Case,
+)
+
+Rules = Iterable[tuple[str, Callable[[Case], bool]]]
+
+LOSSES = {"values": VALUE_LOSSES, "rank 1": VALUE_LOSSES, "classes": CLASS_LOSSES, "binary": BINARY_LOSSES}
+METRICS = {
+    "values": VALUE_METRICS,
+    "rank 1": VALUE_METRICS,
+    "classes": CLASS_METRICS,
+    "binary": BINARY_METRICS,
+}
+# Losses whose reduction can be chosen.
+REDUCED = {
+    "MeanSquaredError", "CosineSimilarity over rows", "Loss.call", "Loss.call across",
+    "SparseCategoricalCrossentropy", "BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice",
+}  # fmt: skip
+STATES = {"counts rows", "counts calls", "sums", "maximum", "moving average", "moving average of counts"}
+ADDED = {
+    "regularized", "activity regularizer", "adds a mean", "adds a sum", "adds a sum in training",
+    "adds a sum of negative parts",
+}  # fmt: skip
+# What a vector of each row cannot do: a Keras loss or metric that needs an axis of values beside that of rows.
+NEEDS_AXIS = {"cosine_similarity", "CosineSimilarity", "R2Score", "CosineSimilarity over rows"} | {
+    "PearsonCorrelation over rows",
+    "ConcordanceCorrelation over rows",
+}
+
+
+def per_step(case: Case) -> bool:
+    """Whether outputs have an axis of time steps."""
+    return case.pool == "none" and case.inputs != ("vector",)
+
+
+def losses(case: Case) -> set[str]:
+    """The names of the losses of all outputs."""
+    return {output.loss for output in case.outputs}
+
+
+def metrics(case: Case) -> set[str]:
+    """The names of the metrics of all outputs."""
+    return {name for output in case.outputs for name in output.metrics + output.weighted_metrics}
+
+
+def masked(case: Case) -> bool:
+    """Whether some layer makes a mask."""
+    return case.masked and case.inputs != ("vector",)
+
+
+def uneven(case: Case) -> bool:
+    """Whether the last batch is smaller than the others."""
+    return case.rows % case.batch != 0
+
+
+def own_step(case: Case) -> bool:
+    """Whether the loss of training is the step's own."""
+    return case.step != "keras"
+
+
+# Not a program: it would be refused, or mean nothing, also in Keras on one device.
+IMPOSSIBLE: Rules = (
+    ("several outputs need a structure", lambda c: (c.outputs_as == "single") != (len(c.outputs) == 1)),
+    (
+        "a Sequential has one input and one output, and uses each layer once",
+        lambda c: (
+            c.form == "sequential" and (len(c.inputs) > 1 or len(c.outputs) > 1 or "shared" in c.body)
+        ),
+    ),
+    ("the structure of one input is itself", lambda c: c.inputs_as != "list" and len(c.inputs) == 1),
+    ("only sequences are masked", lambda c: c.masked and c.inputs == ("vector",)),
+    ("only sequences are pooled", lambda c: c.pool != "average" and c.inputs == ("vector",)),
+    (
+        "inputs of different shapes cannot be joined unless they are pooled",
+        lambda c: per_step(c) and len(c.inputs) > 1,
+    ),
+    ("a loss is for its kind of output", lambda c: any(o.loss not in LOSSES[o.kind] for o in c.outputs)),
+    (
+        "a metric is for its kind of output",
+        lambda c: any(m not in METRICS[o.kind] for o in c.outputs for m in o.metrics + o.weighted_metrics),
+    ),
+    (
+        "a metric is given once for an output",
+        lambda c: any(
+            len({*o.metrics, *o.weighted_metrics}) < len(o.metrics + o.weighted_metrics) for o in c.outputs
+        ),
+    ),
+    (
+        "only a Loss object of Keras' form has a reduction",
+        lambda c: any(
+            o.reduction != "sum_over_batch_size" and (o.loss not in REDUCED or own_step(c)) for o in c.outputs
+        ),
+    ),
+    (
+        "an output of rank 1 has no axis of values",
+        lambda c: any(
+            o.kind == "rank 1" and NEEDS_AXIS & {o.loss, *o.metrics, *o.weighted_metrics} for o in c.outputs
+        ),
+    ),
+    ("an output of rank 1 has no steps", lambda c: per_step(c) and any(o.kind == "rank 1" for o in c.outputs)),
+    (
+        "Keras cannot add a number to a loss of many values",
+        lambda c: bool(ADDED & set(c.body)) and any(o.reduction == "none" for o in c.outputs),
+    ),
+    (
+        "Keras cannot add an activity regularizer in half precision to a loss in float32",
+        lambda c: "activity regularizer" in c.body and c.policy.startswith("mixed"),
+    ),
+    (
+        "Keras cannot weigh the rows of masked sequences",
+        lambda c: masked(c) and per_step(c) and c.sample_weight in ("rows", "outputs"),
+    ),
+    (
+        "Keras cannot weigh a Loss object that is given as a metric",
+        lambda c: any(name.startswith("Loss object") for o in c.outputs for name in o.weighted_metrics),
+    ),
+    (
+        "a pipeline cuts graphs of layers, not Python code, and no layer that assigns its weights",
+        lambda c: (
+            c.strategy.startswith("pipeline")
+            and (
+                c.form == "subclass"
+                or c.step.startswith("train_step")
+                or "spectral normalization" in c.body
+            )
+        ),
+    ),
+    (
+        "R2Score, AUC and correlations take rows of values, not of steps",
+        lambda c: per_step(c) and bool(metrics(c) & {"R2Score", *NEEDS_AXIS, *BINARY_METRICS}),
+    ),
+    (
+        "weights of steps need steps; of outputs, several outputs",
+        lambda c: (
+            (c.sample_weight == "steps" and not per_step(c))
+            or (c.sample_weight == "outputs" and len(c.outputs) == 1)
+        ),
+    ),
+    (
+        "classes are weighted where there is one output of classes, and nothing else is weighted",
+        lambda c: (
+            c.class_weight
+            and ([o.kind for o in c.outputs] != ["classes"] or c.sample_weight != "none" or per_step(c))
+        ),
+    ),
+    (
+        "a loss or a metric that is one number of many rows has no rows to weigh",
+        lambda c: (
+            (c.sample_weight != "none" or masked(c))
+            and any(
+                "across" in name or "over rows" in name or name in ("scalar mean", "scalar sum", "scalar", "Dice")
+                for name in losses(c) | metrics(c)
+            )
+        ),
+    ),
+    (
+        "steps of our own are written for one output of values without weights or masks",
+        lambda c: (
+            own_step(c)
+            and (
+                [o.kind for o in c.outputs] != ["values"]
+                or c.sample_weight != "none"
+                or masked(c)
+                or c.outputs_as != "single"
+            )
+        ),
+    ),
+    ("a test step of its own belongs to a train step of its own", lambda c: (
+        c.own_test_step and not c.step.startswith("train_step")
+    )),
+    ("a batch that is clipped, weighted by micro-batches, must have that many rows", lambda c: (
+        c.accumulation > 1 and c.rows < c.batch
+    )),
+    ("a layer that is not a layer of a sequence", lambda c: per_step(c) and "spectral normalization" in c.body),
+)  # fmt: skip
+
+# Keras' own numbers on one device differ from ours there, and ours are meant.
+NOT_AS_KERAS: Rules = (
+    ("the order of shuffled rows is our own", lambda c: c.shuffle),
+    ("gradient transformers are ours", lambda c: bool(c.transformers)),
+    (
+        "Keras gives every micro-batch the same weight, whatever its rows, weights and masks",
+        lambda c: c.accumulation > 1,
+    ),
+    (
+        "the logs of several outputs are means of batches in Keras, and of rows here",
+        lambda c: len(c.outputs) > 1 and uneven(c),
+    ),
+    (
+        "Keras updates a word of an embedding once for each time that it is in the batch, and clips it so",
+        lambda c: "tokens" in c.inputs and (c.optimizer not in ("SGD", "momentum") or c.clip != "none"),
+    ),
+    (
+        "half precision is rounded in another order",
+        lambda c: c.policy.startswith("mixed"),
+    ),
+)
+
+
+def impossible(case: Case) -> str | None:
+    """The reason why a case is no program; None where it is one."""
+    return next((reason for reason, holds in IMPOSSIBLE if holds(case)), None)
+
+
+def not_as_keras(case: Case) -> str | None:
+    """The reason why Keras' numbers are others on one device; None where they are the same."""
+    return next((reason for reason, holds in NOT_AS_KERAS if holds(case)), None)
+
+
+# What is refused before the first step, in the words of the error: not the numbers of one device, but no wrong ones.
+REFUSED = (
+    (
+        "a loss that sees the rows of all replicas cannot be compiled whole",
+        "jit_compile=True cannot be used with",
+    ),
+)
+
+
+def is_refused(error: Exception) -> bool:
+    """Whether an error is one of those that the guides name."""
+    return any(text in str(error) for _, text in REFUSED)

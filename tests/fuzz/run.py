@@ -1,0 +1,126 @@
+"""Runs the program of a case and keeps every number that it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import unisono
+
+from .case import Case
+from .parts.data import Rows, fit_arguments, make_rows
+from .parts.models import compiled_model, input_names, output_names
+
+
+@dataclasses.dataclass
+class Numbers:
+    """What a program shows.
+
+    Attributes:
+        shown: name -> array: the history, the weights, the slots, what `evaluate` and `predict` return.
+        unequal: the paths of the variables whose copies differ.
+    """
+
+    shown: dict[str, np.ndarray]
+    unequal: list[str]
+
+
+def strategy_of(name: str) -> Any:
+    """A strategy by its name, such as "mirrored 3"; None for "one"."""
+    kind, _, count = name.partition(" ")
+    if kind == "one":
+        return None
+    devices = [f"CPU:{index}" for index in range(int(count))]
+    if kind == "central":
+        return tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
+    if kind == "pipeline":
+        return unisono.distribute.Pipeline(devices, micro_batches=int(count))
+    # The default collectives abort when strategies of different sizes share a process.
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+@contextlib.contextmanager
+def settings(case: Case) -> Iterator[None]:
+    """Keras as new, with the policy of a case."""
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(case.seed + 1)
+    keras.config.set_floatx("float64" if case.policy == "float64" else "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of slow half precision, of data that ends, ...
+        unisono.mixed_precision.set_global_policy(case.policy)
+        try:
+            yield
+        finally:
+            keras.config.set_floatx("float32")
+            unisono.mixed_precision.set_global_policy("float32")
+
+
+def run(case: Case, module: Any = unisono, strategy: str = "one") -> Numbers:
+    """Builds, trains, evaluates and predicts.
+
+    Args:
+        case: the case.
+        module: `unisono` or `keras`.
+        strategy: see `strategy_of`; the case's own is taken only if it is given here.
+    """
+    with settings(case):
+        on = strategy_of(strategy)
+        with on.scope() if on else contextlib.nullcontext():
+            model = compiled_model(case, module)
+        _set_way(model, case, one=on is None)
+        rows = make_rows(case, input_names(case), output_names(case))
+        history = model.fit(verbose=0, **fit_arguments(case, rows))
+        return Numbers(_shown(model, history.history, case, rows), _unequal(model, on))
+
+
+def _set_way(model: keras.Model, case: Case, one: bool) -> None:
+    """How steps are looped; on one device eagerly, which is fastest for few steps and has the same numbers."""
+    if one or case.way == "eager":
+        model.run_eagerly = True
+        return
+    model.jit_compile = {"graph": False, "xla": True, "auto": "auto"}[case.way]
+    model.steps_per_execution = case.steps_per_execution
+
+
+def _shown(model: keras.Model, history: Any, case: Case, rows: Rows) -> dict[str, np.ndarray]:
+    found: dict[str, Any] = {"history": history}
+    if "evaluate" in case.then:
+        found["evaluate"] = model.evaluate(
+            rows.x, rows.y, case.batch, verbose=0, sample_weight=rows.sample_weight, return_dict=True
+        )
+    if "predict" in case.then:
+        found["predict"] = model.predict(rows.x, case.batch, verbose=0)
+    found["weights"] = {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.weights)}
+    found["slots"] = {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.optimizer.variables)}
+    return dict(_flat(found))
+
+
+def _flat(nest: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The leaves of a nest with their paths."""
+    if isinstance(nest, dict):
+        for name, value in nest.items():
+            yield from _flat(value, f"{path}/{name}" if path else name)
+    elif isinstance(nest, list) and nest and not np.isscalar(nest[0]):
+        for index, value in enumerate(nest):
+            yield from _flat(value, f"{path}/{index}")
+    else:
+        yield path, np.asarray(nest)
+
+
+def _unequal(model: keras.Model, strategy: Any) -> list[str]:
+    if not isinstance(strategy, tf.distribute.MirroredStrategy):
+        return []
+    variables = model.weights + model.optimizer.variables
+    return [variable.path for variable in variables if not _copies_are_equal(variable, strategy)]
+
+
+def _copies_are_equal(variable: keras.Variable, strategy: tf.distribute.Strategy) -> bool:
+    first, *others = [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]
+    return all(np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)

@@ -1,0 +1,126 @@
+"""Some seeds of the tester, and the tester itself: it finds what is wrong, and makes it small."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import keras
+import pytest
+import tensorflow as tf
+
+import unisono
+from tests.fuzz.__main__ import shrunk_report
+from tests.fuzz.case import Case, Output, read, written
+from tests.fuzz.check import Finding, check
+from tests.fuzz.draw import draw, drawn
+from tests.fuzz.excluded import EXCLUDED, excluded
+from tests.fuzz.parts.losses import OWN, across
+from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS
+from tests.fuzz.shrink import shrink
+
+# Cases in a block, and blocks, which the processes of pytest share: as many as two cores check in two minutes.
+SIZE, BLOCKS = 10, 8
+
+
+def _is_quick(case: Case) -> bool:
+    """XLA takes seconds to compile each of some functions; the tester by itself draws it too."""
+    return excluded(case) is None and case.way in ("graph", "eager")
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_programs_have_the_numbers_of_one_device_and_of_keras(block):
+    for seed in range(block * SIZE, (block + 1) * SIZE):
+        case = draw(seed, accepts=_is_quick)
+        finding = check(case)
+        assert finding is None, shrunk_report(case, finding, check)
+
+
+def test_case_that_is_written_and_read_is_the_same():
+    for seed in range(100):
+        assert read(written(draw(seed))) == draw(seed)
+
+
+def test_draw_of_one_seed_is_one_case_and_every_option_is_drawn():
+    cases = [draw(seed) for seed in range(1500)]
+    assert cases[:20] == [draw(seed) for seed in range(20)]
+    for specification, examples in ((Case, cases), (Output, [o for case in cases for o in case.outputs])):
+        for field in dataclasses.fields(specification):
+            values = [getattr(one, field.name) for one in examples]
+            if isinstance(field.default, tuple):
+                values = [item for value in values for item in value]
+            options = field.metadata.get("options", ())
+            missing = {option for option in options if option not in values and option is not Output}
+            assert not missing, f"{specification.__name__}.{field.name}: {missing} is never drawn"
+
+
+def test_every_rule_is_about_some_case():
+    cases = [draw(seed) for seed in range(1500)]
+    for reason, holds in (*NOT_AS_KERAS, *EXCLUDED):
+        assert any(map(holds, cases)), reason
+    stream = random.Random(0)
+    cases = [drawn(Case, stream) for _ in range(20_000)]
+    for reason, holds in IMPOSSIBLE:
+        assert any(map(holds, cases)), reason
+
+
+def test_given_fields_that_no_case_can_have_are_refused():
+    with pytest.raises(ValueError, match="give fewer fields"):
+        draw(0, given={"form": "sequential", "inputs": ("vector", "tokens")})
+
+
+def _large_case(loss: str) -> Case:
+    return Case(
+        seed=3,
+        strategy="mirrored 3",
+        way="eager",
+        body=("dense", "layer normalization"),
+        outputs=(
+            Output(kind="classes", loss="SparseCategoricalCrossentropy"),
+            Output(loss=loss, metrics=("mae",)),
+        ),
+        outputs_as="dict",
+        optimizer="momentum",
+        rows=7,
+        epochs=2,
+        then=("predict",),
+    )
+
+
+def _smallest(case: Case, kind: str) -> Case:
+    """What the tester prints for a wrong case, read again."""
+    finding = check(case)
+    assert finding is not None and finding.kind == kind
+    report = shrunk_report(case, finding, check)
+    return read(report.split('--case "')[1].split('"\n')[0])
+
+
+def test_loss_that_is_joined_wrongly_is_found_and_shrunk(monkeypatch):
+    monkeypatch.setitem(
+        OWN, "rows", lambda **_: unisono.rowwise(across)
+    )  # it is not: the mean of means is taken
+    smallest = _smallest(_large_case("rows"), "replicas differ from one device")
+    assert smallest == Case(seed=3, outputs=(Output(loss="rows"),))
+
+
+def test_copies_that_differ_in_the_last_bits_are_found_and_shrunk(monkeypatch):
+    update = keras.optimizers.SGD.update_step
+
+    def unequal(self, gradient, variable, learning_rate):
+        replica = tf.distribute.get_replica_context()
+        number = tf.cast(replica.replica_id_in_sync_group, gradient.dtype) if replica else 0.0
+        update(self, gradient * (1 + 1e-14 * number), variable, learning_rate)
+
+    monkeypatch.setattr(keras.optimizers.SGD, "update_step", unequal)
+    assert _smallest(_large_case("mse"), "copies of a variable differ") == Case(seed=3)
+
+
+def test_shrink_drops_every_choice_that_does_not_matter():
+    case = draw(7, accepts=lambda case: case.sample_weight == "rows" and case.clip != "none")
+    smallest = shrink(case, lambda one: one.sample_weight == "rows" and one.clip != "none")
+    assert smallest == Case(seed=7, sample_weight="rows", clip=smallest.clip) and smallest.clip == "clipnorm"
+
+
+def test_program_that_keras_cannot_run_is_reported_as_such():
+    finding = check(Case(outputs=(Output(loss="Dice", kind="values"),), batch=0))
+    assert isinstance(finding, Finding) and finding.kind.startswith("not a program")
