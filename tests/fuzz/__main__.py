@@ -16,6 +16,7 @@ from .case import Case, read, written
 from .check import Finding, check
 from .draw import draw
 from .excluded import excluded
+from .rules import takes_long
 from .shrink import shrink
 
 COMMAND = "python -m tests.fuzz"
@@ -30,8 +31,13 @@ def main(words: list[str] | None = None) -> int:
     given = dict(map(_given, arguments.only))
     seed, wrong = arguments.seed, 0
     until = time.monotonic() + 60 * arguments.minutes
+
+    def is_wanted(case: Case) -> bool:
+        long = arguments.long or "strategy" in given or not takes_long(case)
+        return long and (arguments.all or excluded(case) is None)
+
     while True:
-        case = draw(seed, accepts=lambda case: arguments.all or excluded(case) is None, given=given)
+        case = draw(seed, accepts=is_wanted, given=given)
         wrong += _report(case, arguments)
         seed += 1
         if time.monotonic() > until:
@@ -48,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--case", help='a case as it was printed: "Case(...)"')
     parser.add_argument("--all", action="store_true", help="also what is known to be wrong (excluded.py)")
+    parser.add_argument("--long", action="store_true", help="also on workers, which are processes")
     parser.add_argument("--keep", action="store_true", help="do not shrink")
     parser.add_argument("--findings", type=Path, help="a file to which what is wrong is appended")
     return parser
@@ -102,7 +109,7 @@ def described(case: Case, finding: Finding, smallest: Case) -> str:
             f"seed {case.seed}: {finding.kind}",
             finding.details.rstrip()[-3000:],
             f'{COMMAND} --case "{written(smallest)}"',
-            f"{COMMAND} --all --seed {case.seed}  # {written(case)}",
+            f"{COMMAND} --all --long --seed {case.seed}  # {written(case)}",
         ]
     )
 

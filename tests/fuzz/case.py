@@ -78,7 +78,11 @@ class Case:
 
     seed: int = 0  # of the numbers in it: weights and data
 
-    strategy: str = one_of("mirrored 2", "mirrored 3", "mirrored 4", "central 2", "pipeline 2", plain=0.3)
+    strategy: str = one_of(
+        "mirrored 2", "mirrored 3", "mirrored 4", "central 2", "pipeline 2", "workers 2", plain=0.3
+    )
+    # Stopped in the middle and resumed on so many replicas; 0: not.
+    resume: int = one_of(0, 1, 2, 3, plain=0.85)
     way: str = one_of("graph", "eager", "xla", "auto", plain=0.7)
     steps_per_execution: int | str = one_of(1, 2, "auto", plain=0.5)
     policy: str = one_of("float64", "float32", "mixed_bfloat16", "mixed_float16", plain=0.8)

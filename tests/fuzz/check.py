@@ -12,8 +12,9 @@ import numpy as np
 import unisono
 
 from .case import Case
+from .elsewhere import run_and_resume, run_on_workers
 from .rules import is_refused, not_as_keras
-from .run import Numbers, run
+from .run import Numbers, run, strategy_of
 from .tolerances import bounds
 
 
@@ -42,7 +43,7 @@ def check(case: Case) -> Finding | None:
             found = differences(one, plain, case)
             if found:
                 return Finding("one device differs from Keras", _table(found, "ours", "Keras"))
-        several = run(case, unisono, case.strategy)
+        several = _on_replicas(case)
     except Exception as error:
         if is_refused(error):
             return None
@@ -53,6 +54,12 @@ def check(case: Case) -> Finding | None:
     if several.unequal:
         return Finding("copies of a variable differ", ", ".join(several.unequal))
     return None
+
+
+def _on_replicas(case: Case) -> Numbers:
+    if case.strategy.startswith("workers"):
+        return run_on_workers(case)
+    return run_and_resume(case) if case.resume else run(case, unisono, strategy_of(case.strategy))
 
 
 @dataclasses.dataclass

@@ -140,6 +140,9 @@ IMPOSSIBLE: Rules = (
             )
         ),
     ),
+    ("workers and pipelines are not resumed on other replicas", lambda c: (
+        c.resume > 0 and not c.strategy.startswith(("mirrored", "central"))
+    )),
     (
         "R2Score, AUC and correlations take rows of values, not of steps",
         lambda c: per_step(c) and bool(metrics(c) & {"R2Score", *NEEDS_AXIS, *BINARY_METRICS}),
@@ -234,3 +237,8 @@ REFUSED = (
 def is_refused(error: Exception) -> bool:
     """Whether an error is one of those that the guides name."""
     return any(text in str(error) for _, text in REFUSED)
+
+
+def takes_long(case: Case) -> bool:
+    """Whether a case starts processes."""
+    return case.strategy.startswith("workers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -33,10 +33,8 @@ class Numbers:
 
 
 def strategy_of(name: str) -> Any:
-    """A strategy by its name, such as "mirrored 3"; None for "one"."""
+    """A strategy by its name, such as "mirrored 3"."""
     kind, _, count = name.partition(" ")
-    if kind == "one":
-        return None
     devices = [f"CPU:{index}" for index in range(int(count))]
     if kind == "central":
         return tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
@@ -62,21 +60,21 @@ def settings(case: Case) -> Iterator[None]:
             unisono.mixed_precision.set_global_policy("float32")
 
 
-def run(case: Case, module: Any = unisono, strategy: str = "one") -> Numbers:
+def run(case: Case, module: Any = unisono, on: Any = None, callbacks: Sequence[Any] = ()) -> Numbers:
     """Builds, trains, evaluates and predicts.
 
     Args:
         case: the case.
         module: `unisono` or `keras`.
-        strategy: see `strategy_of`; the case's own is taken only if it is given here.
+        on: a strategy; None: one device, whatever the strategy of the case.
+        callbacks: of `fit`.
     """
     with settings(case):
-        on = strategy_of(strategy)
         with on.scope() if on else contextlib.nullcontext():
             model = compiled_model(case, module)
         _set_way(model, case, one=on is None)
         rows = make_rows(case, input_names(case), output_names(case))
-        history = model.fit(verbose=0, **fit_arguments(case, rows))
+        history = model.fit(verbose=0, callbacks=list(callbacks), **fit_arguments(case, rows))
         return Numbers(_shown(model, history.history, case, rows), _unequal(model, on))
 
 

@@ -16,7 +16,7 @@ from tests.fuzz.check import Finding, check
 from tests.fuzz.draw import draw, drawn
 from tests.fuzz.excluded import EXCLUDED, excluded
 from tests.fuzz.parts.losses import OWN, across
-from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS
+from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, takes_long
 from tests.fuzz.shrink import shrink
 
 # Cases in a block, and blocks, which the processes of pytest share: as many as two cores check in two minutes.
@@ -24,8 +24,8 @@ SIZE, BLOCKS = 10, 8
 
 
 def _is_quick(case: Case) -> bool:
-    """XLA takes seconds to compile each of some functions; the tester by itself draws it too."""
-    return excluded(case) is None and case.way in ("graph", "eager")
+    """XLA takes seconds to compile a function, and processes take seconds to start: `python -m tests.fuzz` draws both."""
+    return excluded(case) is None and case.way in ("graph", "eager") and not takes_long(case)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

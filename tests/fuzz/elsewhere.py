@@ -1,0 +1,87 @@
+"""Runs the program of a case in two parts, of which the second resumes the first, or on several workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import unisono
+from unisono.distribute.launcher.tasks import Layout, plan
+
+from .case import Case, written
+from .run import Numbers, run, strategy_of
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 240  # for a worker to end
+
+
+class Stopped(Exception):
+    """The interruption."""
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Raises after so many steps of all."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise Stopped
+
+
+def run_and_resume(case: Case) -> Numbers:
+    """The program is stopped in the middle of its steps, and run again on `case.resume` replicas."""
+    steps = -(-case.rows // case.batch) * case.epochs
+    resumed_on = None if case.resume == 1 else strategy_of(f"mirrored {case.resume}")
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(Stopped):
+            run(case, unisono, strategy_of(case.strategy), [_backup(folder), StopAfter((steps + 1) // 2)])
+        return run(case, unisono, resumed_on, [_backup(folder)])
+
+
+def _backup(folder: str) -> keras.callbacks.Callback:
+    return unisono.callbacks.BackupAndRestore(folder, save_freq=1, background=False)
+
+
+def run_on_workers(case: Case) -> Numbers:
+    """The numbers of the first worker; unequal are those in which another worker differs in a bit."""
+    count = int(case.strategy.split()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        found = _start_and_wait(case, count, Path(folder))
+    first, *others = found
+    same = ("weights/", "slots/", "history/", "evaluate/")
+    unequal = [
+        name
+        for name in first
+        if name.startswith(same) and any(first[name].tobytes() != other[name].tobytes() for other in others)
+    ]
+    return Numbers(first, unequal)
+
+
+def _start_and_wait(case: Case, count: int, folder: Path) -> list[dict[str, np.ndarray]]:
+    processes, logs = [], [folder / f"{index}.txt" for index in range(count)]
+    for index, task in enumerate(plan(Layout(workers=count, replicas_per_worker=1, timeout=60), [])):
+        command = [sys.executable, "-m", "tests.fuzz.worker", written(case), str(folder / f"{index}.npz")]
+        environment = {**os.environ, **task.env, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        with logs[index].open("w") as log:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            processes.append(subprocess.Popen(command, env=environment, **streams))
+    try:
+        for process, log in zip(processes, logs):
+            if process.wait(SECONDS) != 0:
+                raise RuntimeError(f"a worker ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(10)
+    return [dict(np.load(folder / f"{index}.npz")) for index in range(count)]
