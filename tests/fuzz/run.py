@@ -71,20 +71,18 @@ def run(case: Case, module: Any = unisono, on: Any = None, callbacks: Sequence[A
     """
     with settings(case):
         with on.scope() if on else contextlib.nullcontext():
-            model = compiled_model(case, module)
-        _set_way(model, case, one=on is None)
+            model = compiled_model(case, module, **_how(case, one=on is None))
         rows = make_rows(case, input_names(case), output_names(case))
         history = model.fit(verbose=0, callbacks=list(callbacks), **fit_arguments(case, rows))
         return Numbers(_shown(model, history.history, case, rows), _unequal(model, on))
 
 
-def _set_way(model: keras.Model, case: Case, one: bool) -> None:
+def _how(case: Case, one: bool) -> dict[str, Any]:
     """How steps are looped; on one device eagerly, which is fastest for few steps and has the same numbers."""
     if one or case.way == "eager":
-        model.run_eagerly = True
-        return
-    model.jit_compile = {"graph": False, "xla": True, "auto": "auto"}[case.way]
-    model.steps_per_execution = case.steps_per_execution
+        return {"run_eagerly": True}
+    jit_compile = {"graph": False, "xla": True, "auto": "auto"}[case.way]
+    return {"jit_compile": jit_compile, "steps_per_execution": case.steps_per_execution}
 
 
 def _shown(model: keras.Model, history: Any, case: Case, rows: Rows) -> dict[str, np.ndarray]:

@@ -86,7 +86,7 @@ def _weights(shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
 
 def fit_arguments(case: Case, rows: Rows) -> dict[str, Any]:
     """The arguments of `fit` that give the rows."""
-    batches = rows.batches(case.batch)
+    batches = [_tuples(batch) for batch in rows.batches(case.batch)]
     if case.data == "arrays":
         given = {"x": rows.x, "y": rows.y, "sample_weight": rows.sample_weight, "batch_size": case.batch}
     elif case.data == "tensors":
@@ -117,7 +117,7 @@ def _dataset(case: Case, rows: Rows) -> tf.data.Dataset:
 
 
 def _tuples(nest: Any) -> Any:
-    """The same with tuples for lists, which tf.data takes for tensors."""
+    """The same with tuples for lists, which tf.data takes for tensors, and Keras' adapters refuse."""
     if isinstance(nest, (list, tuple)):
         return tuple(map(_tuples, nest))
     return {name: _tuples(value) for name, value in nest.items()} if isinstance(nest, dict) else nest

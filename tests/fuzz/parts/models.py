@@ -69,12 +69,13 @@ def input_names(case: Case) -> list[str]:
     return [f"in{index}" for index in range(len(case.inputs))]
 
 
-def compiled_model(case: Case, module: Any) -> keras.Model:
+def compiled_model(case: Case, module: Any, **how: Any) -> keras.Model:
     """The model of a case.
 
     Args:
         case: the case.
         module: `keras` or `unisono`, whose classes of models are taken.
+        how: arguments of `compile` that say how steps are looped.
     """
     model = _model(case, module)
     names = output_names(case)
@@ -89,6 +90,7 @@ def compiled_model(case: Case, module: Any) -> keras.Model:
         if case.outputs_as == "single"
         else each([output.loss_weight for output in case.outputs]),
         metrics=each([[metric(name) for name in output.metrics] for output in case.outputs]),
+        **how,
         weighted_metrics=each(
             [[metric(name) for name in output.weighted_metrics] for output in case.outputs]
         ),

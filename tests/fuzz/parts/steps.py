@@ -11,7 +11,7 @@ from .losses import across
 
 
 def _squares(y, y_pred):
-    return tf.reduce_mean(tf.square(y - y_pred), axis=-1)
+    return tf.reduce_mean(tf.square(y - tf.cast(y_pred, y.dtype)), axis=-1)
 
 
 def own_step(step: str, batch: int, own_test_step: bool) -> list[type]:
@@ -30,7 +30,7 @@ def _with_compute_loss(value: Any, batch: int) -> type:
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             if value is None:
                 loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-                return loss + 0.1 * tf.reduce_mean(tf.square(y_pred))
+                return loss + 0.1 * tf.cast(tf.reduce_mean(tf.square(y_pred)), loss.dtype)
             return value(y, y_pred, batch)
 
     return OwnComputeLoss
@@ -46,11 +46,12 @@ def _with_train_step(value: Any, batch: int) -> type:
                     loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
                 else:
                     loss = value(y, y_pred, batch)
+                loss = self.optimizer.scale_loss(loss)
             weights = self.trainable_variables
             self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
             logs = self.compute_metrics(x, y, y_pred)
             logs.pop("loss", None)  # no loss has been counted
-            return {**logs, "error": tf.reduce_mean(tf.abs(y - y_pred))}
+            return {**logs, "error": tf.reduce_mean(_squares(y, y_pred))}
 
     return OwnTrainStep
 
@@ -70,7 +71,7 @@ COMPUTED: dict[str, Any] = {
     "adds a mean": None,
     "mean": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
     "sum": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)),
-    "across": lambda y, y_pred, batch: across(y, y_pred),
+    "across": lambda y, y_pred, batch: across(y, tf.cast(y_pred, y.dtype)),
     "by global batch": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)) / batch,
 }
 
