@@ -13,6 +13,8 @@ from ..case import Case
 # Large, so that a gradient that is zero but for rounding moves nothing: with Keras' 1e-7, Adam makes
 # a step of full size of it.
 EPSILON = 1e-2
+# Small: a sum that overflows half precision on one device need not where each replica adds fewer rows.
+LOSS_SCALE = 16.0
 
 ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("SGD", {"learning_rate": 0.05}),
@@ -57,4 +59,7 @@ def optimizer(case: Case, module: Any) -> keras.optimizers.Optimizer:
         arguments["gradient_accumulation_steps"] = case.accumulation
     if case.transformers and module is unisono:
         arguments["gradient_transformers"] = [TRANSFORMERS[name]() for name in case.transformers]
-    return getattr(module.optimizers, name)(**arguments)
+    inner = getattr(module.optimizers, name)(**arguments)
+    if case.policy != "mixed_float16":
+        return inner
+    return module.optimizers.LossScaleOptimizer(inner, initial_scale=LOSS_SCALE)
