@@ -23,6 +23,14 @@ def _error(y_true: Any, y_pred: Any) -> Any:
     return ops.square(ops.cast(y_true, y_pred.dtype) - y_pred)
 
 
+def as_wide(weight: Any, values: Any) -> Any:
+    """Weights of rows with the dtype and the number of axes of `values`."""
+    weight = ops.cast(weight, values.dtype)
+    while len(weight.shape) < len(values.shape):
+        weight = ops.expand_dims(weight, -1)
+    return weight
+
+
 class OwnCall(keras.losses.Loss):
     """A loss of each row."""
 
@@ -50,8 +58,7 @@ class OwnDunder(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         error = self.value(y_true, y_pred) if self.value is across else _error(y_true, y_pred)
         if sample_weight is not None:
-            weight = ops.cast(sample_weight, error.dtype)
-            error = error * ops.reshape(weight, weight.shape + (1,) * (len(error.shape) - len(weight.shape)))
+            error = error * as_wide(sample_weight, error)
         return error if self.value is across else self.value(error)
 
 

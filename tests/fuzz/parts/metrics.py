@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from .losses import across
+from .losses import across, as_wide
 
 
 def _error(y_true, y_pred):
@@ -38,10 +38,7 @@ class OwnMetric(keras.metrics.Metric):
         values = ops.cast(rows(y_true, y_pred), self.dtype)
         weight = ops.ones_like(values)
         if sample_weight is not None:
-            given = ops.cast(sample_weight, self.dtype)
-            while len(given.shape) < len(values.shape):
-                given = ops.expand_dims(given, -1)
-            weight = weight * given
+            weight = weight * as_wide(sample_weight, values)
         self.total.assign_add(ops.sum(values * weight))
         self.count.assign_add(ops.sum(weight))
 
