@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ...compat.layers import layers_of
 from ...compat.variables import raw_value, stored_dtype
+from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, declared
 from ...distribute.step_context import StepContext
 
 
@@ -107,5 +108,23 @@ def merge(
             means = [of_one[id(mean_of)][1] for of_one in writes]
             result.append((variable, variance_of_all(values, means, momentum, steps)))
         else:
-            result.append((variable, mean_over_micro_batches(values, steps)))
+            result.append((variable, _joined(variable, values, steps)))
     return result
+
+
+def _joined(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
+    """One value of those that the micro-batches give a variable, by the rule by which replicas join theirs."""
+    rule = steps[0].rules.writes.get(id(variable)) or declared(variable)
+    if rule is None or rule.kind == MEAN or len(values) == 1:
+        return mean_over_micro_batches(values, steps)
+    alive, first = [step.alive for step in steps], values[-1]
+    for value, has_rows in zip(values[::-1], alive[::-1]):
+        first = tf.where(has_rows, value, first)
+    if rule.kind == FIRST:
+        return first
+    if rule.kind in (LARGEST, SMALLEST):
+        reduce = tf.reduce_max if rule.kind == LARGEST else tf.reduce_min
+        return reduce(tf.stack([tf.where(a, value, first) for value, a in zip(values, alive)]), axis=0)
+    old = tf.convert_to_tensor(raw_value(variable))
+    old = old if rule.kept == 1.0 else old * tf.constant(rule.kept, old.dtype)
+    return old + tf.add_n([tf.where(a, value - old, tf.zeros_like(old)) for value, a in zip(values, alive)])

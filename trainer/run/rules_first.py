@@ -89,13 +89,15 @@ class RulesFirst:
 
 def _spec_of(chunk: Chunk) -> Any:
     """The nest of `tf.TypeSpec` of the chunk's batches; nothing is drawn from an iterator."""
+    found: list[Any] = []
 
-    def read(inputs: Any) -> Any:
+    def read(inputs: Any) -> tf.Tensor:
         batch = chunk.reader(inputs, tf.constant(0))
-        return batch.get_value() if chunk.open_ended else batch
+        found.append(batch_spec(batch.get_value() if chunk.open_ended else batch))
+        return tf.constant(0)
 
-    inputs = chunk.inputs if chunk.signature is None else chunk.signature
-    return batch_spec(graph_function(read).get_concrete_function(inputs).structured_outputs)
+    graph_function(read).get_concrete_function(chunk.inputs if chunk.signature is None else chunk.signature)
+    return found[0]
 
 
 def _value(chunk: Chunk, drawn: Any) -> Any:
