@@ -12,10 +12,12 @@ from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
 from ..compat.variables import autocast, raw_value
 from ..distribute.collectives import refuse_collective
+from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.shards import lookup
-from ..distribute.replicas import all_reduce_sum_packed
-from ..distribute.step_context import current_step
+from ..distribute.replicas import all_reduce_sum_packed, num_replicas
+from ..distribute.step_context import StepContext, current_step
 from .step import xla_random
+from .step.train_step import WEIGHTED
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 
@@ -57,10 +59,10 @@ def _synchronized_moments(original: Any) -> Any:
         alive = tf.cast(step.alive, x.dtype)
         total = tf.reduce_sum(x, axis=axes, keepdims=True)
         count = tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True)
-        total, count = all_reduce_sum_packed([total * alive, count * alive])
+        total, count = _summed([total * alive, count * alive], step)
         mean = total / count
-        (squares,) = all_reduce_sum_packed(
-            [tf.reduce_sum(tf.math.squared_difference(x, mean), axis=axes, keepdims=True) * alive]
+        (squares,) = _summed(
+            [tf.reduce_sum(tf.math.squared_difference(x, mean), axis=axes, keepdims=True) * alive], step
         )
         variance = squares / count
         if keepdims:
@@ -68,6 +70,26 @@ def _synchronized_moments(original: Any) -> Any:
         return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
     return moments
+
+
+def _summed(parts: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:
+    """The sums over replicas, with the gradient of the global loss.
+
+    What arrives on the way back is added up over the replicas. The loss of a `train_step` of one's own is weighted after
+    its gradient was taken, when the parts of other replicas are in it already: each must have its own weight before.
+    """
+    if num_replicas() == 1 or step.observer is not None or step.notes.get(WEIGHTED):
+        return all_reduce_sum_packed(parts)
+    weight = step.weight(numbered(step.rules.gradients, step.notes.get("optimizer calls", 0)), tf.float64)
+    sums = all_reduce_sum_packed(
+        [_with_gradient_times(part, tf.math.reciprocal_no_nan(weight)) for part in parts]
+    )
+    return [_with_gradient_times(each, weight) for each in sums]
+
+
+@tf.custom_gradient
+def _with_gradient_times(value: tf.Tensor, factor: tf.Tensor) -> Any:
+    return tf.identity(value), lambda gradient: (gradient * tf.cast(factor, gradient.dtype), None)
 
 
 def _clear_losses(original: Any) -> Any:

@@ -75,6 +75,10 @@ def own_step(case: Case) -> bool:
 
 # Not a program: it would be refused, or mean nothing, also in Keras on one device.
 IMPOSSIBLE: Rules = (
+    (
+        "jit_compile=True is refused where replicas share variables, and in a pipeline",
+        lambda c: c.way == "xla" and c.strategy.startswith(("central", "pipeline")),
+    ),
     ("several outputs need a structure", lambda c: (c.outputs_as == "single") != (len(c.outputs) == 1)),
     (
         "a Sequential has one input and one output, and uses each layer once",

@@ -8,6 +8,7 @@ import helpers
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import unisono
 
@@ -39,6 +40,32 @@ def train(strategy: Any, build: Any, x: np.ndarray, y: np.ndarray, batch: int) -
         "evaluate": model.evaluate(x, y, batch_size=batch, verbose=0),
         "predict": model.predict(x, batch_size=batch, verbose=0),
     }
+
+
+class OwnStep(unisono.Model):
+    """Takes the gradient of its replica's own loss."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self.inner = normalized_model(**kwargs)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.inner(x, training=training)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+def test_synchronized_in_an_own_step_equals_one_device():
+    x, y = rows(10, 3), rows(10, 2)
+    expected = train(None, OwnStep, x, y, 4)
+    actual = train(helpers.strategy("mirrored3"), lambda: OwnStep(synchronized=True), x, y, 4)
+    helpers.assert_close(actual, expected, helpers.FLOAT32)
 
 
 # 10 rows in batches of 4: uneven on 3 replicas, and one replica has no rows in the last batch.

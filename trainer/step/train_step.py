@@ -27,6 +27,9 @@ from .global_metrics import metrics_of, variable_ids
 from .replica_slices import ReplicaSlices
 from .step_loss import loss_on_replica
 
+WEIGHTED = "weighted"
+"""In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
+
 
 @dataclasses.dataclass
 class Tracing:
@@ -149,6 +152,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
         (loss in units of a local mean, gradients of `scale * share * loss`: None where there is none, outputs).
     """
     step = this_step()
+    step.notes[WEIGHTED] = True
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = forward(model, x, training=True)

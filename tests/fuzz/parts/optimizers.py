@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 import unisono
 
@@ -39,7 +40,8 @@ CLIPS = {
 
 
 def _doubled(pairs: Any) -> Any:
-    return [(None if gradient is None else 2.0 * gradient, variable) for gradient, variable in pairs]
+    dense = [(None if gradient is None else tf.convert_to_tensor(gradient), v) for gradient, v in pairs]
+    return [(None if gradient is None else 2.0 * gradient, v) for gradient, v in dense]
 
 
 TRANSFORMERS = {
