@@ -286,6 +286,24 @@ def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():
     assert [int(copy) for copy in copies] == [len(X)] * 3
 
 
+def test_state_of_own_layers_in_a_pipeline_is_that_of_one_device():
+    states = []
+    for scope in (
+        contextlib.nullcontext(),
+        unisono.distribute.Pipeline(["CPU:0", "CPU:1"], micro_batches=3).scope(),
+    ):
+        keras.utils.set_random_seed(3)
+        with scope:
+            counts = Counts()
+            hidden = counts(L.Dense(6, activation="tanh")(inputs := keras.Input((5,))))
+            model = unisono.Model(inputs, L.Dense(2)(hidden))
+            model.compile(unisono.optimizers.SGD(0.05), "mse")
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+        states.append([variable.numpy() for variable in counts.variables])
+    for one, several in zip(*states):
+        np.testing.assert_allclose(several, one, rtol=1e-12, atol=1e-13)
+
+
 def test_looking_for_the_rules_leaves_no_trace():
     class Drawing(Net):
         def train_step(self, data):
