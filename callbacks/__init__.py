@@ -34,7 +34,7 @@ from .profiler import Profiler
 from .progress import ProgressBar
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
-from .safe_file import verify_sum as verify_checkpoint
+from .sealed_file import verify_checkpoint
 from .tensorboard import TensorBoard
 
 __all__ = [

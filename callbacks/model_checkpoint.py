@@ -14,7 +14,8 @@ import keras
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import whole_number
 from .own_files import OwnFiles, Saved
-from .safe_file import remove_leftovers, write_with_sum
+from .safe_file import remove_leftovers
+from .sealed_file import write_sealed
 from .trained_model import ModelInFit
 
 
@@ -23,8 +24,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     It does everything that `keras.callbacks.ModelCheckpoint` does, and:
 
-    - a file is written under another name, flushed to disk and renamed, so that it is complete or absent; its
-      checksum is stored beside it as `FILE.b2`, in the form that `b2sum --check` reads (here: `verify_checkpoint`);
+    - a file is written under another name, flushed to disk and renamed, so that it is complete or absent; it
+      carries its checksum (`verify_checkpoint`), and nothing else is left in the folder;
     - `keep_best` and `keep_last` remove other files that this callback has made in its present folder; with both, a file is
       kept that meets either condition;
     - with an int `save_freq` the count is exact, however many steps run in one execution, and across epochs;
@@ -171,7 +172,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 f"directory: {path}"
             )
         save = self.model.save_weights if self.save_weights_only else self.model.save
-        return write_with_sum(path, lambda temporary: save(str(temporary), overwrite=True))
+        return write_sealed(path, lambda temporary: save(str(temporary), overwrite=True))
 
     def _wanted(self, entry: Saved) -> bool:
         """Whether a file with this value would be kept."""

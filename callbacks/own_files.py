@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .safe_file import read_sum, sum_path
+from .sealed_file import remove_sealed, sum_of
 
 # What a format such as `{epoch:03d}` or `{loss:.2e}` gives.
 _NUMBER = r" *[-+]?(?:[0-9][0-9_,.]*(?:[eE][-+]?[0-9]+)?%?|nan|inf|NAN|INF) *"
@@ -29,7 +29,7 @@ class OwnFiles:
 
     A list of files may come from a backup, which may have been copied from another training or be damaged on purpose. So a
     file is removed only if its name lies below the present folder and is one that the pattern gives, no link leads out of
-    the folder, and its checksum file is the one that was written with it.
+    the folder, and its checksum is the one that was written.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -49,11 +49,10 @@ class OwnFiles:
         return [Saved(*entry) for entry in entries if self._is_entry(entry)]
 
     def remove(self, saved: Saved) -> None:
-        """Removes a file and its checksum, if they are the ones that were made."""
+        """Removes a file, if it is the one that was made."""
         path = self.folder / saved.name
-        if saved.digest is not None and self._is_inside(path) and read_sum(path) == saved.digest:
-            path.unlink(missing_ok=True)
-            sum_path(path).unlink(missing_ok=True)
+        if saved.digest and self._is_inside(path) and sum_of(path) == saved.digest:
+            remove_sealed(path)
 
     def _is_entry(self, entry: Any) -> bool:
         if not isinstance(entry, list | tuple) or len(entry) != 3:

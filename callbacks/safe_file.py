@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import os
 import re
@@ -17,8 +16,6 @@ from typing import BinaryIO
 
 from .process_name import ProcessName, this_process
 
-SUM_SUFFIX = ".b2"
-_MOST_SUM_BYTES = 4096
 _TEMPORARY = re.compile(r"^\.(.*)\.([0-9a-f-]+)\.tmp(?:\.|$)")
 _DAY = 86400.0  # seconds
 
@@ -138,56 +135,6 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_with_sum(path: Path, write: Callable[[Path], object]) -> str:
-    """Writes `path` with `write(temporary path)`, and its checksum beside it; returns the checksum.
-
-    The checksum is in `path.b2`, in the form that `b2sum --check` reads. After a failure the old file and its checksum are
-    unchanged; after a crash a complete file may have no checksum, but never a wrong one.
-
-    Raises:
-        SaveError: as `write_safely`.
-    """
-    temporary, sums = temporary_path(path), sum_path(path)
-    with _cleaned_up(temporary):
-        write(temporary)
-        _flush(temporary)
-        digest = _blake2b(temporary)
-        old = sums.read_bytes() if sums.exists() else None
-        try:
-            if old is not None:
-                sums.unlink()
-                sync_directory(path.parent)  # before the new file can be there
-            os.replace(temporary, path)
-        except BaseException:
-            if old is not None:
-                write_safely(sums, lambda stream: stream.write(old))
-            raise
-    _flush_rename(path)
-    write_safely(sums, lambda stream: stream.write(f"{digest}  {path.name}\n".encode()))
-    return digest
-
-
-def sum_path(path: str | Path) -> Path:
-    """The file with the checksum of `path`."""
-    return Path(f"{path}{SUM_SUFFIX}")
-
-
-def verify_sum(path: str | Path) -> bool | None:
-    """Whether `path` has the bytes that were written; None where there is no checksum beside it."""
-    expected = read_sum(path)
-    return None if expected is None else _blake2b(Path(path)) == expected
-
-
-def read_sum(path: str | Path) -> str | None:
-    """The checksum that is stored beside `path`; None where there is none, empty where it is none."""
-    try:
-        with open_plain(sum_path(path)) as stream:
-            words = stream.read(_MOST_SUM_BYTES).decode("ascii", "replace").split()
-    except FileNotFoundError:
-        return None
-    return words[0] if words else ""
-
-
 def open_plain(path: str | Path) -> io.BufferedReader:
     """Opens a plain file for reading; a FIFO, a device or a folder is refused, and never waited for.
 
@@ -202,11 +149,6 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _blake2b(path: Path) -> str:
-    with open_plain(path) as stream:
-        return hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
 
 
 def _refuse_unless_plain(status: os.stat_result, path: str | Path) -> None:

@@ -59,10 +59,11 @@ class Disk:
     def _wrapped(self, what, original):
         def open_(path, mode="r", *args, **kwargs):
             name = self.name(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
-            if name is None or "r" in mode:
+            if name is None or ("r" in mode and "+" not in mode):
                 return original(path, mode, *args, **kwargs)
             self.call("open")
-            self.log.append(("create", name, None))
+            if "r" not in mode:
+                self.log.append(("create", name, None))
             return File(self, name, path, mode.replace("b", "").replace("t", ""))
 
         def fsync(descriptor):
@@ -96,14 +97,15 @@ class File(io.FileIO):
 
     def write(self, data):
         data = data.encode() if isinstance(data, str) else bytes(data)
+        place = self.tell()
         try:
             self._disk.call("write")
         except OSError:
             half = data[: len(data) // 2]
             super().write(half)
-            self._disk.log.append(("write", self._name, half))
+            self._disk.log.append(("write", self._name, (place, half)))
             raise
-        self._disk.log.append(("write", self._name, data))
+        self._disk.log.append(("write", self._name, (place, data)))
         return super().write(data)
 
     def close(self):
@@ -125,7 +127,9 @@ def after_power_cut(log, folder, rng):
             files[now[name]] = [b"", b""]
             pending.append((what, name, now[name]))
         elif what == "write":
-            files[now[name]][1] += data
+            place, new = data
+            old = files[now[name]][1]
+            files[now[name]][1] = old[:place] + new + old[place + len(new) :]
         elif what == "flush" and name in now:
             files[now[name]][0] = files[now[name]][1]
         elif what == "flush folder":

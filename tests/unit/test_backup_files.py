@@ -2,16 +2,26 @@
 
 import dataclasses
 import errno
+import hashlib
 import os
 import subprocess
 import threading
 import time
+import zipfile
 
+import h5py
 import numpy as np
 import pytest
 from backup_content import SUMMARY, backup_content
 
-from unisono.callbacks import latest_backup, list_backups, process_name, safe_file, verify_checkpoint
+from unisono.callbacks import (
+    latest_backup,
+    list_backups,
+    process_name,
+    safe_file,
+    sealed_file,
+    verify_checkpoint,
+)
 from unisono.callbacks.backup.container import NewerFormatError
 from unisono.callbacks.backup.store import BackupStore, backup_paths
 from unisono.callbacks.backup.writer_thread import BackgroundWriter
@@ -91,15 +101,60 @@ def test_leftovers_are_judged_by_machine_and_process(tmp_path):
     assert set(os.listdir(tmp_path)) == {*left, ".mine.tmp.txt"}
 
 
-def test_checksum_beside_a_file_is_that_of_b2sum(tmp_path):
-    path = tmp_path / "model.keras"
-    path.write_bytes(b"other")
+def hdf5(libver):
+    def write(path):
+        with h5py.File(path, "w", libver=libver) as file:
+            file["weights"] = np.arange(9.0)
+
+    return write
+
+
+def archive(path):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("weights", b"weights" * 30)
+
+
+@pytest.mark.parametrize("write", [archive, hdf5("earliest"), hdf5("latest")])
+def test_checksum_in_a_file_is_of_the_bytes_before_it(tmp_path, write):
+    path = tmp_path / "model.weights.h5"
+    write(path)
     assert verify_checkpoint(path) is None
-    safe_file.write_with_sum(path, lambda temporary: temporary.write_bytes(b"weights"))
-    assert verify_checkpoint(path) is True
-    assert subprocess.run(["b2sum", "--check", "--quiet", "model.keras.b2"], cwd=tmp_path).returncode == 0
-    path.write_bytes(b"weightz")
+    digest = sealed_file.write_sealed(path, write)
+    whole = path.read_bytes()
+    assert verify_checkpoint(path) is True and sealed_file.sum_of(path) == digest
+    bytes_before, line = whole[: -len(digest) - 40], whole[-len(digest) - 40 :]
+    assert line == f"BLAKE2b of all bytes before this line: {digest}\n".encode()
+    assert hashlib.blake2b(bytes_before).hexdigest() == digest
+    if write is not archive:
+        with h5py.File(path) as file:
+            np.testing.assert_array_equal(file["weights"][()], np.arange(9.0))
+    for length in range(64, len(whole), 5):
+        path.write_bytes(whole[:length])
+        assert verify_checkpoint(path) is (None if whole[:length] == bytes_before else False), length
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert verify_checkpoint(path) is False, place
+    path.write_bytes(whole + b"more")
     assert verify_checkpoint(path) is False
+
+
+def test_checksums_that_earlier_versions_stored_beside_files_are_read(tmp_path):
+    path, beside = tmp_path / "model.keras", tmp_path / "model.keras.b2"
+    archive(path)
+    beside.write_bytes(subprocess.run(["b2sum", "model.keras"], cwd=tmp_path, capture_output=True).stdout)
+    assert verify_checkpoint(path) is True and main([str(tmp_path)]) == 0
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert verify_checkpoint(path) is False
+    sealed_file.write_sealed(path, archive)
+    assert verify_checkpoint(path) is True and os.listdir(tmp_path) == ["model.keras"]
+
+
+def test_file_of_an_unknown_form_is_left_as_it_was_written(tmp_path):
+    path = tmp_path / "model.keras"
+    (tmp_path / "model.keras.b2").write_text("0" * 128)
+    digest = sealed_file.write_sealed(path, lambda temporary: temporary.write_bytes(b"weights"))
+    assert path.read_bytes() == b"weights" and os.listdir(tmp_path) == ["model.keras"]
+    assert verify_checkpoint(path) is None and sealed_file.sum_of(path) == digest
 
 
 def store_with(directory, count, keep=10):
@@ -257,9 +312,9 @@ def test_delete_all_leaves_what_is_not_ours(tmp_path):
 def test_cli_says_when_there_is_nothing(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere")]) == 2
     assert main([str(tmp_path)]) == 1
-    safe_file.write_with_sum(tmp_path / "best.keras", lambda temporary: temporary.write_bytes(b"x"))
+    sealed_file.write_sealed(tmp_path / "best.keras", archive)
     assert main([str(tmp_path)]) == 0
-    assert "best.keras  1 B  good" in capsys.readouterr().out
+    assert "best.keras  490 B  good" in capsys.readouterr().out
 
 
 def test_background_job_runs_beside_and_its_error_is_raised_once():

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import types
+import zipfile
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
 from unisono.callbacks.own_files import Saved
 from unisono.callbacks.process_name import this_process
+from unisono.callbacks.sealed_file import sum_of
 
 
 class Saver:
@@ -23,8 +25,8 @@ class Saver:
     value = "new"
 
     def save(self, path, overwrite=True):
-        with open(path, "w") as file:
-            file.write(self.value)
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("value"), self.value)
 
     save_weights = save
 
@@ -40,6 +42,11 @@ def epochs(callback, losses, first=0):
     for epoch, loss in enumerate(losses, first):
         callback.on_epoch_begin(epoch)
         callback.on_epoch_end(epoch, {"loss": loss})
+
+
+def value_in(path):
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("value")
 
 
 def saved(folder):
@@ -65,7 +72,7 @@ LOSSES = [5.0, 3.0, 4.0, 1.0, 2.0, 6.0]
 def test_the_best_and_the_last_stay(tmp_path, arguments, kept):
     epochs(checkpoint(tmp_path / "{epoch}.keras", **arguments), LOSSES)
     assert saved(tmp_path) == [f"{epoch}.keras" for epoch in kept]
-    assert sorted(os.listdir(tmp_path)) == sorted(f"{e}.keras{s}" for e in kept for s in ("", ".b2"))
+    assert sorted(os.listdir(tmp_path)) == saved(tmp_path)
     assert all(verify_checkpoint(tmp_path / name) for name in saved(tmp_path))
 
 
@@ -118,9 +125,8 @@ def test_forged_state_removes_no_file_of_others(tmp_path):
     epochs(checkpoint(other / "{epoch}.keras"), LOSSES[:2])
     epochs(checkpoint(folder / "final-{epoch}.keras"), LOSSES[:1])
     (folder / "3.keras").symlink_to(other / "1.keras")
-    (folder / "3.keras.b2").symlink_to(other / "1.keras.b2")
     (folder / "deep").symlink_to(other)
-    digest = (other / "1.keras.b2").read_text().split()[0]
+    digest = sum_of(other / "1.keras")
     victims = [
         other / "1.keras",
         "../other/1.keras",
@@ -186,14 +192,19 @@ def test_crash_within_a_save_leaves_the_old_file(tmp_path):
     callback.model.save = half
     with pytest.raises(SaveError, match="No space left on device"):
         epochs(callback, [1.0])
-    assert (tmp_path / "m.keras").read_text() == "old" and verify_checkpoint(tmp_path / "m.keras")
-    assert sorted(os.listdir(tmp_path)) == ["m.keras", "m.keras.b2"]
+    assert value_in(tmp_path / "m.keras") == b"old" and verify_checkpoint(tmp_path / "m.keras")
+    assert os.listdir(tmp_path) == ["m.keras"]
 
 
 def test_damage_is_seen(tmp_path):
     epochs(checkpoint(tmp_path / "m.keras"), [1.0])
-    (tmp_path / "m.keras").write_text("neu")
-    assert verify_checkpoint(tmp_path / "m.keras") is False
+    whole = (tmp_path / "m.keras").read_bytes()
+    for place in range(len(whole)):
+        (tmp_path / "m.keras").write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert verify_checkpoint(tmp_path / "m.keras") is False, place
+    for length in range(4, len(whole)):
+        (tmp_path / "m.keras").write_bytes(whole[:length])
+        assert verify_checkpoint(tmp_path / "m.keras") is False, length
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path):

@@ -31,33 +31,33 @@ def main(argv: list[str]) -> int:
         return NO_DIRECTORY
     from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
     from ..callbacks.backup.owner import read_owner
-    from ..callbacks.safe_file import SUM_SUFFIX
+    from ..callbacks.sealed_file import checkpoints_in
 
     owner = read_owner(directory)
     if owner is not None:
         print(f"The directory is used by {owner}{'' if owner.runs() else ', which may have ended'}.")
     backups = list_backups(directory)
-    sums = sorted(directory.glob(f"*{SUM_SUFFIX}"))
-    if not backups and not sums:
+    checkpoints = checkpoints_in(directory)
+    if not backups and not checkpoints:
         print(f"There are no backups in {directory}.")
         return NONE_GOOD
     good = _print_backups(backups) if backups else 0
-    for path in (sum_file.with_name(sum_file.name.removesuffix(SUM_SUFFIX)) for sum_file in sums):
+    for path in checkpoints:
         state = _state(path)
         size = _size(path.lstat().st_size) if state != "missing" else ""
         print(f"{path.name if path.name.isprintable() else ascii(path.name)}  {size}  {state}")
         good += state == "good"
-    if good == len(backups) + len(sums):
+    if good == len(backups) + len(checkpoints):
         return ALL_GOOD
     return SOME_GOOD if good else NONE_GOOD
 
 
 def _state(path: Path) -> str:
     """Whether a checkpoint is "good", "damaged" or "missing"."""
-    from ..callbacks.safe_file import verify_sum
+    from ..callbacks.sealed_file import verify_checkpoint
 
     try:
-        return "good" if verify_sum(path) else "damaged"
+        return "good" if verify_checkpoint(path) else "damaged"
     except FileNotFoundError:
         return "missing"
     except OSError:  # it, or its checksum, is no plain file, or cannot be read
