@@ -91,7 +91,7 @@ class Case:
     inputs: tuple[str, ...] = some_of("vector", "tokens", "series", least=1, most=2, plain=0.6)
     inputs_as: str = one_of("list", "dict")
     masked: bool = one_of(False, True, plain=0.4)
-    pool: str = one_of("average", "recurrent", "none", plain=0.3)
+    pool: str = one_of("average", "recurrent", "none", "gated", "attention", "convolution", plain=0.3)
     body: tuple[str, ...] = some_of(
         "dense",
         "shared",
@@ -100,6 +100,10 @@ class Case:
         "layer normalization",
         "frozen batch normalization",
         "synchronized batch normalization",
+        "group normalization",
+        "adapted normalization",
+        "frozen",
+        "nested model",
         "spectral normalization",
         "adds a mean",
         "adds a sum",
@@ -111,6 +115,9 @@ class Case:
         "maximum",
         "moving average",
         "moving average of counts",
+        "declared sum",
+        "declared mean",
+        "declared first",
         most=3,
         plain=0.4,
     )
@@ -136,15 +143,22 @@ class Case:
         "train_step Loss object",
         "train_step Loss object sum",
         "train_step Loss object none",
+        "train_step gathered",
+        "train_step clips",
+        "train_step tracks a mean",
+        "train_step tracks a sum",
+        "train_step of x alone",
         plain=0.65,
     )
     own_test_step: bool = one_of(False, True)
 
     optimizer: str = one_of(
         "SGD", "momentum", "Adam", "AdamW", "RMSprop", "Adagrad", "Nadam", "Adamax", "Adadelta", "Ftrl", "Lamb",
+        "Adafactor", "ScheduleFreeAdamW",
         plain=0.4,
     )  # fmt: skip
     clip: str = one_of("none", "clipnorm", "clipvalue", "global_clipnorm", plain=0.7)
+    schedule: bool = one_of(False, True, plain=0.8)
     ema: bool = one_of(False, True, plain=0.85)
     accumulation: int = one_of(1, 2, 3, plain=0.8)
     transformers: tuple[str, ...] = some_of("centralize", "ClipByGlobalNorm", "doubled", most=1, plain=0.85)

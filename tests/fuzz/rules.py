@@ -68,6 +68,11 @@ def uneven(case: Case) -> bool:
     return case.rows % case.batch != 0
 
 
+def has_targets(case: Case) -> bool:
+    """Whether there is something to compare outputs with."""
+    return case.step != "train_step of x alone"
+
+
 def own_step(case: Case) -> bool:
     """Whether the loss of training is the step's own."""
     return case.step != "keras"
@@ -144,6 +149,10 @@ IMPOSSIBLE: Rules = (
             )
         ),
     ),
+    (
+        "batch normalization in a pipeline has the statistics of a micro-batch, and synchronized=True is refused",
+        lambda c: c.strategy.startswith("pipeline") and "synchronized batch normalization" in c.body,
+    ),
     ("workers and pipelines are not resumed on other replicas", lambda c: (
         c.resume > 0 and not c.strategy.startswith(("mirrored", "central"))
     )),
@@ -188,10 +197,14 @@ IMPOSSIBLE: Rules = (
         ),
     ),
     ("a test step of its own belongs to a train step of its own", lambda c: (
-        c.own_test_step and not c.step.startswith("train_step")
+        c.own_test_step and (not c.step.startswith("train_step") or not has_targets(c))
     )),
     ("a batch that is clipped, weighted by micro-batches, must have that many rows", lambda c: (
         c.accumulation > 1 and c.rows < c.batch
+    )),
+    ("Keras refuses generators that do not give tuples", lambda c: not has_targets(c) and c.data == "generator"),
+    ("Keras cannot build an adapted layer inside of a model's first call", lambda c: (
+        c.form == "subclass" and "adapted normalization" in c.body
     )),
     ("a layer that is not a layer of a sequence", lambda c: per_step(c) and "spectral normalization" in c.body),
 )  # fmt: skip
@@ -215,6 +228,10 @@ NOT_AS_KERAS: Rules = (
     (
         "half precision is rounded in another order",
         lambda c: c.policy.startswith("mixed"),
+    ),
+    (
+        'a log "loss" of a test step without metrics is 0 in Keras, which gives the metric of that name',
+        lambda c: c.own_test_step and ("evaluate" in c.then or c.validation) and not metrics(c),
     ),
 )
 

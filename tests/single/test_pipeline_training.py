@@ -322,6 +322,23 @@ def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_refused_under_1f1b(
         train(*dice, on=pipeline(2, 4, schedule="1f1b"))
 
 
+def test_statistics_of_all_rows_are_refused_where_there_are_several_micro_batches():
+    def build() -> keras.Model:
+        model = unisono.Sequential([keras.Input((2,)), layers.BatchNormalization(synchronized=True)])
+        model.compile("sgd", "mse")
+        return model
+
+    with pipeline(1, 2).scope():
+        model = build()
+        with pytest.raises(
+            ValueError, match="micro_batches=2 and replicas=1 normalizes with the statistics of a mi"
+        ):
+            model.fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
+        model.evaluate(np.ones((4, 2)), np.ones((4, 2)), verbose=0)  # with those of the training
+    with pipeline(1, 1).scope():
+        build().fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
+
+
 class Adds(layers.Layer):
     """Adds a loss: a mean over the rows, and a sum over them."""
 

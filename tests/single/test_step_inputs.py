@@ -262,3 +262,27 @@ def test_structure_that_keras_step_cannot_take_apart_is_refused_before_the_first
         with pytest.raises(ValueError, match=r"tuples of 4, but `\w+_step` takes x, \(x,\), \(x, y\)"):
             refused()
     helpers.assert_close(model.get_weights(), before, 0.0)
+
+
+def test_optimizer_of_a_model_that_its_own_step_builds_makes_each_slot_once():
+    class OfInputs(unisono.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(x, training=True) ** 2)
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    model = OfInputs()
+    model.compile(unisono.optimizers.SGD(0.1, use_ema=True, gradient_accumulation_steps=2), run_eagerly=True)
+    model.fit(X, batch_size=BATCH, verbose=0)
+    slots = [variable.path for variable in model.optimizer.variables]
+    assert len([path for path in slots if path.endswith("_average")]) == 2, slots
+    assert len(set(slots)) == len(slots), slots

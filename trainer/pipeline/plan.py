@@ -7,7 +7,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 from ...callbacks.trained_model import TrainedModel
+from ...compat.layers import layers_of
 from ...distribute.pipeline.partition import balance, stage_costs
 from ...distribute.pipeline.pipeline import Settings, register_planner
 from ...distribute.pipeline.schedule import SCHEDULES, forward_only, peak_activations
@@ -128,6 +131,19 @@ class Plan:
                 f"batch_size ({rows}) must be at least micro_batches ({settings.micro_batches}){of_replicas}: "
                 f"use a larger batch_size or fewer micro_batches"
             )
+
+    def check_statistics(self) -> None:
+        """Refuses batch statistics of all rows, which are in several micro-batches."""
+        settings = self.settings
+        if settings.micro_batches * settings.replicas == 1:
+            return
+        for layer in layers_of(self.chain.model):
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
+                raise ValueError(
+                    f"BatchNormalization {layer.name!r} has synchronized=True, but a Pipeline with micro_batches="
+                    f"{settings.micro_batches} and replicas={settings.replicas} normalizes with the statistics of a "
+                    "micro-batch: use synchronized=False for those, or layers.LayerNormalization or GroupNormalization"
+                )
 
     def summary(self) -> str:
         """A table of the stages, and what a step is expected to do."""

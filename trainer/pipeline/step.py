@@ -77,6 +77,7 @@ def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> Non
                 plan.optimizers.add(part)
     if training:
         plan.check_rows(rows)
+        plan.check_statistics()
 
 
 def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:

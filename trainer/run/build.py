@@ -71,8 +71,8 @@ def _build_by_own_step(model: TrainedModel, spec: Any, own_step: Any, otherwise:
     The step is traced, and never run. An error in it is left to the first real step, which names its place. What the step
     does not reach, or cannot outside of a replica, is made from the model's `call`.
     """
-    step = StepContext(0, 1, 1, 1)
-    step.take_gradients = lambda optimizer, pairs: ensure_built(optimizer, [v for _, v in pairs])
+    step, used = StepContext(0, 1, 1, 1), []
+    step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
     missing, before = _unbuilt(model), -1
     while (
         missing and missing != before
@@ -81,6 +81,9 @@ def _build_by_own_step(model: TrainedModel, spec: Any, own_step: Any, otherwise:
             with step_scope(step):
                 own_step(keras.tree.map_structure(_placeholder, spec))
         missing, before = _unbuilt(model), missing
+        for optimizer, variables in used:  # which have values only now
+            ensure_built(optimizer, variables)
+        used.clear()
     if missing and _can_be_called(model):
         with contextlib.suppress(Exception):
             otherwise(model, spec)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..case import Case, Output
-from ..rules import per_step
+from ..rules import has_targets, per_step
 
 STEPS, FEATURES, WORDS, CLASSES = 4, 3, 7, 3
 SHAPES = {"vector": (FEATURES,), "tokens": (STEPS,), "series": (STEPS, FEATURES)}
@@ -21,15 +21,22 @@ VALIDATION_ROWS = 3
 
 @dataclasses.dataclass
 class Rows:
-    """The numbers of a case: nests of arrays with the rows first; `sample_weight` may be None."""
+    """The numbers of a case: nests of arrays with the rows first; `y` and `sample_weight` may be None."""
 
     x: Any
     y: Any
     sample_weight: Any
 
-    def batches(self, size: int) -> list[tuple[Any, ...]]:
-        """The batches in order, as `(x, y)` or `(x, y, sample_weight)`."""
-        given = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+    @property
+    def given(self) -> Any:
+        """`x`, `(x, y)` or `(x, y, sample_weight)`."""
+        if self.y is None:
+            return self.x
+        return (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+
+    def batches(self, size: int) -> list[Any]:
+        """The batches in order, as they are in a dataset."""
+        given = self.given
         count = len(keras.tree.flatten(self.x)[0])
         return [
             keras.tree.map_structure(lambda a, at=at: a[at : at + size], given)
@@ -55,7 +62,7 @@ def make_rows(case: Case, input_names: Sequence[str], output_names: Sequence[str
     weights_as = case.outputs_as if case.sample_weight == "outputs" else "single"
     return Rows(
         x=packed(inputs, inputs_as, input_names),
-        y=packed(targets, case.outputs_as, output_names),
+        y=packed(targets, case.outputs_as, output_names) if has_targets(case) else None,
         sample_weight=None if case.sample_weight == "none" else packed(weights, weights_as, output_names),
     )
 
@@ -109,8 +116,7 @@ def fit_arguments(case: Case, rows: Rows) -> dict[str, Any]:
 
 
 def _dataset(case: Case, rows: Rows) -> tf.data.Dataset:
-    given = (rows.x, rows.y) if rows.sample_weight is None else (rows.x, rows.y, rows.sample_weight)
-    dataset = tf.data.Dataset.from_tensor_slices(keras.tree.map_structure(np.asarray, _tuples(given)))
+    dataset = tf.data.Dataset.from_tensor_slices(keras.tree.map_structure(np.asarray, _tuples(rows.given)))
     if case.data == "dataset of unknown length":
         dataset = dataset.filter(lambda *_: True)
     return dataset.batch(case.batch)

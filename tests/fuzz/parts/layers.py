@@ -27,14 +27,26 @@ class AddsLoss(layers.Layer):
 class KeepsState(layers.Layer):
     """Has a variable that is changed by what passes through it in training."""
 
-    def __init__(self, change: Callable, shape: tuple[int, ...] = (), dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        change: Callable,
+        shape: tuple[int, ...] = (),
+        dtype: str | None = None,
+        aggregation: str = "none",
+    ) -> None:
         super().__init__()
         self.supports_masking = True
         self.change, self.state_shape, self.state_dtype = change, shape, dtype
+        self.aggregation = aggregation
 
     def build(self, input_shape):
         self.state = self.add_weight(
-            shape=self.state_shape, dtype=self.state_dtype, initializer="zeros", trainable=False, name="state"
+            name="state",
+            shape=self.state_shape,
+            dtype=self.state_dtype,
+            initializer="zeros",
+            trainable=False,
+            aggregation=self.aggregation,
         )
 
     def call(self, x, training=False):
@@ -49,6 +61,10 @@ def _count(state, x):
 
 def _sum(state, x):
     state.assign_add(ops.cast(ops.sum(x, axis=tuple(range(len(x.shape) - 1))), state.dtype))
+
+
+def _steps(state, x):
+    state.assign_add(1)
 
 
 def _maximum(state, x):
@@ -78,6 +94,10 @@ LAYERS: dict[str, Callable[[], layers.Layer]] = {
     "layer normalization": layers.LayerNormalization,
     "frozen batch normalization": lambda: layers.BatchNormalization(trainable=False),
     "synchronized batch normalization": lambda: layers.BatchNormalization(synchronized=True),
+    "group normalization": lambda: layers.GroupNormalization(groups=1),
+    "adapted normalization": lambda: layers.Normalization(mean=0.3, variance=1.7),
+    "frozen": lambda: _dense(trainable=False),
+    "nested model": lambda: keras.Sequential([_dense(), layers.Dense(WIDTH)]),
     "spectral normalization": lambda: layers.SpectralNormalization(_dense()),
     "adds a mean": lambda: AddsLoss(lambda x: 0.1 * ops.mean(ops.square(x))),
     "adds a sum": lambda: AddsLoss(lambda x: 0.01 * ops.sum(ops.square(x))),
@@ -91,6 +111,9 @@ LAYERS: dict[str, Callable[[], layers.Layer]] = {
     "maximum": lambda: KeepsState(_maximum),
     "moving average": lambda: KeepsState(_average, (WIDTH,)),
     "moving average of counts": lambda: KeepsState(_average_of_counts, (WIDTH,)),
+    "declared sum": lambda: KeepsState(_sum, (WIDTH,), aggregation="sum"),
+    "declared mean": lambda: KeepsState(_average, (WIDTH,), aggregation="mean"),
+    "declared first": lambda: KeepsState(_steps, aggregation="only_first_replica"),
 }
 
 
@@ -102,11 +125,34 @@ def entry(kind: str, masked: bool) -> list[layers.Layer]:
     return [*first, _dense()]
 
 
+class SelfAttention(layers.Layer):
+    """Each step with those that are not masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.supports_masking = True
+        self.attention = layers.MultiHeadAttention(2, 3)
+
+    def build(self, input_shape):
+        self.attention.build(input_shape, input_shape)
+
+    def call(self, x, mask=None):
+        return self.attention(x, x, query_mask=mask, value_mask=mask)
+
+
+POOLS: dict[str, Callable[[], list[layers.Layer]]] = {
+    "average": lambda: [layers.GlobalAveragePooling1D()],
+    "recurrent": lambda: [layers.SimpleRNN(WIDTH)],
+    "gated": lambda: [layers.Bidirectional(layers.GRU(WIDTH), merge_mode="ave")],
+    "attention": lambda: [SelfAttention(), layers.GlobalAveragePooling1D()],
+    "convolution": lambda: [layers.Conv1D(WIDTH, 2, padding="causal"), layers.GlobalMaxPooling1D()],
+    "none": lambda: [layers.SimpleRNN(WIDTH, return_sequences=True)],
+}
+
+
 def pool(kind: str) -> list[layers.Layer]:
     """The layers that take the steps of a sequence together."""
-    if kind == "average":
-        return [layers.GlobalAveragePooling1D()]
-    return [layers.SimpleRNN(WIDTH, return_sequences=kind == "none")]
+    return POOLS[kind]()
 
 
 class FirstValue(layers.Layer):

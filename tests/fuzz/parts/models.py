@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from ..case import Case
+from ..rules import has_targets
 from . import layers
 from .data import SHAPES, packed
 from .losses import loss
@@ -85,7 +86,7 @@ def compiled_model(case: Case, module: Any, **how: Any) -> keras.Model:
 
     model.compile(
         optimizer=optimizer(case, module),
-        loss=each([loss(output) for output in case.outputs]),
+        loss=each([loss(output) for output in case.outputs]) if has_targets(case) else None,
         loss_weights=None
         if case.outputs_as == "single"
         else each([output.loss_weight for output in case.outputs]),

@@ -29,6 +29,8 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Adadelta": ("Adadelta", {"learning_rate": 0.5, "epsilon": EPSILON}),
     "Ftrl": ("Ftrl", {"learning_rate": 0.05}),
     "Lamb": ("Lamb", {"learning_rate": 0.01, "epsilon": EPSILON}),
+    "Adafactor": ("Adafactor", {"learning_rate": 0.01, "epsilon_1": 1e-3}),
+    "ScheduleFreeAdamW": ("ScheduleFreeAdamW", {"learning_rate": 0.02, "epsilon": EPSILON}),
 }
 
 CLIPS = {
@@ -61,6 +63,10 @@ def optimizer(case: Case, module: Any) -> keras.optimizers.Optimizer:
         arguments["gradient_accumulation_steps"] = case.accumulation
     if case.transformers and module is unisono:
         arguments["gradient_transformers"] = [TRANSFORMERS[name]() for name in case.transformers]
+    if case.schedule:
+        arguments["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(
+            arguments["learning_rate"], decay_steps=2, decay_rate=0.7
+        )
     inner = getattr(module.optimizers, name)(**arguments)
     if case.policy != "mixed_float16":
         return inner

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import unisono
+
 from .losses import across
 
 
@@ -21,7 +23,9 @@ def own_step(step: str, batch: int, own_test_step: bool) -> list[type]:
     kind, _, name = step.partition(" ")
     if kind == "compute_loss":
         return [_with_compute_loss(COMPUTED[name], batch)]
-    mixins = [_with_train_step(STEPPED[name], batch)]
+    if name == "of x alone":
+        return [_of_x_alone()]
+    mixins = [_with_train_step(STEPPED[name], batch, clips=name == "clips", tracks=name.startswith("tracks"))]
     return [_with_test_step(), *mixins] if own_test_step else mixins
 
 
@@ -36,8 +40,13 @@ def _with_compute_loss(value: Any, batch: int) -> type:
     return OwnComputeLoss
 
 
-def _with_train_step(value: Any, batch: int) -> type:
+def _with_train_step(value: Any, batch: int, clips: bool, tracks: bool) -> type:
     class OwnTrainStep:
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            if tracks:
+                self.tracker = keras.metrics.Mean(name="tracked")
+
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:
@@ -48,12 +57,58 @@ def _with_train_step(value: Any, batch: int) -> type:
                     loss = value(y, y_pred, batch)
                 loss = self.optimizer.scale_loss(loss)
             weights = self.trainable_variables
-            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            pairs = list(zip(tape.gradient(loss, weights), weights))
+            if clips:
+                _apply_clipped(self.optimizer, pairs)
+            else:
+                self.optimizer.apply_gradients(pairs)
+            if tracks:
+                self.tracker.update_state(loss)
             logs = self.compute_metrics(x, y, y_pred)
             logs.pop("loss", None)  # no loss has been counted
             return {**logs, "error": tf.reduce_mean(_squares(y, y_pred))}
 
     return OwnTrainStep
+
+
+def _apply_clipped(optimizer: Any, pairs: list[Any]) -> None:
+    """Clips by the norm of all gradients; in Unisono of those of all replicas."""
+    ours = hasattr(optimizer, "aggregate_gradients")
+    gradients = [gradient for gradient, _ in (optimizer.aggregate_gradients(pairs) if ours else pairs)]
+    clipped = zip(tf.clip_by_global_norm(gradients, 0.1)[0], [variable for _, variable in pairs])
+    optimizer.apply_gradients(clipped, **({"skip_gradients_aggregation": True} if ours else {}))
+
+
+def _of_x_alone() -> type:
+    class OwnStepsOfX:
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.tracker = keras.metrics.Mean(name="reconstruction")
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = self.value(data, True)
+                scaled = self.optimizer.scale_loss(loss)
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+            self.tracker.update_state(loss)
+            return {"reconstruction": self.tracker.result()}
+
+        def test_step(self, data):
+            self.tracker.update_state(self.value(data, False))
+            return {"reconstruction": self.tracker.result()}
+
+        def value(self, data, training):
+            if isinstance(data, tuple) and len(data) == 1:  # of a PyDataset or a generator, in Keras
+                data = data[0]
+            y_pred = self(data, training=training)
+            return tf.reduce_mean(tf.square(y_pred - tf.cast(0.3, y_pred.dtype)))
+
+    return OwnStepsOfX
 
 
 def _with_test_step() -> type:
@@ -87,6 +142,10 @@ STEPPED: dict[str, Any] = {
     "average loss": lambda y, y_pred, batch: tf.nn.compute_average_loss(
         _squares(y, y_pred), global_batch_size=batch
     ),
+    "gathered": lambda y, y_pred, batch: across(*unisono.distribute.gather((y, tf.cast(y_pred, y.dtype)))),
+    "clips": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
+    "tracks a mean": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
+    "tracks a sum": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)),
     "Loss object": lambda y, y_pred, batch: keras.losses.MeanSquaredError()(y, y_pred),
     "Loss object sum": lambda y, y_pred, batch: keras.losses.MeanSquaredError(reduction="sum")(y, y_pred),
     "Loss object none": lambda y, y_pred, batch: keras.losses.MeanSquaredError(reduction="none")(y, y_pred),
