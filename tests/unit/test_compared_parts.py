@@ -12,7 +12,7 @@ from unisono.distribute.join_rules import (
     SUM,
     WriteRule,
 )
-from unisono.trainer.step.compared_parts import degree, rule_of, write_rule
+from unisono.trainer.step.compared_parts import another, degree, rule_of, write_rule
 
 ROWS = np.random.default_rng(0).normal(size=(9, 4))
 CUT = 3
@@ -72,3 +72,17 @@ def test_write_shows_its_rule(name):
         for old in (np.zeros(4), np.linspace(0.3, 2, 4))
     ]
     assert write_rule(cases, CUT / 9, 1e-6) == rule
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.9, 0.999, 0.9997])
+@pytest.mark.parametrize("added", [0.01, 3.0, 700.0])
+def test_part_of_the_old_value_that_stays_is_exact_in_single_precision(kept, added):
+    old = np.zeros(3, "float32")
+    parts = np.float32(added) * np.float32([[1.0, 0.3, 2.1], [2.2, 0.9, 0.4]])
+
+    def case(value):
+        stays = np.float32(kept) * value
+        return value, *((stays + part).astype("float32") for part in (parts.sum(0), *parts))
+
+    rule = write_rule([case(old), case(another(old, size=float(parts.sum(0).max())))], 0.3, 1e-3)
+    assert rule == WriteRule(SUM, kept)

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -22,12 +23,24 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...compat.training import loss_tracker
+from ...distribute.join_rules import (
+    FIRST,
+    LARGEST,
+    MEAN,
+    SMALLEST,
+    SUM,
+    JoinRules,
+    WriteRule,
+    declared,
+    numbered,
+)
 from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.call_options import CallOptions, call_options
-from ..inputs.rows import slice_rows
+from ..inputs.rows import batch_spec, slice_rows
 from ..step.collected_writes import CollectedWrites
+from ..step.find_rules import RuleFinder
 from ..step.replica_slices import replica_bounds
 from .pieces import HOST, Piece
 from .worker_step import snapshot, step_row, write_state
@@ -68,11 +81,44 @@ class SynchronousSteps(WorkerSteps):
         self._updates: dict[int, Any] = {}
         self._taken: list[tuple[Any, list[Any]]] = []
         self._state: list[Any] = []
+        self._rules: JoinRules | None = None
 
     @property
     def fixed_steps(self) -> int:
         """A piece is one step."""
         return 1
+
+    def prepare(self, piece: Piece) -> None:
+        """Finds from the first rows how user code's numbers of the parts are joined, and traces. Context: host.
+
+        Raises:
+            ValueError: the parts of the batch do not give what the whole batch gives.
+        """
+        if self._rules is None:
+            self._rules = JoinRules() if self._num_parts == 1 else self._found_rules(piece)
+        super().prepare(piece)
+
+    def _found_rules(self, piece: Piece) -> JoinRules:
+        finder = RuleFinder(self._model, training=True)
+        if not finder.needed:
+            return JoinRules()
+        with self._strategy.scope(), tf.device(HOST):
+            batch = piece.reader(piece.resident if piece.place is None else (piece.resident, piece.place), 0)
+            if not finder.anything_to_join(batch_spec(batch)):
+                return JoinRules()
+            finder.look(batch)
+        rules = finder.rules()
+        joined = {"compute_loss": [rules.loss], "add_loss": rules.added.values(), "a metric": rules.fed}
+        joined["a log"] = rules.logs.values()
+        for where, found in joined.items():
+            other = next((rule for rule in found if rule != MEAN), None)
+            if other is not None:
+                raise ValueError(
+                    f"the value that the code of {type(self._model).__name__} gives to {where} is {other}, and "
+                    f"synchronous steps on parameter servers (`backup_workers={self._backups}`) join means alone: make "
+                    "it a mean, train without `backup_workers`, or with MultiWorkerMirroredStrategy."
+                )
+        return rules
 
     def results(
         self,
@@ -201,18 +247,21 @@ class SynchronousSteps(WorkerSteps):
     def _update(self, parts: list[Any]) -> tf.Tensor:
         weights = tf.stack([weight for weight, _, _ in parts])
         shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axis=0))
-        step = StepContext(0, 1, 1, 1)
+        step, rules = StepContext(0, 1, 1, 1), self._rules or JoinRules()
         with tf.distribute.ReplicaContext(self._strategy, 0), step_scope(step):
             for index, (optimizer, variables) in enumerate(self._taken):
+                summed = numbered(rules.gradients, index) == SUM
+                factors = tf.ones_like(shares[:, 0]) if summed else shares[:, 0]
                 of_parts = [gradients[index] for _, gradients, _ in parts]
                 total = []
                 for variable, *each in zip(variables, *of_parts):
                     with beside(variable.value):
-                        total.append(_weighted_sum(each, shares[:, 0]))
+                        total.append(_weighted_sum(each, factors))
                 with call_options(CallOptions(weight_total=tf.reduce_sum(weights[:, 0]))):
                     optimizer.apply(total, variables)
             applied = tf.constant(True) if step.applied is None else step.applied
-            values = [_state_of(list(each), shares[:, 1]) for each in zip(*(state for _, _, state in parts))]
+            of_variables = zip(self._state, zip(*(state for _, _, state in parts)))
+            values = [_state_of(v, list(each), shares[:, 1], rules) for v, each in of_variables]
             write_state(list(zip(self._state, values)), {}, applied, alone=True)
         return applied
 
@@ -226,7 +275,22 @@ def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
     return tf.add_n([g * tf.cast(shares[i], g.dtype) for i, g in enumerate(dense)])
 
 
-def _state_of(values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
-    if not values[0].dtype.is_floating:
+def _state_of(
+    variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor, rules: JoinRules
+) -> tf.Tensor:
+    """The value of all parts, by the rule of the variable."""
+    dtype = values[0].dtype
+    rule = rules.writes.get(id(variable)) or declared(variable)
+    rule = rule or WriteRule(MEAN if dtype.is_floating else FIRST)
+    if rule.kind == FIRST:
         return values[0]
-    return tf.add_n([value * tf.cast(shares[i], value.dtype) for i, value in enumerate(values)])
+    if rule.kind in (LARGEST, SMALLEST):
+        return (tf.reduce_max if rule.kind == LARGEST else tf.reduce_min)(tf.stack(values), axis=0)
+    if rule.kind == SUM:
+        with beside(variable.value):
+            old = tf.convert_to_tensor(variable.value)
+        kept = old if rule.kept == 1.0 else old * tf.constant(rule.kept, dtype)
+        return kept + tf.add_n([value - kept for value in values])
+    counted = dtype if dtype.is_floating else tf.float64
+    mean = tf.add_n([tf.cast(v, counted) * tf.cast(shares[i], counted) for i, v in enumerate(values)])
+    return mean if dtype.is_floating else tf.cast(tf.round(mean), dtype)

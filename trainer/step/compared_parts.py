@@ -116,9 +116,10 @@ def _near(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray], tol
     return bool(np.abs(value - wanted).max(initial=0.0) <= within * scale)
 
 
-def another(value: np.ndarray) -> np.ndarray:
-    """Another value that a state might have."""
+def another(value: np.ndarray, size: float = 0.1) -> np.ndarray:
+    """Another value that a state might have, which differs from the first by about `size` and at least 0.1."""
     if value.dtype.kind == "f":
         drawn = np.random.default_rng(0).uniform(0.5, 1.5, value.shape)
-        return (value * drawn + 0.1 * drawn).astype(value.dtype)
+        size = max(size, 0.1) if np.isfinite(size) else 0.1
+        return (value * drawn + size * drawn).astype(value.dtype)
     return value if value.dtype.kind == "b" else value + np.ones_like(value)

@@ -228,6 +228,8 @@ class RuleFinder:
         if not written:
             return {}
         others = [another(value) for value in values]
+        for number, _, place in written:  # as large as what is added, so that both keep their digits
+            others[place] = another(values[place], size=_largest(seen.writes(number)[0]))
         cases = [(values, seen)]
         try:
             cases.append((others, self._seen(batch, rows, others)))
@@ -258,6 +260,10 @@ def _states(model: TrainedModel) -> list[keras.Variable]:
     for layer in filter(_is_own, layers_of(model)):
         found.update((id(v), v) for v in own_state(layer) if tf.as_dtype(v.dtype) != tf.string)
     return list(found.values())
+
+
+def _largest(value: np.ndarray) -> float:
+    return float(np.abs(value).max(initial=0.0)) if value.dtype.kind == "f" else 0.0
 
 
 def _is_own(layer: Any) -> bool:
