@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config, op_def_registry
+from tensorflow.python.framework import config, op_def_registry, ops
 
 _CALLS = ("While", "If", "PartitionedCall")  # what they call may do more than compute
 
@@ -118,3 +119,19 @@ def effects() -> Iterator[list[tf.Operation]]:
 def operations_are_deterministic() -> bool:
     """Whether `tf.config.experimental.enable_op_determinism()` was called."""
     return bool(config.is_op_determinism_enabled())
+
+
+def gradient_of_graph(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """What to register as `name` for a gradient that holds tensors of the graph that is being made.
+
+    TensorFlow registers what `tf.custom_gradient` makes, such as that of every all-reduce, for good: no graph of several
+    replicas would ever be given back. Here the graph, and those that it is made in, hold the gradient instead.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if not isinstance(graph, tf.__internal__.FuncGraph):
+        return gradient
+    while isinstance(graph, tf.__internal__.FuncGraph):
+        graph._unisono_gradients = [*getattr(graph, "_unisono_gradients", ()), gradient]
+        graph = graph.outer_graph
+    held: Any = weakref.ref(gradient, lambda _: ops.gradient_registry._registry.pop(name, None))
+    return lambda *arguments: held()(*arguments)

@@ -1,9 +1,9 @@
 """What is changed in Keras and TensorFlow from outside: functions that are replaced, and names that are added.
 
-- `REPLACED`: functions of Keras that are replaced while a step of ours is computed, in whatever thread; at any other time
-  each of them is the very original. What stands in for a function is made by the package that knows how, and handed down
-  with `provide`. It does what the original does in a thread that computes no step, so that plain Keras in another thread
-  is plain Keras.
+- `REPLACED`: functions of Keras, and one of TensorFlow, that are replaced while a step of ours is computed, in whatever
+  thread; at any other time each of them is the very original. What stands in for a function is made by the package that
+  knows how, and handed down with `provide`. It does what the original does in a thread that computes no step, so that
+  plain Keras in another thread is plain Keras.
 - `WRAPPED`: steps by which a MultiWorkerMirroredStrategy joins its cluster and creates variables. The strategy may be made
   by TensorFlow's own class before anything of ours is called, so these stay.
 - `ADDED`: methods that classes of TensorFlow lack. Nothing that worked without them changes.
@@ -67,6 +67,7 @@ REPLACED = (
     Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_numpy, "take", "rows of a variable are taken where they are, on a parameter server"),
     Changed(backend_nn, "_compute_moments_sync", "synchronized batch normalization counts no borrowed row"),
+    Changed(tf.RegisterGradient, "__call__", "a gradient that was made for one graph ends with that graph"),
 )
 
 WRAPPED = (

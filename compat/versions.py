@@ -43,6 +43,7 @@ ATTRIBUTES = {
     "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn _fn_kwargs",
     "keras.src.models.functional:Functional": "_nodes_by_depth _operations _outputs_struct _standardize_inputs",
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
+    "tensorflow:RegisterGradient": "_op_type",
     "tensorflow:data.Dataset": "_as_serialized_graph _functions _inputs _variant_tensor",
     "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_tensors",
     "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_tensors",
@@ -59,6 +60,7 @@ ATTRIBUTES = {
     "tensorflow.python.eager.context:Context": "_rng",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_concrete_variable_creation_fn "
     "_omit_frequent_tracing_warning _variable_creation_config",
+    "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
 }
 """The private attributes that are read, written or called: the class or module that has them, and their names."""

@@ -1,4 +1,4 @@
-"""What stands in for the functions of Keras that are replaced: `compat/replaced.py` has the list, with reasons."""
+"""What stands in for the functions that are replaced: `compat/replaced.py` has the list, with reasons."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.graphs import gradient_of_graph
 from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
@@ -163,6 +164,16 @@ def _dropout(original: Any) -> Any:
     return dropout
 
 
+def _register_gradient(original: Any) -> Any:
+    def register(self: Any, f: Any) -> Any:
+        if current_step() is not None and self._op_type.startswith("CustomGradient-"):
+            original(self, gradient_of_graph(self._op_type, f))
+            return f
+        return original(self, f)
+
+    return register
+
+
 for _key, _make in {
     "loss.scale_loss_for_distribution": _scaling,
     "loss.unscale_loss_for_distribution": _scaling,
@@ -174,5 +185,6 @@ for _key, _make in {
     "random.dropout": _dropout,
     "numpy.take": _take,
     "nn._compute_moments_sync": _synchronized_moments,
+    "RegisterGradient.__call__": _register_gradient,
 }.items():
     provide(_key, _make)

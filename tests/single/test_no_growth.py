@@ -196,11 +196,41 @@ def test_single_batches_trace_once():
     assert traces(model.train_function) == traces(model.test_function) == traces(model.predict_function) == 1
 
 
-def test_a_model_that_is_no_longer_used_is_given_back():
-    model_under().fit(X, Y, batch_size=BATCH, verbose=0)
-    keras.backend.clear_session()
-    alive = graphs()
-    for _ in range(3):
-        model_under().fit(X, Y, batch_size=BATCH, verbose=0)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_model_that_is_no_longer_used_is_given_back(replicas):
+    def use_one():
+        model = model_under(mirrored(replicas) if replicas > 1 else None)
+        model.fit(X, Y, batch_size=BATCH, validation_data=(X, Y), verbose=0)
         keras.backend.clear_session()
+
+    use_one()
+    alive = graphs()
+    for _ in range(2):
+        use_one()
     assert graphs() <= alive
+
+
+def test_gradients_that_the_user_made_for_a_graph_are_kept_as_long_as_it():
+    @tf.custom_gradient
+    def doubled_backwards(x):
+        return tf.identity(x), lambda gradient: 2 * gradient
+
+    inner, traced = tf.function(lambda x: doubled_backwards(x) ** 2), []
+
+    class Model(unisono.Sequential):
+        def test_step(self, data):
+            traced.append(inner.get_concrete_function(tf.TensorSpec(())))
+            return {"square": traced[0](tf.constant(3.0))}
+
+    with scope(mirrored(2)):
+        model = Model([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    with tf.GradientTape() as tape:
+        x = tf.constant(3.0)
+        tape.watch(x)
+        y = traced[0](x)
+    assert float(tape.gradient(y, x)) == 12.0
