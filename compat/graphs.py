@@ -121,14 +121,15 @@ def operations_are_deterministic() -> bool:
     return bool(config.is_op_determinism_enabled())
 
 
-def gradient_of_graph(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """What to register as `name` for a gradient that holds tensors of the graph that is being made.
+def gradient_of_graph(decorator: tf.RegisterGradient, gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """What to register for a gradient, which may hold tensors of the graph that is being made.
 
     TensorFlow registers what `tf.custom_gradient` makes, such as that of every all-reduce, for good: no graph of several
     replicas would ever be given back. Here the graph, and those that it is made in, hold the gradient instead.
     """
     graph = tf.compat.v1.get_default_graph()
-    if not isinstance(graph, tf.__internal__.FuncGraph):
+    name: str = decorator._op_type
+    if not name.startswith("CustomGradient-") or not isinstance(graph, tf.__internal__.FuncGraph):
         return gradient
     while isinstance(graph, tf.__internal__.FuncGraph):
         graph._unisono_gradients = [*getattr(graph, "_unisono_gradients", ()), gradient]

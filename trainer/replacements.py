@@ -166,10 +166,8 @@ def _dropout(original: Any) -> Any:
 
 def _register_gradient(original: Any) -> Any:
     def register(self: Any, f: Any) -> Any:
-        if current_step() is not None and self._op_type.startswith("CustomGradient-"):
-            original(self, gradient_of_graph(self._op_type, f))
-            return f
-        return original(self, f)
+        original(self, f if current_step() is None else gradient_of_graph(self, f))
+        return f
 
     return register
 
