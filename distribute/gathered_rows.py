@@ -178,7 +178,7 @@ def _rows_of_all(value: Any, step: StepContext) -> Any:
 
 
 # What collectives carry; other numbers travel as one of these that holds them.
-_CARRIED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
@@ -193,6 +193,7 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
         return tf.complex(*[_all_gather(tf.cast(f(value), part)) for f in (tf.math.real, tf.math.imag)])
     if value.dtype not in _CARRIED:
         wide = tf.int64 if value.dtype in (tf.uint32, tf.uint64) else tf.int32
+        wide = tf.float32 if value.dtype.is_floating else wide
         return tf.cast(_all_gather(tf.cast(value, wide)), value.dtype)
     return tf.distribute.get_replica_context().all_gather(tf.identity(value), axis=0)
 

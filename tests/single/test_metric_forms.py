@@ -209,6 +209,24 @@ class SpreadOfRows(keras.Metric):
         return self.total
 
 
+class OfNumbers(keras.Metric):
+    """Fed with numbers of the batch: a mean, a count and a sum over its rows."""
+
+    def __init__(self):
+        super().__init__(name="of_numbers")
+        self.state = self.add_variable((4,), "zeros", name="state")
+
+    def update_state(self, loss, count, words, dozen):
+        self.state.assign_add(tf.stack([loss, tf.cast(count, "float32"), words, tf.cast(dozen, "float32")]))
+
+    def result(self):
+        return self.state[0] / self.state[1] + self.state[2] / self.state[3]
+
+
+class OwnMean(metrics.Mean):
+    """A class of the user's own."""
+
+
 def stepping(base):
     class Steps(base):
         """Updates metrics in every way that a step can."""
@@ -221,6 +239,7 @@ def stepping(base):
                 name: metrics.Mean(name=name) for name in ("rows", "number", "by_rows", "by_words", "half")
             }
             self.unlisted = metrics.Mean(name="unlisted")
+            self.of_numbers, self.own_mean = OfNumbers(), OwnMean(name="own_mean")
 
         @property
         def metrics(self):
@@ -240,6 +259,10 @@ def stepping(base):
             self.many["by_words"].update_state(tf.reduce_sum(errors) / words, sample_weight=words)
             self.many["half"].update_state(loss, sample_weight=0.5)
             self.unlisted.update_state(errors, sample_weight=2.0)
+            self.of_numbers.update_state(
+                loss, tf.reduce_sum(tf.cast(x > 0.3, tf.int32)), words, tf.constant(12)
+            )
+            self.own_mean.update_state(tf.reduce_sum(errors))
             self.nested.update_state(y, y_pred)
             self.nested.one.update_state(errors)
             self.twice.update_state(y, y_pred, sample_weight=x[:, :1])

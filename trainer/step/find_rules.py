@@ -29,6 +29,10 @@ _MOST_ROWS = 48  # that are computed on
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
 
+_NOT_LOOKED_AT = (
+    "The code of your own in this step could not be looked at, so what it returns is taken for means over "
+    "the rows: %r"
+)
 _WARNED = {
     "gradients": "The gradients of call {} of an optimizer in `train_step`",
     "added": "A loss that a layer adds with `add_loss`",
@@ -91,7 +95,7 @@ class RuleFinder:
                 self._part = ObservedStep(*arguments, known=self._whole.exchanged)
                 self._list_keys()
         except Exception as error:
-            _log.info("What user code returns is taken for means over the rows: %r", error)
+            _log.warning(_NOT_LOOKED_AT, error)
             return False
         return True
 
@@ -106,7 +110,7 @@ class RuleFinder:
         try:
             seen = self._seen(batch, rows, values)
         except tf.errors.OpError as error:
-            _log.info("What user code returns is taken for means over the rows: %r", error)
+            _log.warning(_NOT_LOOKED_AT, error)
             self._found = [MEAN] * len(self._keys)
             return
         self._note(seen, batch, rows, values)

@@ -6,8 +6,8 @@ update is made is told by what the metric is and what it is fed (`own_rows_suffi
 - a stock metric fed with rows adds up sums and counts: every replica counts its own rows;
 - `Mean` or `Sum` fed with one number for the whole batch (a loss) counts it with this replica's share of the rows, so that
   all replicas together count it once;
-- any other update may be any function of the batch: it is made with the rows of all replicas, as on one device, and the
-  first replica keeps what it writes.
+- any other update may be any function of the batch: it is made with the rows of all replicas, or with their numbers joined
+  to the one of the batch, as on one device, and the first replica keeps what it writes.
 
 So an update leaves in each replica's copy what belongs there; it is noted as settled (see `make_writes`).
 """
@@ -28,7 +28,7 @@ from ...compat.variables import raw_value, stateless_scope
 from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.join_rules import numbered
-from ...distribute.replicas import all_reduce_sum_packed, local_copy, shares_variables
+from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, local_copy, shares_variables
 from ...distribute.step_context import StepContext, current_step, step_scope
 from .added_losses import in_units_of_a_mean
 from .collected_writes import SETTLED
@@ -114,12 +114,32 @@ def _rows_of_all(structure: Any, step: StepContext) -> Any:
     def gather(value: Any) -> Any:
         if not tf.is_tensor(value):  # an option, say
             return value
+        number = isinstance(value, tf.Tensor) and value.shape.rank == 0
         key = id(value), id(tf.compat.v1.get_default_graph())  # a branch has a graph of its own
         if key not in known:
-            known[key] = value, own_rows_of_all(value)
+            known[key] = value, _joined_number(value, step) if number else own_rows_of_all(value)
         return known[key][1]
 
     return keras.tree.map_structure(gather, structure)
+
+
+def _joined_number(value: tf.Tensor, step: StepContext) -> tf.Tensor:
+    """The number of the whole batch: those of the replicas, joined by the rule that was found for it."""
+    if not (value.dtype.is_floating or value.dtype.is_integer):
+        return value
+    rule = _rule_of_number(value, step)
+    if step.observer is not None:
+        return value
+    dtype = value.dtype if value.dtype.is_floating else tf.float64
+    (total,) = all_reduce_sum([tf.math.multiply_no_nan(tf.cast(value, dtype), step.weight(rule, dtype))])
+    return total if value.dtype.is_floating else tf.cast(tf.round(total), value.dtype)
+
+
+def _rule_of_number(value: tf.Tensor, step: StepContext) -> str:
+    """How the numbers that the replicas feed to a metric are joined; noted where the step is looked at."""
+    if step.observer is not None:
+        step.observer.note(("fed", step.notes.get("fed", 0)), value)
+    return numbered(step.rules.fed, step.count("fed"))
 
 
 @contextlib.contextmanager
@@ -179,9 +199,7 @@ def _update_mean(original: Any, step: StepContext, values: Any, sample_weight: A
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
             values = values if values.dtype.is_floating else tf.cast(values, tf.float32)
-            if step.observer is not None:
-                step.observer.note(("fed", step.notes.get("fed", 0)), values)
-            values = in_units_of_a_mean(values, numbered(step.rules.fed, step.count("fed")), step)
+            values = in_units_of_a_mean(values, _rule_of_number(values, step), step)
             return original(values, sample_weight=step.share(values.dtype))
     return original(values, sample_weight=_part_of_weight(sample_weight, step))
 

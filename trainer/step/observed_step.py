@@ -45,17 +45,17 @@ class Observed:
 
     def sums(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums over all replicas."""
-        return [self._of_all(tf.convert_to_tensor(tensor)) for tensor in tensors]
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        return [self._of_all(tensor, tensor.shape) for tensor in tensors]
 
     def rows(self, own: tf.Tensor) -> tf.Tensor:
         """The rows of all replicas."""
-        return self._of_all(own)
+        return self._of_all(own, [None, *own.shape[1:]] if own.shape.rank else [])
 
-    def _of_all(self, own: tf.Tensor) -> tf.Tensor:
+    def _of_all(self, own: tf.Tensor, shape: Any) -> tf.Tensor:
         value = tf.stop_gradient(own)
         if self._known is not None:
-            known = self._known[len(self.exchanged)]
-            value = tf.ensure_shape(known, [None, *own.shape[1:]] if own.shape.rank else [])
+            value = tf.ensure_shape(self._known[len(self.exchanged)], shape)
         self.exchanged.append(value)
         return value
 
