@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 from tensorflow.python.framework import config, op_def_registry, ops
 
 _CALLS = ("While", "If", "PartitionedCall")  # what they call may do more than compute
@@ -22,6 +24,23 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
+
+
+def inlined(function: Any) -> Callable[..., Any] | None:
+    """What a `tf.function` of the user's own computes, for the graph that calls it; None for a function of ours."""
+    if function._omit_frequent_tracing_warning:
+        return None
+    if not function._autograph or tf.executing_eagerly():
+        return function.python_function
+    converted = py_func_from_autograph(function.python_function)
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with ag_ctx.ControlStatusCtx(
+            status=ag_ctx.Status.UNSPECIFIED
+        ):  # Keras switches conversion off around steps
+            return converted(*args, **kwargs)
+
+    return computed
 
 
 _DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
@@ -97,6 +116,15 @@ def first_graph(function: Any) -> Any:
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:
     """A graph that is thrown away: for reading structure from code that creates operations."""
     return tf.__internal__.FuncGraph("scratch").as_default()
+
+
+def is_inside(graph: Any, outer: Any) -> bool:
+    """Whether a graph is made, at any depth, inside of another: as a function, a branch or a loop of it."""
+    while isinstance(graph, tf.__internal__.FuncGraph) and graph is not outer:
+        graph = graph.outer_graph
+        if graph is outer:
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """What is changed in Keras and TensorFlow from outside: functions that are replaced, and names that are added.
 
-- `REPLACED`: functions of Keras, and one of TensorFlow, that are replaced while a step of ours is computed, in whatever
+- `REPLACED`: functions of Keras, and some of TensorFlow, that are replaced while a step of ours is computed, in whatever
   thread; at any other time each of them is the very original. What stands in for a function is made by the package that
   knows how, and handed down with `provide`. It does what the original does in a thread that computes no step, so that
   plain Keras in another thread is plain Keras.
@@ -29,6 +29,9 @@ from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.ops import cond as cond_module
+from tensorflow.python.ops import while_loop as while_module
 
 
 class Changed(NamedTuple):
@@ -59,7 +62,9 @@ REPLACED = (
         keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"
     ),
     Changed(
-        backend_core.Variable, "handle", "a tape knows a variable assigned in this step by what was assigned"
+        backend_core.Variable,
+        "handle",
+        "a tape knows a variable whose value is given as a tensor by that tensor",
     ),
     Changed(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
     Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws"),
@@ -67,6 +72,9 @@ REPLACED = (
     Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_numpy, "take", "rows of a variable are taken where they are, on a parameter server"),
     Changed(backend_nn, "_compute_moments_sync", "synchronized batch normalization counts no borrowed row"),
+    Changed(Function, "__call__", "writes inside of it are writes of the step"),
+    Changed(cond_module, "cond", "writes inside of a branch are writes of the step"),
+    Changed(while_module, "while_loop", "writes inside of a loop are writes of the step"),
     Changed(tf.RegisterGradient, "__call__", "a gradient that was made for one graph ends with that graph"),
 )
 

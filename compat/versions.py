@@ -58,8 +58,8 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_rng",
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_concrete_variable_creation_fn "
-    "_omit_frequent_tracing_warning _variable_creation_config",
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph "
+    "_concrete_variable_creation_fn _omit_frequent_tracing_warning _variable_creation_config",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
 }

@@ -11,13 +11,14 @@ from ..compat.graphs import gradient_of_graph
 from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
-from ..compat.variables import autocast, raw_value
+from ..compat.variables import autocast, raw_value, stateless_scope
 from ..distribute.collectives import refuse_collective
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.shards import lookup
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import StepContext, current_step
-from .step import xla_random
+from .step import nested_graphs, xla_random
+from .step.collected_writes import CollectedWrites
 from .step.train_step import WEIGHTED
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
@@ -45,8 +46,13 @@ def _seed(original: Any) -> Any:
 
 def _handle(original: Any) -> Any:
     def handle(self: Any) -> Any:
+        scope = stateless_scope()
+        if current_step() is None:
+            return original(self)
+        if isinstance(scope, CollectedWrites) and scope.stands_for_variable(self):
+            return raw_value(self).handle
         value = self.value
-        return value if isinstance(value, tf.Tensor) and current_step() is not None else original(self)
+        return value if isinstance(value, tf.Tensor) else original(self)
 
     return handle
 
@@ -184,5 +190,8 @@ for _key, _make in {
     "numpy.take": _take,
     "nn._compute_moments_sync": _synchronized_moments,
     "RegisterGradient.__call__": _register_gradient,
+    "Function.__call__": nested_graphs.function_call,
+    "cond.cond": nested_graphs.cond,
+    "while_loop.while_loop": nested_graphs.while_loop,
 }.items():
     provide(_key, _make)

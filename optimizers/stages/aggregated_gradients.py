@@ -98,7 +98,7 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
         if not all(memory[id(v)].applied or memory[id(v)].given() is g for g, v in known):
             raise ValueError(
                 f"`apply_gradients` was given gradients that are not those given to `aggregate_gradients` before, for "
-                f"{_names(known)}: pass `skip_gradients_aggregation=True` with gradients that were aggregated."
+                f"{_names(known)}: aggregate these too, and pass `skip_gradients_aggregation=True` with the result."
             )
         for _, variable in known:
             del memory[id(variable)]

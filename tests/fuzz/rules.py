@@ -135,6 +135,10 @@ IMPOSSIBLE: Rules = (
         lambda c: masked(c) and per_step(c) and c.sample_weight in ("rows", "outputs"),
     ),
     (
+        "Keras cannot weigh the rows of sequences of one number",
+        lambda c: per_step(c) and c.sample_weight == "rows" and any(o.kind == "binary" for o in c.outputs),
+    ),
+    (
         "Keras cannot weigh a Loss object that is given as a metric",
         lambda c: any(name.startswith("Loss object") for o in c.outputs for name in o.weighted_metrics),
     ),
@@ -230,8 +234,8 @@ NOT_AS_KERAS: Rules = (
         lambda c: c.policy.startswith("mixed"),
     ),
     (
-        'a log "loss" of a test step without metrics is 0 in Keras, which gives the metric of that name',
-        lambda c: c.own_test_step and ("evaluate" in c.then or c.validation) and not metrics(c),
+        'a log "loss" of an own test step is 0 in Keras, which gives the metric of that name',
+        lambda c: c.own_test_step and ("evaluate" in c.then or c.validation),
     ),
 )
 

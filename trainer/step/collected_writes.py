@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ...compat.graphs import is_inside
 from ...compat.random_state import is_random_state
 from ...compat.variables import is_read_together, raw_value, stored_dtype
 from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
@@ -24,26 +26,57 @@ SETTLED = "settled"
 """In the notes of a step: ids of the variables whose copy on this replica shall hold what the replica wrote."""
 
 
+class WriteInNestedGraph(BaseException):
+    """A branch or a loop writes; see `nested_graphs.py`. No `Exception`: code of the user's own must not catch it."""
+
+
 class CollectedWrites(keras.StatelessScope):
     """A scope in which an assignment to a Keras variable is noted instead of made; reads see the noted value."""
 
     def __init__(self) -> None:
         super().__init__(collect_losses=True)
         self.variables: dict[int, keras.Variable] = {}
+        self._graph = tf.compat.v1.get_default_graph()
+
+    @contextlib.contextmanager
+    def in_this_graph(self) -> Iterator[None]:
+        """Writes are noted inside of the current graph, in which the scope was not entered."""
+        before, self._graph = self._graph, tf.compat.v1.get_default_graph()
+        try:
+            yield
+        finally:
+            self._graph = before
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Notes one assignment (Keras calls this)."""
         variable, value = update
-        value = tf.cast(value, stored_dtype(variable))
-        if variable.trainable and value.dtype.is_floating and raw_value(variable) is not None:
-            value = _beginning_of_gradients(value, tf.convert_to_tensor(raw_value(variable)))
+        if not tf.executing_eagerly() and is_inside(tf.compat.v1.get_default_graph(), self._graph):
+            raise WriteInNestedGraph
         self.variables[id(variable)] = variable
-        super().add_update((variable, value))
+        super().add_update((variable, tf.cast(value, stored_dtype(variable))))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """The noted value, or the variable's own (Keras calls this)."""
+        """The noted value, or the variable's own (Keras calls this).
+
+        A tape knows a weight by its variable, whatever the step has assigned to it: spectral normalization assigns the
+        weight that it then uses, and sharpness-aware minimization takes a gradient at weights that it has moved.
+        """
         noted = super().get_current_value(variable)
-        return raw_value(variable) if noted is None else noted
+        if noted is None:
+            return raw_value(variable)
+        if self.stands_for_variable(variable):
+            return _of_variable(noted, tf.convert_to_tensor(raw_value(variable)))
+        return noted
+
+    def stands_for_variable(self, variable: keras.Variable) -> bool:
+        """Whether the gradient of what was assigned is the variable's."""
+        floating = tf.as_dtype(variable.dtype).is_floating
+        return (
+            variable.trainable
+            and floating
+            and id(variable) in self.variables
+            and raw_value(variable) is not None
+        )
 
     def items(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """(variable, last value) pairs, in the order of the first assignment."""
@@ -57,13 +90,9 @@ class CollectedWrites(keras.StatelessScope):
 
 
 @tf.custom_gradient
-def _beginning_of_gradients(value: tf.Tensor, before: tf.Tensor) -> Any:
-    """`value`, on every tape that watches the variable whose value was `before`; no gradient flows further back.
-
-    A layer may assign a weight while it computes (spectral normalization does) and then use it. The gradient of the weight
-    is the one of what was assigned.
-    """
-    return tf.identity(value), lambda gradient: (None, None)
+def _of_variable(value: tf.Tensor, before: tf.Tensor) -> Any:
+    """`value`, whose gradient is that of the variable which was read as `before`; none flows further back."""
+    return tf.identity(value), lambda gradient: (None, gradient)
 
 
 def make_writes(

@@ -106,7 +106,7 @@ class RuleFinder:
         if rows < 2:
             return
         batch = slice_rows(batch, 0, rows)
-        values = [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in self._states]
+        values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
             seen = self._seen(batch, rows, values)
         except tf.errors.OpError as error:

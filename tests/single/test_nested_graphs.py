@@ -1,0 +1,180 @@
+"""Functions, branches and loops in a step of one's own, and weights that it moves, mean what they mean in Keras."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+
+layers = keras.layers
+NUMBERS = np.random.default_rng(0)
+X, Y = NUMBERS.normal(size=(13, 3)), NUMBERS.normal(size=(13, 2))
+
+
+class Base:
+    """A model, and a step that updates it, a metric and a count."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(4, activation="tanh"), layers.Dense(2)
+        self.normal = layers.BatchNormalization(synchronized=True)
+        self.tracker = keras.metrics.Mean(name="tracked")
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        return self.out(self.normal(self.hidden(x), training=training))
+
+    def error(self, x, y):
+        return tf.reduce_mean(tf.square(y - self(x, training=True)))
+
+    def update(self, x, y):
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            error = self.error(x, y)
+        self.optimizer.apply_gradients(zip(tape.gradient(error, weights), weights))
+        self.tracker.update_state(error)
+        self.count.assign_add(1)
+        return error
+
+    def logs(self, **more):
+        return {"tracked": self.tracker.result(), **more}
+
+
+class Whole(Base):
+    """The step is a `tf.function`, as in many older programs."""
+
+    @tf.function
+    def train_step(self, data):
+        return self.logs(error=self.update(*data))
+
+
+class Inner(Base):
+    """The step calls one twice, with an `if` that AutoGraph converts."""
+
+    @tf.function
+    def inner(self, x, y):
+        error = self.update(x, y)
+        if tf.equal(self.count % 2, 0):
+            self.count.assign_add(5)
+        return error
+
+    def train_step(self, data):
+        self.inner(*data)
+        return self.logs(error=self.inner(*data))
+
+
+class Forward(Base):
+    """The model is called in one, inside of the tape."""
+
+    @tf.function
+    def error(self, x, y):
+        return super().error(x, y)
+
+    def train_step(self, data):
+        self.update(*data)
+        return self.logs()
+
+
+class Branch(Base):
+    """A branch that writes."""
+
+    def train_step(self, data):
+        error = self.update(*data)
+        tf.cond(tf.equal(self.count % 2, 0), lambda: self.count.assign_add(3), lambda: self.count * 1)
+        return self.logs(error=error)
+
+
+class Moved(Base):
+    """Sharpness-aware minimization: a gradient at weights that the step has moved."""
+
+    def train_step(self, data):
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            error = self.error(*data)
+        first = self.aggregated(tape.gradient(error, weights))
+        for weight, gradient in zip(weights, first):
+            weight.assign_add(0.1 * gradient)
+        with tf.GradientTape() as tape:
+            there = self.error(*data)
+        second = self.aggregated(tape.gradient(there, weights))
+        for weight, gradient in zip(weights, first):
+            weight.assign_sub(0.1 * gradient)
+        ours = isinstance(self, unisono.Model)
+        self.optimizer.apply_gradients(
+            zip(second, weights), **({"skip_gradients_aggregation": True} if ours else {})
+        )
+        return {"error": error, "there": there}
+
+    def aggregated(self, gradients):
+        if not isinstance(self, unisono.Model):
+            return gradients
+        pairs = self.optimizer.aggregate_gradients(zip(gradients, self.trainable_variables))
+        return [gradient for gradient, _ in pairs]
+
+
+class UpdateInBranch(Base):
+    """Gradients are added up by hand, and applied in every second step."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = (3, 4), (4,)
+        self.sums = [self.add_weight(shape=s, initializer="zeros", trainable=False) for s in shapes]
+
+    def train_step(self, data):
+        weights = self.hidden.trainable_variables
+        self.count.assign_add(1)
+        with tf.GradientTape() as tape:
+            error = self.error(*data)
+        for total, gradient in zip(self.sums, tape.gradient(error, weights)):
+            total.assign_add(gradient)
+
+        def apply():
+            self.optimizer.apply_gradients([(tf.convert_to_tensor(s), w) for s, w in zip(self.sums, weights)])
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+
+        tf.cond(tf.equal(self.count % 2, 0), apply, lambda: None)
+        return {"error": error}
+
+
+class UpdatesInLoop(Base):
+    """Several updates for each batch, in a loop of the graph."""
+
+    def train_step(self, data):
+        tf.while_loop(lambda i: i < 3, lambda i: (self.update(*data), i + 1)[1], [tf.constant(0)])
+        return self.logs()
+
+
+def numbers(steps, base, on=None, **how):
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(1)
+    with helpers.scope(on):
+        model = type(steps.__name__, (steps, base), {})()
+        model(X[:1])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), jit_compile=False, **how)
+    history = model.fit(X, Y, batch_size=5, epochs=2, shuffle=False, verbose=0).history
+    slots = [np.array(variable) for variable in model.optimizer.variables]
+    return [*model.get_weights(), *slots, *history.values()]
+
+
+def assert_same(found, right):
+    assert len(found) == len(right)
+    helpers.assert_close(found, right, helpers.FLOAT64)
+
+
+@pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved, UpdateInBranch, UpdatesInLoop])
+def test_step_has_the_numbers_of_keras(steps):
+    assert_same(numbers(steps, unisono.Model), numbers(steps, keras.Model))
+
+
+@pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved])
+def test_step_has_the_numbers_of_one_device(steps):
+    assert_same(numbers(steps, unisono.Model, helpers.strategy("mirrored3")), numbers(steps, unisono.Model))
+
+
+def test_step_that_is_a_function_has_its_numbers_eagerly():
+    assert_same(
+        numbers(Inner, unisono.Model, run_eagerly=True), numbers(Inner, keras.Model, run_eagerly=True)
+    )

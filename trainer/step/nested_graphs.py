@@ -1,0 +1,190 @@
+"""Functions, branches and loops of the user's own inside a step, whose writes are collected like those of the step itself.
+
+The writes of a step are tensors until the step ends, and a tensor cannot leave the graph that it was made in. So
+
+- a `tf.function` that is called in a step is computed in the step's own graph;
+- a branch (`tf.cond`, or an `if` that AutoGraph converts) that writes to Keras variables also returns what it wrote;
+- a loop (`tf.while_loop`, or a `for` that AutoGraph converts) that writes also carries what it wrote.
+
+Branches and loops that write nothing, such as those of recurrent layers, are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...compat.graphs import inlined, scratch_graph
+from ...compat.variables import raw_value, stateless_scope
+from ...distribute.step_context import StepContext, current_step
+from .collected_writes import CollectedWrites, WriteInNestedGraph
+
+
+def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.function.__call__`."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        computed = inlined(self) if _collecting() is not None else None
+        return original(self, *args, **kwargs) if computed is None else computed(*args, **kwargs)
+
+    return call
+
+
+def cond(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.cond`."""
+
+    def cond(pred: Any, true_fn: Any = None, false_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def unchanged() -> Any:
+            return original(pred, true_fn, false_fn, *args, **kwargs)
+
+        def with_writes(nested: _Nested) -> Any:
+            branches = [true_fn, false_fn]
+            written = nested.written_by(branches)
+
+            def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
+                return lambda: nested.run(fn, written)
+
+            result, values, verdict = original(pred, *map(branch, branches), *args, **kwargs)
+            nested.note(written, values, verdict)
+            return result
+
+        return _computed(unchanged, with_writes)
+
+    return cond
+
+
+def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.while_loop`."""
+
+    def while_loop(
+        cond: Any, body: Any, loop_vars: Any, shape_invariants: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        def unchanged() -> Any:
+            return original(cond, body, loop_vars, shape_invariants, *args, **kwargs)
+
+        def with_writes(nested: _Nested) -> Any:
+            written = nested.written_by([lambda: body(*loop_vars)])
+            values = [nested.value(variable) for variable in written]
+            verdict = tf.constant(True)
+            shapes = None
+            if shape_invariants is not None:
+                shapes = (shape_invariants, [value.shape for value in values], verdict.shape)
+
+            def test(inner: Any, values: Any, verdict: Any) -> Any:
+                with nested.holding(written, values):
+                    return cond(*inner)
+
+            def repeated(inner: Any, values: Any, verdict: Any) -> Any:
+                with nested.holding(written, values):
+                    result, values, applied = nested.run(lambda: body(*inner), written)
+                flat = tf.nest.flatten(result, expand_composites=True)
+                packed = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
+                return packed, values, tf.logical_and(verdict, applied)
+
+            same = kwargs.pop("return_same_structure", False)
+            inner, values, verdict = original(
+                test,
+                repeated,
+                (loop_vars, values, verdict),
+                shapes,
+                *args,
+                return_same_structure=True,
+                **kwargs,
+            )
+            nested.note(written, values, verdict)
+            return inner if same or len(inner) != 1 else inner[0]
+
+        return _computed(unchanged, with_writes)
+
+    return while_loop
+
+
+def _collecting() -> CollectedWrites | None:
+    """The scope that collects the writes of the step that this thread computes."""
+    scope = stateless_scope() if current_step() is not None else None
+    return scope if isinstance(scope, CollectedWrites) else None
+
+
+def _computed(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
+    """`unchanged()` unless it turns out that there are writes in it."""
+    scope, step = _collecting(), current_step()
+    if scope is None or step is None or tf.executing_eagerly():
+        return unchanged()
+    nested = _Nested(scope, step)
+    try:
+        return unchanged()
+    except WriteInNestedGraph:
+        nested.restore()
+        return with_writes(nested)
+
+
+class _Nested:
+    """What a branch or a loop finds when it begins, and what it leaves."""
+
+    def __init__(self, scope: CollectedWrites, step: StepContext) -> None:
+        self._scope, self._step = scope, step
+        self._before = dict(scope.state_mapping), dict(scope.variables), dict(step.notes)
+        self._verdicts, self._losses = len(step.verdicts), len(scope.losses or ())
+
+    def restore(self) -> None:
+        """Forgets what was noted since."""
+        for noted, before in zip(
+            (self._scope.state_mapping, self._scope.variables, self._step.notes), self._before
+        ):
+            noted.clear()
+            noted.update(before)
+        del self._step.verdicts[self._verdicts :]
+        if self._scope.losses is not None:
+            del self._scope.losses[self._losses :]
+
+    def written_by(self, functions: list[Callable[[], Any]]) -> list[keras.Variable]:
+        """The variables that functions write, or that are written past the scope."""
+        written: dict[int, keras.Variable] = {}
+        for fn in functions:
+            with scratch_graph(), self._scope.in_this_graph():
+                fn()
+            mapping, variables, _ = self._before
+            for key, variable in {**variables, **self._scope.variables}.items():
+                if self._scope.state_mapping.get(key) is not mapping.get(key):
+                    written[key] = variable
+            self.restore()
+        return list(written.values())
+
+    def run(self, fn: Callable[[], Any], written: list[keras.Variable]) -> Any:
+        """(What `fn` returns, the values of the variables after it, whether its updates were applied: a bool tensor)."""
+        held = dict(self._scope.state_mapping), dict(self._scope.variables)
+        with self._scope.in_this_graph():
+            result = fn()
+            values = [self.value(variable) for variable in written]
+        verdicts = self._step.verdicts[self._verdicts :]
+        self.restore()
+        self._scope.state_mapping.update(held[0])
+        self._scope.variables.update(held[1])
+        if isinstance(result, tf.Operation):
+            result = None
+        return result, values, tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
+
+    def value(self, variable: keras.Variable) -> tf.Tensor:
+        """What the variable holds by now."""
+        noted = self._scope.state_mapping.get(id(variable))
+        return tf.convert_to_tensor(raw_value(variable)) if noted is None else noted
+
+    @contextlib.contextmanager
+    def holding(self, written: list[keras.Variable], values: list[tf.Tensor]) -> Iterator[None]:
+        """The variables have these values inside."""
+        with self._scope.in_this_graph():
+            for variable, value in zip(written, values):
+                self._scope.add_update((variable, value))
+            yield
+        self.restore()
+
+    def note(self, written: list[keras.Variable], values: list[tf.Tensor], verdict: tf.Tensor) -> None:
+        """What the branch or loop has left."""
+        self.restore()
+        for variable, value in zip(written, values):
+            self._scope.add_update((variable, value))
+        self._step.verdicts.append(verdict)
