@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .guard import Guard, adopt_orphans
+from .network import NO_NAME, PrivateNetwork, make_network
 from .processes import Failure, Processes, how_it_ended
 from .tasks import Layout, plan
 
@@ -42,6 +43,7 @@ class Launcher:
         log_dir: directory for the output of each task, or None: it is printed only.
         grace: float; seconds that workers get to end after a signal that the launcher passes on, before they are
             killed.
+        network: "own": the processes get a network of their own where the kernel allows it; "host": that of this machine.
     """
 
     def __init__(
@@ -51,9 +53,12 @@ class Launcher:
         restarts: int = 0,
         log_dir: Path | None = None,
         grace: float = 30.0,
+        network: str = "own",
     ) -> None:
         self._script, self._layout = list(script), layout
         self._restarts, self._log_dir, self._grace = restarts, log_dir, grace
+        self._wanted_network = network
+        self._network: PrivateNetwork | None = None
         self._signals: list[int] = []
         self._stopping: int | None = None
 
@@ -66,16 +71,23 @@ class Launcher:
         """
         adopt_orphans()
         guard = Guard()
+        self._network, sentence = make_network(self._wanted_network)
+        if sentence:
+            _say(sentence)
         try:
             with self._listening():
                 return self._attempts(guard)
         finally:
             guard.close()
+            if self._network is not None:
+                self._network.close()
 
     def _attempts(self, guard: Guard) -> int:
         attempt, port_retries = 0, _PORT_RETRIES
         while True:
-            processes = Processes(plan(self._layout, self._script), guard, self._log_dir, attempt)
+            processes = Processes(
+                plan(self._layout, self._script), guard, self._log_dir, attempt, self._network
+            )
             try:
                 failure = self._watch(processes)
             finally:
@@ -148,6 +160,11 @@ class Launcher:
             _say(f"the last lines of {failure.task.name}:")
             for line in failure.last_lines:
                 _say(f"    {line}")
+        if self._network is not None and _shows(failure, NO_NAME):
+            _say(
+                "it may have wanted to reach another machine, which the processes cannot in a network of their own: "
+                "give --network host"
+            )
 
     def _take_signals(self) -> list[int]:
         taken, self._signals = self._signals, []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..environment import RESTART
 from .guard import Guard, die_with_parent, orphans
+from .network import PrivateNetwork, before_program
 from .output import Output
 from .tasks import Task
 
@@ -60,9 +61,18 @@ class Processes:
         guard: told of each process group.
         log_dir: see `Output`.
         attempt: int; 0, or the number of the restart; the tasks see it as `UNISONO_RESTART`.
+        network: the one that they enter; None: that of this process.
     """
 
-    def __init__(self, tasks: list[Task], guard: Guard, log_dir: Path | None, attempt: int) -> None:
+    def __init__(
+        self,
+        tasks: list[Task],
+        guard: Guard,
+        log_dir: Path | None,
+        attempt: int,
+        network: PrivateNetwork | None = None,
+    ) -> None:
+        self._network = network
         self._guard, self._attempt = guard, attempt
         self.output = Output([task.name for task in tasks], log_dir, attempt)
         self._before = set(orphans(set()))
@@ -84,7 +94,7 @@ class Processes:
             stderr=subprocess.PIPE,
             env={**os.environ, **task.env, RESTART: str(self._attempt)},
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=before_program(self._network, die_with_parent),
         )
         self._guard.add(process.pid)
         self._running[task.name] = (task, process)

@@ -32,7 +32,12 @@ def main(argv: Sequence[str]) -> int:
         timeout=options.timeout,
     )
     launcher = Launcher(
-        [script, *options.arguments], layout, options.restarts, options.log_dir, options.grace
+        [script, *options.arguments],
+        layout,
+        options.restarts,
+        options.log_dir,
+        options.grace,
+        options.network,
     )
     try:
         return launcher.run()
@@ -84,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
         default=30.0,
         metavar="SECONDS",
         help="for the workers to end after SIGINT, SIGTERM or SIGHUP, before they are killed (default 30)",
+    )
+    add(
+        "--network",
+        choices=("own", "host"),
+        default="own",
+        help="own (default): nothing outside reaches the processes and they reach nothing outside, where the kernel allows "
+        "it; host: they share this machine's network, for downloads, logging services, or a profile from outside",
     )
     add("script", help="the Python file that each worker runs")
     add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
