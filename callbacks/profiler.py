@@ -64,8 +64,8 @@ class Profiler(keras.callbacks.Callback):
         steps: (first, last), both included and counted from 1 over the whole training, like TensorBoard's
             `profile_batch`; None: only on demand.
         port: int or None; with a port, worker `i` listens at `port + i` while `fit` runs, and
-            `python -m unisono profile --service HOST:PORT,...` captures a profile. The server accepts connections from
-            anywhere: keep the port behind a firewall.
+            `python -m unisono profile --service HOST:PORT,...` captures a profile. TensorFlow opens the port on all
+            interfaces and cannot be told otherwise: keep it behind a firewall. Under `launch` give `--network host`.
 
     Raises:
         ValueError: `steps` is not such a pair.

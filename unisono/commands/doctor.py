@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 
 from .findings import PROBE_SECONDS, Finding, examine
+from .firewall import rules
+from .listeners import listening
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,8 +26,16 @@ def main(argv: Sequence[str]) -> int:
         metavar="SECONDS",
         help="how long TensorFlow may take to start and to sum over the devices (default %(default)g)",
     )
+    parser.add_argument(
+        "--firewall",
+        action="store_true",
+        help="print rules for nftables and Kubernetes that let only the cluster reach TensorFlow's servers, and end",
+    )
     options = parser.parse_args(argv)
-    findings = examine(probe_seconds=options.timeout)
+    if options.firewall:
+        print(rules(), end="")
+        return 0
+    findings = [*examine(probe_seconds=options.timeout), *listening()]
     if options.json:
         print(json.dumps([dataclasses.asdict(f) for f in findings], indent=1))
     else:

@@ -30,7 +30,7 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        section: "versions", "devices", "precision", "cluster", "ports", "collectives" or "machine".
+        section: "versions", "devices", "precision", "cluster", "ports", "collectives", "machine" or "listening".
         name: what was looked at.
         value: what was found.
         note: str; what is worth knowing and harms nothing; empty: nothing.

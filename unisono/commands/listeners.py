@@ -1,0 +1,130 @@
+"""Servers of this machine that other machines can reach, found in /proc without any privilege (Linux; elsewhere none)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from .findings import Finding
+
+_LISTEN = "0A"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Listener:
+    """A port on which something listens.
+
+    Attributes:
+        port: int.
+        address: the local address; "0.0.0.0" and "::" are all of them.
+        pid: int or None; the process, where this user may know it.
+        command: what it runs; "" where unknown.
+        runs_tensorflow: whether TensorFlow is loaded in it.
+    """
+
+    port: int
+    address: str
+    pid: int | None = None
+    command: str = ""
+    runs_tensorflow: bool = False
+
+
+def reachable_listeners(proc: Path = Path("/proc")) -> list[Listener]:
+    """Every TCP port that is open on more than the loopback interface, in order."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (proc / "net" / name).read_text().splitlines()[1:]:
+                words = line.split()
+                address, _, port = words[1].rpartition(":")
+                if words[3] == _LISTEN and not _is_loopback(where := _address(address)):
+                    found[words[9]] = (int(port, 16), str(where))
+    owners = dict(_owners(proc, set(found)))
+    listeners = set()
+    for inode, (port, address) in found.items():
+        pid = owners.get(inode)
+        listeners.add(Listener(port, address, pid, _command(proc, pid), _runs_tensorflow(proc, pid)))
+    return sorted(listeners, key=lambda each: (each.port, each.address, each.pid or 0))
+
+
+def listening(listeners: list[Listener] | None = None, interfaces: list[str] | None = None) -> list[Finding]:
+    """A finding for each server that other machines can reach: a problem where it is TensorFlow's.
+
+    Args:
+        listeners: None: those of this machine.
+        interfaces: the names of the network interfaces; None: those of this machine.
+    """
+    listeners = reachable_listeners() if listeners is None else listeners
+    interfaces = [name for _, name in socket.if_nameindex()] if interfaces is None else interfaces
+    if all(name == "lo" for name in interfaces):
+        return [
+            Finding("listening", "other machines", "reach nothing here: there is only a loopback interface")
+        ]
+    findings = [
+        Finding("listening", f"port {each.port}", _shown(each), problem=_problem(each))
+        for each in sorted(listeners, key=lambda each: not each.runs_tensorflow)
+    ]
+    return findings or [Finding("listening", "other machines", "reach no server here")]
+
+
+def _problem(listener: Listener) -> str:
+    if not listener.runs_tensorflow:
+        return ""
+    return (
+        f"TensorFlow's servers run whatever they are sent, and this one (process {listener.pid}) can be reached from other "
+        "machines: start it with `python -m unisono launch`, or close the port to all but the cluster; "
+        "`python -m unisono doctor --firewall` prints the rules."
+    )
+
+
+def _shown(listener: Listener) -> str:
+    where = "all interfaces" if listener.address in ("0.0.0.0", "::") else listener.address
+    if listener.pid is None:
+        return f"open on {where}, by a process of another user"
+    return f"open on {where}, by process {listener.pid} ({listener.command})"
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address as the kernel writes it: 32-bit words in the machine's byte order."""
+    words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
+    return ipaddress.ip_address(b"".join(struct.pack("=I", word) for word in words))
+
+
+def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _owners(proc: Path, inodes: set[str]) -> Iterator[tuple[str, int]]:
+    """The processes that hold these sockets, as far as this user may look into them."""
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()) if proc.is_dir() else ():
+        with contextlib.suppress(OSError):
+            for descriptor in os.scandir(proc / str(pid) / "fd"):
+                with contextlib.suppress(OSError):
+                    match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor.path))
+                    if match and match[1] in inodes:
+                        yield match[1], pid
+
+
+def _command(proc: Path, pid: int | None) -> str:
+    if pid is None:
+        return ""
+    try:
+        words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(words).strip())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _runs_tensorflow(proc: Path, pid: int | None) -> bool:
+    try:
+        return pid is not None and "libtensorflow" in (proc / str(pid) / "maps").read_text(errors="replace")
+    except OSError:
+        return False
