@@ -4,7 +4,7 @@ Each training is started again until it ends, being killed up to `--most` times 
 slots, History, logs of every step, CSV rows and checkpoint names are compared with those of the training left alone.
 The scenarios are those of `tests/kill_driver.py`: shuffled arrays with dropout, EarlyStopping, ReduceLROnPlateau and
 checkpoints; mixed_float16 with a loss scale and accumulation; a shuffled tf.data pipeline with three steps per execution;
-each on one device and on two mirrored replicas.
+each under two strategies; and every input of `tests/resumed_inputs.py` that can be resumed exactly.
 
     python benchmarks/hundred_kills.py --kills 100 --seed 0
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import kill_driver
+from forked import Forked
 
 
 def main() -> int:
@@ -31,22 +32,32 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="kills that must strike")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--most", type=int, default=5, help="kills of one training")
+    parser.add_argument("--only", default="", help="scenarios and inputs whose names contain this")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    combinations = [(s, t) for s in kill_driver.SCENARIOS for t in kill_driver.STRATEGIES]
+    combinations = [*kill_driver.COMBINATIONS, *((name, "none") for name in kill_driver.EXACT_INPUTS)]
+    if arguments.only:
+        combinations = [each for each in combinations if arguments.only in each[0]]
+    rng.shuffle(combinations)
     struck: collections.Counter[str] = collections.Counter()
     trainings = different = 0
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, kill_driver.Driver() as driver:
+    with tempfile.TemporaryDirectory() as folder, Forked() as forked:
+        driver = kill_driver.Driver(forked, Path(folder))
         alone = {}
-        for scenario, strategy in combinations:
-            directory = Path(folder, "alone", scenario, strategy)
-            order = {"scenario": scenario, "strategy": strategy, "directory": str(directory), "backup": False}
-            if driver.start(order) != 0:
-                raise RuntimeError(f"The training left alone failed: {order}.")
-            alone[scenario, strategy] = kill_driver.read_result(directory / "result")
         while struck.total() < arguments.kills:
             scenario, strategy = combinations[trainings % len(combinations)]
+            if (scenario, strategy) not in alone:
+                directory = Path(folder, "alone", scenario, strategy)
+                order = {
+                    "scenario": scenario,
+                    "strategy": strategy,
+                    "directory": str(directory),
+                    "backup": False,
+                }
+                if driver.start(order) != 0:
+                    raise RuntimeError(f"The training left alone failed: {order}.")
+                alone[scenario, strategy] = kill_driver.read_result(directory / "result")
             directory = Path(folder, str(trainings))
             order = {"scenario": scenario, "strategy": strategy, "directory": str(directory), "backup": True}
             left = arguments.kills - struck.total()
@@ -59,7 +70,7 @@ def main() -> int:
             trainings += 1
             different += bool(found)
             print(
-                f"{struck.total():4} kills  {scenario:7} {strategy:10} {count} here  {found or 'same bits'}",
+                f"{struck.total():4} kills  {scenario:30} {strategy:10} {count} here  {found or 'same bits'}",
                 flush=True,
             )
     moments = ", ".join(f"{count} during a {kind}" for kind, count in sorted(struck.items()))

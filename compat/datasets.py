@@ -5,21 +5,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import re
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
 _MOST_HELD = 2**26  # bytes
-_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-_STATE = ("Assign", "Rng", "Stateful")  # how the names of operations on variables and generators begin
+_NUMBERED = re.compile(rb"/MemoryCache_\d|RandomDataset")
 _ending: set[threading.Thread] = set()
 
 # A key in the checkpoint of an iterator for every shuffle in its pipeline that has not reached the end of its input.
 LIVE_SHUFFLE = b"epoch_num_random_samples"
+
+
+def original_dataset(dataset: Any) -> Any:
+    """The `tf.data.Dataset` that a distributed one was made of; None where it is not known."""
+    first = next(iter(getattr(dataset, "_datasets", ())), None)
+    found = getattr(dataset, "_original_dataset", first)
+    return found if isinstance(found, tf.data.Dataset) else None
 
 
 def count_shuffles(dataset: tf.data.Dataset) -> int:
@@ -42,34 +49,6 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-class PipelineKinds(NamedTuple):
-    """What a pipeline is made of, as far as its position depends on it."""
-
-    calls_python: bool
-    caches: bool
-    keeps_state: bool  # its functions draw from a generator or write a variable that outlives a pass
-    in_parallel: bool  # some functions run in an order that differs from run to run
-
-
-def kinds_of(dataset: tf.data.Dataset) -> PipelineKinds:
-    """Looks at the transformations of a pipeline and at the operations in its functions. Nothing is run."""
-    own, operations = type(dataset).__name__, set()
-    for function in dataset._functions():
-        graph = function.function.graph.as_graph_def()
-        operations |= {node.op for node in graph.node}
-        operations |= {node.op for each in graph.library.function for node in each.node_def}
-    kinds = [
-        PipelineKinds(
-            any(name in _PYTHON for name in operations),
-            own == "CacheDataset" or any(name.startswith("CacheDataset") for name in operations),
-            any(name.startswith(_STATE) for name in operations),
-            own.startswith("_Parallel"),
-        ),
-        *(kinds_of(part) for part in dataset._inputs()),
-    ]
-    return PipelineKinds(*(any(column) for column in zip(*kinds)))
-
-
 def held_tensors(dataset: tf.data.Dataset) -> list[Any]:
     """The tensors that the sources of a pipeline hold (`from_tensor_slices`, `from_tensors`), those in functions not."""
     own = getattr(dataset, "_tensors", None)
@@ -81,14 +60,15 @@ def held_tensors(dataset: tf.data.Dataset) -> list[Any]:
 def pipeline_checksum(dataset: tf.data.Dataset) -> str | None:
     """A checksum of the graph of a pipeline: the same for the same pipeline in another process, whatever its seeds are.
 
-    None where it cannot be had: a pipeline that calls Python has no graph, and one that holds much data is too large.
+    None where it cannot be had: a pipeline that calls Python has no graph, one that holds much data is too large, and the
+    names of caches and of random datasets count on in a process.
     """
     if sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in held_tensors(dataset)) > _MOST_HELD:
         return None
     try:
         policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
-        if b"PyFunc" in graph:
+        if b"PyFunc" in graph or _NUMBERED.search(graph):
             return None
         return f"{int(tf.raw_ops.DatasetFingerprint(input_dataset=dataset._variant_tensor)):016x}"
     except (tf.errors.OpError, ValueError):

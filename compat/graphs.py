@@ -113,6 +113,13 @@ def first_graph(function: Any) -> Any:
     return function._concrete_variable_creation_fn.graph
 
 
+def drawing_operations(graph: Any) -> list[str]:
+    """The names of the operations of a graph, its functions included, that draw random numbers from a state of their own."""
+    definition = graph.as_graph_def(add_shapes=False)
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    return sorted({node.name for node in nodes if node.op.startswith(_DRAWS) and _is_stateful(node.op)})
+
+
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:
     """A graph that is thrown away: for reading structure from code that creates operations."""
     return tf.__internal__.FuncGraph("scratch").as_default()

@@ -44,7 +44,9 @@ ATTRIBUTES = {
     "keras.src.models.functional:Functional": "_nodes_by_depth _operations _outputs_struct _standardize_inputs",
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
     "tensorflow:RegisterGradient": "_op_type",
-    "tensorflow:data.Dataset": "_as_serialized_graph _functions _inputs _variant_tensor",
+    "tensorflow:data.Dataset": "_GeneratorState _as_serialized_graph _functions _inputs _variant_tensor",
+    "tensorflow.python.data.ops.dataset_ops:DatasetV2._GeneratorState": "_generator",
+    "tensorflow.python.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
     "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_tensors",
     "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_tensors",
     "tensorflow.python.data.ops.iterator_ops:OwnedIterator": "_iterator_resource",
@@ -53,6 +55,8 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": "_server_def",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:_CoordinatedClosureQueue": "_error",
     f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase": "_replica_id",
+    f"{_DISTRIBUTE}.input_lib:DistributedDataset": "_original_dataset",
+    f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets",
     f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_devices",
     f"{_DISTRIBUTE}.values:DistributedVariable": "_primary",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
@@ -61,6 +65,7 @@ ATTRIBUTES = {
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph "
     "_concrete_variable_creation_fn _omit_frequent_tracing_warning _variable_creation_config",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
+    "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
 }
 """The private attributes that are read, written or called: the class or module that has them, and their names."""

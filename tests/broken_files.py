@@ -1,6 +1,7 @@
 """Saves on broken disks, power cuts within saves, and forged files: each case with a seed, for tests and for long runs."""
 
 import contextlib
+import copy
 import errno
 import hashlib
 import io
@@ -255,7 +256,7 @@ def forged(good, seed):
         if rng.random() < 0.2 and isinstance(place, dict):
             del place[key]
         else:
-            place[key] = rng.choice(WRONG_VALUES)
+            place[key] = copy.deepcopy(rng.choice(WRONG_VALUES))  # later changes are made within it
     return with_manifest(json.dumps(manifest).encode(), data)
 
 

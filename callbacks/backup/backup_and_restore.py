@@ -16,6 +16,7 @@ from ..fit_state import FitState
 from ..trained_model import ModelInFit
 from . import interruption
 from . import snapshot as fit_snapshot
+from .exactness import warn_if_inexact, warn_of_own_states
 from .fingerprint import identity
 from .owner import FolderOwner
 from .resuming import Found, announce, on_all_workers
@@ -128,14 +129,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._steps_before_epoch = self._saved_at_step = 0
         self._identity = identity(self.model, fit_state)
         self._resume(fit_state, *on_all_workers(self.model, self.directory, self._open))
-        if not getattr(fit_state.source, "rewinds", True):
-            warnings.warn(
-                "The training data comes from a Python generator, which cannot be rewound: a resumed training draws "
-                "from a new generator and skips the batches already used, which is right only if the new one yields "
-                "the same batches. Use a keras.utils.PyDataset or a tf.data.Dataset to resume to the bit in any case."
-            )
-        elif getattr(fit_state.source, "inexact", None):
-            warnings.warn(fit_state.source.inexact)
+        warn_if_inexact(self.model, fit_state)
         self._saved_at_time = self._clock()
         self._before_validation = None
         self._running = True
@@ -167,7 +161,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Captures what a repeated validation must begin with."""
         if self._running:
-            self._before_validation = fit_snapshot.validation_start(self.model)
+            self._before_validation = fit_snapshot.validation_start(self.model, self.model.fit_state)
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stops a validation if that was requested."""
@@ -266,6 +260,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _save(self, epoch: int, step: int, steps: int) -> None:
         begin = self._clock()
         self._writer.wait()
+        if not self.saves:
+            warn_of_own_states(self.model)
         content, summary = fit_snapshot.capture(
             self.model,
             self.model.fit_state,

@@ -12,7 +12,6 @@ Keras' own callbacks, and classes derived from them, are known here.
 
 from __future__ import annotations
 
-import collections
 import copy
 import os
 import warnings
@@ -23,31 +22,38 @@ import keras
 
 from ...compat.callbacks import CALLBACK_ATTRIBUTES
 from ..safe_file import write_safely
+from .callback_names import matched, purpose_of, title
 
 
 def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
-    """The state of every callback that has one, with the name of its class; a second one of a class is `Name#2`."""
-    states = ((name, _get_state(callback)) for name, callback in _named(callbacks))
-    return [{"name": name, "state": state} for name, state in states if state is not None]
+    """The state of every callback that has one, with its class and what tells it from others of that class."""
+    states = ((callback, _get_state(callback)) for callback in callbacks)
+    return [
+        {"name": type(callback).__name__, "purpose": purpose_of(callback), "state": state}
+        for callback, state in states
+        if state is not None
+    ]
 
 
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
-    """Restores the state of every callback. Returns the names of saved states for which there is no callback."""
-    by_name = dict(_named(callbacks))
-    for entry in saved:
-        if entry["name"] in by_name:
-            _set_state(by_name[entry["name"]], entry["state"])
-    return [entry["name"] for entry in saved if entry["name"] not in by_name]
+    """Restores the state of every callback. Returns the names of saved states for which there is none, or no certain one."""
+    saved = [
+        {**entry, "name": entry["name"].partition("#")[0]} for entry in saved
+    ]  # the first versions wrote numbers
+    stateful = [callback for callback in callbacks if _has_state(callback)]
+    pairs = matched([(entry["name"], entry.get("purpose")) for entry in saved], stateful)
+    for number, callback in pairs.items():
+        _set_state(callback, saved[number]["state"])
+    return [
+        title(entry["name"], entry.get("purpose") or {}) for i, entry in enumerate(saved) if i not in pairs
+    ]
 
 
-def _named(callbacks: list[Any]) -> list[tuple[str, Any]]:
-    seen: collections.Counter[str] = collections.Counter()
-    result = []
-    for callback in callbacks:
-        name = type(callback).__name__
-        seen[name] += 1
-        result.append((name if seen[name] == 1 else f"{name}#{seen[name]}", callback))
-    return result
+def _has_state(callback: Any) -> bool:
+    """Whether it can be given a state."""
+    if getattr(callback, "set_state", None) is not None or isinstance(callback, keras.callbacks.CSVLogger):
+        return True
+    return _known_attributes(callback) is not None
 
 
 def _get_state(callback: Any) -> Any:

@@ -1,19 +1,26 @@
-"""The random generators outside of the model: Keras' global one, Python's, NumPy's, TensorFlow's."""
+"""The random generators: Keras' global one, Python's, NumPy's, TensorFlow's, and those that a program holds itself."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ...compat.random_state import eager_seed_source, global_generator, global_seed_generator_state
+from ...compat.variables import raw_value
+from .generators import GLOBAL_GENERATORS, set_from_text, text_of
 
 
-def capture() -> dict[str, Any]:
-    """The state of each generator that exists; a few kilobytes of plain values and arrays. Context: host."""
+def capture(held: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The state of each generator that exists; a few kilobytes of plain values and arrays. Context: host.
+
+    Args:
+        held: those that the program holds itself, see `found_generators`.
+    """
     state: dict[str, Any] = {"python": _python_state(random.getstate()), "numpy": np.random.get_state()}
     seed = global_seed_generator_state()
     if seed is not None:
@@ -24,6 +31,8 @@ def capture() -> dict[str, Any]:
     generator = global_generator()
     if generator is not None:
         state["tensorflow"] = {"state": generator.state.numpy(), "algorithm": int(generator.algorithm)}
+    if held:
+        state["held"] = {name: text_of(generator) for name, generator in held.items()}
     return state
 
 
@@ -39,25 +48,49 @@ def check(state: dict[str, Any]) -> None:
             raise TypeError("the state of a random generator is no array of whole numbers")
     if "tensorflow" in state and type(state["tensorflow"]["algorithm"]) is not int:
         raise TypeError("the algorithm of a random generator is no number")
+    for name, text in dict(state.get("held", {})).items():
+        if not isinstance(name, str) or not isinstance(json.loads(text), dict | list):
+            raise TypeError("the state of a random generator is no text")
 
 
-def restore(state: dict[str, Any]) -> None:
-    """Restores the state of every generator that `capture` found. Context: host."""
+def restore(state: dict[str, Any], held: Mapping[str, Any] | None = None, owned: Sequence[Any] = ()) -> None:
+    """Restores the state of every generator that `capture` found.
+
+    Args:
+        state: what it gave.
+        held: as for `capture`; those that have no saved state, and those that are gone, are left.
+        owned: generators and variables that the input has restored.
+
+    Context: host.
+    """
+    kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.
-        global_seed_generator_state(make=True).assign(state["keras"])
+        seed = global_seed_generator_state(make=True)
+        if id(raw_value(seed)) not in kept:
+            seed.assign(state["keras"])
     if "tensorflow" in state:
-        saved = state["tensorflow"]
-        generator = global_generator()
+        _restore_global(state["tensorflow"], kept)
+    source = eager_seed_source()
+    if source is not None and "tensorflow_seeds" in state:
+        source.setstate(_python_tuple(state["tensorflow_seeds"]))
+    if id(GLOBAL_GENERATORS["numpy.random"]) not in kept:
+        np.random.set_state(state["numpy"])
+    if id(GLOBAL_GENERATORS["random"]) not in kept:
+        random.setstate(_python_tuple(state["python"]))
+    for name, text in state.get("held", {}).items():
+        if name in (held or {}) and id((held or {})[name]) not in kept:
+            set_from_text((held or {})[name], text)
+
+
+def _restore_global(saved: dict[str, Any], kept: set[int]) -> None:
+    """TensorFlow's global generator."""
+    generator = global_generator()
+    if generator is None or id(generator.state) not in kept:
         if generator is None or int(generator.algorithm) != saved["algorithm"]:
             generator = tf.random.Generator.from_state(saved["state"], saved["algorithm"])
             tf.random.set_global_generator(generator)
         generator.state.assign(saved["state"])
-    source = eager_seed_source()
-    if source is not None and "tensorflow_seeds" in state:
-        source.setstate(_python_tuple(state["tensorflow_seeds"]))
-    np.random.set_state(state["numpy"])
-    random.setstate(_python_tuple(state["python"]))
 
 
 def _python_state(state: Sequence[Any]) -> dict[str, Any]:

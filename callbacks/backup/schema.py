@@ -114,10 +114,13 @@ def _same_variables(content: Mapping[str, Any]) -> None:
 def _workers(value: Any, name: str) -> None:
     _require(isinstance(value, list) and len(value) > 0, "there is no worker")
     for worker in value:
-        _text_keys(worker["source"], "the position in the data")
         plain = (bool, int, float, str, bytes, np.ndarray, np.generic)
-        for part in worker["source"].values():
-            _require(part is None or isinstance(part, plain), "the position in the data is no plain value")
+        for position in (worker["source"], worker.get("validation", {})):
+            _text_keys(position, "the position in the data")
+            for part in position.values():
+                _require(
+                    part is None or isinstance(part, plain), "the position in the data is no plain value"
+                )
         random_state.check(worker["random"])
 
 
@@ -125,6 +128,11 @@ def _callbacks(value: Any, name: str) -> None:
     _require(isinstance(value, list), "the callbacks are no list")
     for entry in value:
         _require(isinstance(entry["name"], str) and "state" in entry, "a callback has no name")
+        purpose = entry.get("purpose") or {}
+        _text_keys(purpose, "the purpose of a callback")
+        _require(
+            all(isinstance(part, str) for part in purpose.values()), "the purpose of a callback is no text"
+        )
 
 
 def _counters(value: Any, name: str) -> None:

@@ -17,7 +17,9 @@ from ...distribute.workers.agreement import gather_bytes, gather_json, place_amo
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 from . import callback_state, container, random_state, variable_state
+from .callback_names import named
 from .fingerprint import differences, fingerprint
+from .generators import GLOBAL_GENERATORS, found_generators
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
@@ -50,9 +52,10 @@ def capture(
     """
     variables = _captured_variables(model, buffers)
     source = fit_state.source.state()
-    worker = {"random": random_state.capture(), "source": source}
+    worker = {"random": random_state.capture(held_generators(model, fit_state)), "source": source}
+    worker["validation"] = _position_for_validation(fit_state)
     if before_validation is not None:
-        worker["random"] = before_validation["random"]
+        worker.update({name: before_validation[name] for name in ("random", "validation")})
         for i, seed in before_validation["seeds"].items():
             variables["model"][i] = seed
     variables, parts = _from_all_workers(model.distribute_strategy, variables, worker)
@@ -96,14 +99,33 @@ def _captured_variables(model: CompiledModel, buffers: variable_state.HostBuffer
     }
 
 
-def validation_start(model: CompiledModel) -> dict[str, Any]:
+def validation_start(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     """The few things that a validation can change and that a repeated one must begin with."""
     seeds = {
         i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
         for i, variable in enumerate(model.variables)
         if variable.path.endswith("seed_generator_state")
     }
-    return {"random": random_state.capture(), "seeds": seeds}
+    drawn = random_state.capture(held_generators(model, fit_state))
+    return {"random": drawn, "seeds": seeds, "validation": _position_for_validation(fit_state)}
+
+
+def held_generators(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+    """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from, but for the global ones."""
+    callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
+    found = found_generators({**variable_state.held_by(model), **callbacks})
+    return {name: generator for name, generator in found.items() if name not in GLOBAL_GENERATORS}
+
+
+def _position_for_validation(fit_state: FitState) -> dict[str, Any]:
+    """The position in the data of the validation, as it is before the next one, which begins another pass."""
+    source = fit_state.validation
+    if source is None:
+        return {}
+    state = {name: value for name, value in source.state().items() if name != _LARGE}
+    if state.get("taken") and source.rewinds:
+        state.update(passes=state["passes"] + 1, taken=0, step=0, ended=0)
+    return state
 
 
 def check(
@@ -134,7 +156,10 @@ def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: Fit
         for variable, saved in zip(members, content["variables"][group], strict=True):
             variable_state.restore(variable, saved, strategy, place)
     left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
-    random_state.restore(_own_part(content, strategy)["random"])
+    inputs = [source for source in (fit_state.source, fit_state.validation) if source is not None]
+    owned = [each for source in inputs for each in getattr(source, "owned", ())]
+    held = held_generators(model, fit_state)
+    random_state.restore(_own_part(content, strategy)["random"], held, owned)
     return left_over
 
 
@@ -145,7 +170,11 @@ def restore_position(content: dict[str, Any], model: CompiledModel, fit_state: F
     fit_state.plan.update(calendar["plan"])
     fit_state.step_logs = dict(calendar["step_logs"])
     fit_state.epoch_logs = dict(calendar["epoch_logs"])
-    fit_state.source.restore(_own_part(content, model.distribute_strategy)["source"])
+    part = _own_part(content, model.distribute_strategy)
+    fit_state.source.restore(part["source"])
+    validation = part.get("validation") or {}
+    if fit_state.validation is not None and (validation.get("passes") or validation.get("calls")):
+        fit_state.validation.restore(validation)
 
 
 def _own_part(content: dict[str, Any], strategy: tf.distribute.Strategy) -> dict[str, Any]:

@@ -11,9 +11,7 @@ Three kinds of distributed variables differ in what their "value" is:
 
 from __future__ import annotations
 
-import sys
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +20,7 @@ import tensorflow as tf
 from ...compat.layers import layers_of
 from ...compat.variables import is_read_together, raw_value, sums_on_read
 from ..trained_model import CompiledModel
-
-# Where objects are not looked into: none of theirs holds a variable that is not found otherwise.
-_LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "numpy", "tensorflow", "unisono"} - {"__main__"})
-_MOST_ITEMS = 10_000  # of a container that is looked into: a longer one is data, such as a vocabulary
-_NO_HOLDERS = (type, types.FunctionType, types.MethodType, types.ModuleType, tf.Tensor)
+from .generators import reached
 
 
 class HostBuffers:
@@ -144,40 +138,14 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
 
 
 def _plain_variables(model: CompiledModel) -> Iterable[Any]:
-    seen: set[int] = set()
-    for layer in layers_of(model):
-        for _, value in sorted(vars(layer).items()):
-            yield from _variables_within(value, seen)
+    for _, found in reached(held_by(model), (tf.Variable, tf.random.Generator)):
+        yield found.state if isinstance(found, tf.random.Generator) else found
 
 
-def _variables_within(value: Any, seen: set[int]) -> Iterable[Any]:
-    """The variables and generators in a value: itself, items of containers, attributes of objects of the user's own."""
-    if isinstance(value, tf.random.Generator):
-        yield value.state
-        return
-    if isinstance(value, tf.Variable):
-        yield value
-        return
-    if isinstance(value, Mapping):
-        if len(value) > _MOST_ITEMS:
-            return
-        parts: Sequence[Any] = [value[key] for key in sorted(value, key=str)]
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif _is_of_the_user(value):
-        parts = [part for _, part in sorted(vars(value).items())]
-    else:
-        return
-    if id(value) not in seen and len(parts) <= _MOST_ITEMS:
-        seen.add(id(value))
-        for part in parts:
-            yield from _variables_within(part, seen)
-
-
-def _is_of_the_user(value: Any) -> bool:
-    """Whether it is an object with attributes, of a class that neither Python nor a library defines."""
-    root = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and root not in _LIBRARIES and not isinstance(value, _NO_HOLDERS)
+def held_by(model: CompiledModel) -> dict[str, Any]:
+    """What the layers of a model hold, and its loss, for `reached`."""
+    layers = {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers_of(model))}
+    return {**layers, "loss": getattr(model, "loss", None)}
 
 
 def _copies(value: Any, strategy: tf.distribute.Strategy) -> Sequence[Any]:

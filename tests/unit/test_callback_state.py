@@ -94,7 +94,7 @@ class Counting(keras.callbacks.Callback):
         self.counts = state
 
 
-def test_states_go_to_the_callback_of_the_same_class_and_number():
+def test_states_go_to_the_callback_of_the_same_class_and_order():
     def given():
         return [Counting(), keras.callbacks.EarlyStopping(), Counting()]
 
@@ -107,7 +107,53 @@ def test_states_go_to_the_callback_of_the_same_class_and_number():
     assert callback_state.restore(after, saved) == []
     assert after[3].counts == {"a": [7, 8]} and after[1].counts == {"a": [1]}
     assert (after[2].wait, after[2].best, after[2].best_weights[0].tolist()) == (3, 0.25, [1, 1, 1])
-    assert callback_state.restore([Counting()], saved) == ["EarlyStopping", "Counting#2"]
+    one = Counting()
+    assert callback_state.restore([one], saved) == ["Counting", "EarlyStopping(val_loss)", "Counting"]
+    assert one.counts == {"a": [1]}, "whose state it would be is not known"
+
+
+def stopping(monitor, best=None, mode="auto"):
+    callback = keras.callbacks.EarlyStopping(monitor, mode=mode)
+    callback.best = best
+    return callback
+
+
+def checkpoint(path, best=None):
+    callback = keras.callbacks.ModelCheckpoint(f"{path.removesuffix('.keras')}.keras")
+    callback.best = best
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "bests", "left_over"),
+    [
+        ([stopping("a", 1), stopping("b", 2)], [stopping("b"), stopping("a")], [2, 1], []),
+        ([stopping("a", 1), stopping("b", 2)], [stopping("b")], [2], ["EarlyStopping(a)"]),
+        ([stopping("a", 1)], [stopping("b")], [None], ["EarlyStopping(a)"]),
+        ([stopping("a", 1)], [stopping("c"), stopping("a")], [None, 1], []),
+        ([stopping("a", 1, "min")], [stopping("a", mode="max")], [None], ["EarlyStopping(a, min)"]),
+        ([stopping("a", 1), stopping("a", 2)], [stopping("a"), stopping("a")], [1, 2], []),
+        ([stopping("a", 1), stopping("a", 2)], [stopping("a")], [None], ["EarlyStopping(a)"] * 2),
+        ([checkpoint("x/a.keras", 1), checkpoint("x/b.keras", 2)], [checkpoint("y/b.keras")], [2], ["*"]),
+        ([checkpoint("x/a", 1), checkpoint("x/b", 2)], [checkpoint("y/b"), checkpoint("y/a")], [2, 1], []),
+        ([checkpoint("x/a.keras", 1)], [checkpoint("y/new.keras")], [1], []),
+    ],
+)  # fmt: skip
+def test_state_is_never_handed_to_another_callback_of_its_class(before, after, bests, left_over):
+    saved = callback_state.capture(before)
+    found = callback_state.restore(after, saved)
+    assert [callback.best for callback in after] == bests
+    assert len(found) == len(left_over) if "*" in left_over else found == left_over
+
+
+def test_states_of_the_first_versions_go_by_class_and_order():
+    saved = [
+        {"name": name, "state": {"best": best}}
+        for name, best in (("EarlyStopping", 1), ("EarlyStopping#2", 2))
+    ]
+    after = [stopping("a"), stopping("b")]
+    assert callback_state.restore(after, saved) == []
+    assert [callback.best for callback in after] == [1, 2]
 
 
 def test_subclass_of_a_keras_callback_is_known():

@@ -5,6 +5,7 @@ import random
 import keras
 import numpy as np
 import pytest
+import resumed_inputs
 import tensorflow as tf
 
 from unisono.trainer.inputs import content, make_source
@@ -110,41 +111,6 @@ def test_pipeline_without_a_graph_of_its_own_is_not_known(kind):
     assert identity(given, batch_size=None)["pipeline"] is None
 
 
-def rows(dataset):
-    return dataset.map(lambda row: (row, row[:1])).batch(2)
-
-
-def counted(**arguments):
-    """A pipeline that draws from a generator of its own."""
-    generator = tf.random.Generator.from_seed(3)
-    dataset = tf.data.Dataset.from_tensor_slices(arrays()[:8])
-    return rows(dataset.map(lambda row: row + generator.normal([]), **arguments))
-
-
-def augmented():
-    layer = keras.layers.GaussianNoise(0.5, seed=4)
-    dataset = tf.data.Dataset.from_tensor_slices(arrays()[:8])
-    return rows(dataset.map(lambda row: layer(row, training=True)))
-
-
-def from_generator():
-    signature = tf.TensorSpec([3])
-    return rows(
-        tf.data.Dataset.from_generator(lambda: iter(arrays()[:8]), output_signature=signature).shuffle(
-            4, seed=2
-        )
-    )
-
-
-def cached(cache=lambda dataset: dataset.cache()):
-    return rows(cache(tf.data.Dataset.from_tensor_slices(arrays()[:8]).shuffle(8, seed=5)))
-
-
-def python_function():
-    dataset = tf.data.Dataset.from_tensor_slices(arrays()[:8]).shuffle(8, seed=5)
-    return rows(dataset.map(lambda row: tf.ensure_shape(tf.numpy_function(np.sin, [row], tf.float32), [3])))
-
-
 def batches(source, epochs, first=0, step=0):
     """All batches from a position on, and the positions before each."""
     found, positions = [], []
@@ -167,34 +133,82 @@ def batches(source, epochs, first=0, step=0):
     return found, positions
 
 
-@pytest.mark.parametrize("make", [counted, augmented, cached, from_generator, python_function])
-def test_pipeline_with_state_outside_of_its_iterator_resumes_to_the_bit(make):
-    """At every position of three epochs; each time in a pipeline made anew, as in another process."""
-    source = make_source(make())
-    assert source.inexact is None and source.resume_by == "skip"
+# Those of which no resume can be exact, and what the sentence says.
+INEXACT = {
+    "numpy_in_parallel": "rng in parallel",
+    "numpy_held_in_parallel": "rng['one'][0] in parallel",
+    "numpy_global_in_parallel": "numpy.random in parallel",
+    **dict.fromkeys(("seeded_layer_in_parallel", "uniform_in_parallel"), "ParallelMapDataset uses"),
+    "in_any_order": "options().deterministic=False",
+    "pydataset_numpy_global": "PyDataset whose batches draw random numbers from numpy.random",
+    "pydataset_python": "from random,",
+    "pydataset_own": "from its.draw rng",
+    "pydataset_own_in_threads": "from its.draw rng",
+    "pydataset_tensorflow": "from tf.random",
+    "pydataset_keras": "keras.random",
+    "iterable_numpy_global": "an iterable whose batches draw random numbers from numpy.random",
+    "iterable_own": "from its.make rng",
+}
+
+
+@pytest.mark.parametrize("name", resumed_inputs.INPUTS)
+def test_input_resumes_to_the_bit_or_says_why_it_cannot(name):
+    """At positions in and between three epochs; each time in an input made anew, as in another process."""
+    make = resumed_inputs.INPUTS[name]
+    resumed_inputs.fresh()
+    source = make_source(make(), shuffle=False)
+    assert (source.inexact is None) == (name not in INEXACT), source.inexact
+    if source.inexact is not None:
+        assert INEXACT[name] in source.inexact
+        source.close()
+        return
     expected, positions = batches(source, 3)
     source.close()
-    assert len(expected) == len(positions) == 12 and not any("iterator" in position for position in positions)
-    for number, position in enumerate(positions):
-        if number % 4 == 0 and number:
-            continue  # the state before the first step of an epoch is saved at the end of the one before
-        resumed = make_source(make())
-        resumed.restore(position)
-        found, _ = batches(resumed, 3, position["epoch"], position["step"])
+    steps = len(expected) // 3
+    assert len(positions) == len(expected) > 6
+    for number in (1, steps - 1, steps + 2, 2 * steps + 1):
+        resumed_inputs.fresh()
+        resumed = make_source(make(), shuffle=False)
+        resumed.restore(positions[number])
+        found, _ = batches(resumed, 3, positions[number]["epoch"], positions[number]["step"])
         resumed.close()
         assert found == expected[number:], number
 
 
-def test_pipeline_that_draws_in_parallel_is_named():
-    source = make_source(counted(num_parallel_calls=2))
-    assert "draws from a tf.random.Generator" in source.inexact and "num_parallel_calls" in source.inexact
-    source.close()
+def test_position_between_epochs_resumes_to_the_bit():
+    """Where a pass has ended and the next one has not begun: what the pass drew or kept is there."""
+    for name in ("shuffled_and_cached", "numpy_in_py_function", "repeated", "global_generator"):
+        make = resumed_inputs.INPUTS[name]
+        resumed_inputs.fresh()
+        source = make_source(make())
+        first, _ = batches(source, 1)
+        position = source.state()
+        assert position["step"] == len(first)
+        expected, _ = batches(source, 3, first=1)
+        source.close()
+        resumed_inputs.fresh()
+        resumed = make_source(make())
+        resumed.restore(position)
+        assert batches(resumed, 3, first=1)[0] == expected, name
+        resumed.close()
+
+
+def test_pipeline_without_seeds_is_named(monkeypatch):
+    monkeypatch.setattr(tf.random, "set_seed", lambda seed: None)
+    tf.compat.v1.set_random_seed(None)
+    for dataset in (
+        tf.data.Dataset.range(9).shuffle(3),
+        tf.data.Dataset.range(9).map(lambda n: n + tf.random.uniform([], 0, 9, "int64")),
+    ):
+        source = make_source(dataset.batch(2))
+        assert "from no seed" in source.inexact and "set_random_seed" in source.inexact
+        source.close()
 
 
 def test_batches_that_draw_ahead_are_named():
-    for x, kind in ((Items(lambda _: np.random.rand()), "PyDataset"), (Drawing(), "iterable")):
+    for x, kind in ((Items(lambda _: np.random.rand()), "a PyDataset"), (Drawing(), "an iterable")):
         source = make_source(x)
-        assert f"x is a {kind} whose batches draw random numbers from numpy.random" in source.inexact
+        assert f"x is {kind} whose batches draw random numbers from numpy.random" in source.inexact
         source.close()
     source = make_source(Items())
     assert source.inexact is None

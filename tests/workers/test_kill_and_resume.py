@@ -48,6 +48,17 @@ def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, n
     assert list_backups(tmp_path / "backup") == [], "the backups are removed when training is done"
 
 
+@pytest.mark.parametrize("name", random.Random(2).sample(kill_driver.EXACT_INPUTS, 2))
+def test_killed_training_with_a_drawn_input_ends_with_the_same_bits(driver, left_alone, tmp_path, name):
+    """Also the layer and the callback, which draw from generators of their own, and a shuffled validation, go on."""
+    rng = random.Random(name)
+    order = {"scenario": name, "strategy": "none", "directory": str(tmp_path), "backup": True}
+    struck = driver.run_killed(order, [kill_driver.Kill.draw(rng, kind) for kind in ("step", "validation")])
+    assert struck >= 1
+    result = kill_driver.read_result(tmp_path / "result")
+    assert kill_driver.differences(result, left_alone(name, "none")) == []
+
+
 def test_signals_save_at_the_next_step_and_end_with_their_status(driver, left_alone, tmp_path):
     """One training is told to end three times: in a step, by Ctrl-C in a step, and in a validation."""
     order = {"scenario": "arrays", "strategy": "none", "directory": str(tmp_path), "backup": True}

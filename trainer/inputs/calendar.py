@@ -52,6 +52,11 @@ class Calendar:
         self.epoch = self.step = self.passes = self.taken = 0
         self.ended = False
 
+    @property
+    def given_steps(self) -> int | None:
+        """The steps of an epoch as the user gave them."""
+        return self._fixed
+
     def begin(self, epoch: int) -> bool:
         """Goes to the first step of an epoch; whether another pass over the data begins with it."""
         continues = self._fixed is not None and epoch == self.epoch + 1 and not self.is_over()

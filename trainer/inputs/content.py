@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import random
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from ...callbacks.backup import random_state
+from ...callbacks.backup.generators import found_generators
+from ...callbacks.backup.values import encode
 
 MOST_BYTES = 2**26
 """So many bytes of each array are looked at: all of a small one, 64 blocks spread over a large one."""
@@ -32,31 +36,43 @@ def checksum(structure: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def notes_random_numbers() -> Iterator[list[str]]:
-    """A list in which, afterwards, the global random generators stand from which the body has drawn."""
+def notes_random_numbers(given: Any) -> Iterator[list[str]]:
+    """A list in which, afterwards, the generators stand from which the body has drawn: global ones and those of `given`."""
     found: list[str] = []
-    python, numpy = random.getstate(), _numpy_state()
+    held = found_generators({"its": given})
+    before = _states(held)
     yield found
-    if random.getstate() != python:
-        found.append("random")
-    if _numpy_state() != numpy:
-        found.append("numpy.random")
+    after = _states(held)
+    found += [name for name, state in after.items() if state != before.get(name)]
 
 
 def drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
-    """Why an input of this kind cannot be resumed exactly; None where its batches draw from no global generator."""
+    """Why an input of this kind cannot be resumed exactly; None where its batches draw from no generator."""
     if not drawn_from:
         return None
+    article = "an" if kind[0] in "aeiou" else "a"
     return (
-        f"x is a {kind} whose batches draw random numbers from {' and '.join(drawn_from)}, and they are made ahead of the "
-        "steps that use them: a resumed training cannot be exact; draw from a generator made for each batch, such as "
+        f"x is {article} {kind} whose batches draw random numbers from {' and '.join(drawn_from)}, and they are made ahead "
+        "of the steps that use them: a resumed training cannot be exact; draw from a generator made for each batch, such as "
         "numpy.random.default_rng([seed, number])."
     )
 
 
-def _numpy_state() -> Any:
-    _, words, *rest = np.random.get_state()
-    return np.asarray(words).tobytes(), rest
+def _states(held: Mapping[str, Any]) -> dict[str, bytes]:
+    """A few bytes for the state of each generator, by its name in a sentence."""
+    state = random_state.capture(held)
+    named = {"numpy.random": state["numpy"], "random": state["python"], "keras.random": state.get("keras")}
+    named["tf.random"] = [state.get("tensorflow"), state.get("tensorflow_seeds")]
+    named.update({name: text for name, text in state.get("held", {}).items() if name not in named})
+    return {name: _digest(part) for name, part in named.items()}
+
+
+def _digest(state: Any) -> bytes:
+    arrays: list[np.ndarray] = []
+    digest = hashlib.blake2b(json.dumps(encode(state, arrays, "")).encode(), digest_size=16)
+    for array in arrays:
+        digest.update(array.tobytes())
+    return digest.digest()
 
 
 def _pieces(leaf: Any) -> Iterator[bytes]:

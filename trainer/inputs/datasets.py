@@ -10,27 +10,22 @@ import tensorflow as tf
 
 from ...compat.datasets import (
     LIVE_SHUFFLE,
-    PipelineKinds,
     batch_size,
     count_shuffles,
     end_iterator,
     held_tensors,
-    kinds_of,
+    original_dataset,
     pipeline_checksum,
 )
 from .calendar import Calendar
 from .content import checksum
 from .iterator_position import load_iterator, save_iterator
+from .pipeline_state import PipelineState
 from .readers import joining_reader, map_optional, next_reader, optional_reader
 from .rows import batch_spec, concat_rows
 from .source import Chunk, Source
 
 _log = logging.getLogger("unisono")
-_IN_PARALLEL = (
-    "x is a tf.data pipeline that draws from a tf.random.Generator or a layer's seed, or writes a variable, in parallel: in "
-    "which order is another in every run, so a resumed training cannot be exact; give num_parallel_calls=None, or draw with "
-    "tf.random.stateless_* functions from a seed in the data."
-)
 
 
 class DatasetSource(Source):
@@ -73,12 +68,13 @@ class DatasetSource(Source):
             self.batch_rows = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
             if not per_worker and _is_dense(self.spec):
                 self.usual_rows = self.batch_rows or batch_size(dataset)
-        self._kinds = kinds_of(dataset)
-        # Whether the iterator of such a pipeline can be saved depends on the moment, and what it keeps is not saved with it.
-        never = self._kinds.calls_python or self._kinds.caches or self._kinds.keeps_state
-        self._saves: bool | None = False if never else None
-        if self._kinds.keeps_state and self._kinds.in_parallel:
-            self.inexact = _IN_PARALLEL
+        self._know(dataset)
+
+    def _know(self, dataset: Any) -> None:
+        """Looks at what the pipeline depends on beside its iterator."""
+        self._outside = PipelineState(dataset)
+        self._saves: bool | None = False if self._outside.never_saved else None
+        self.inexact, self.owned = self._outside.inexact, self._outside.owned
 
     usual_rows: int | None = None
     _differs_by_replica = False
@@ -165,7 +161,7 @@ class DatasetSource(Source):
 
     def state(self) -> dict[str, Any]:
         """The position after the last chunk, with the iterator's checkpoint where there can be one."""
-        state = super().state()
+        state = {**super().state(), **self._outside.state()}
         if self._iterator is not None and not self.calendar.is_over() and self.resume_by == "iterator":
             packed = self._packed()
             # A shuffle at the end of its input is not in the checkpoint, and with it the order of the next pass.
@@ -186,17 +182,18 @@ class DatasetSource(Source):
             load_iterator(self._iterator, state["iterator"])
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
             return
-        for number in range(self.calendar.passes):  # each pass that is started gives a shuffle another order
+        self._outside.restore(state)
+        over = self.calendar.is_over()
+        for number in range(
+            self.calendar.passes + over
+        ):  # each pass that is started gives a shuffle another order
             self._open()
             next(self._iterator, None)  # some parts of a pipeline start with the first element
-            # A cache holds what the whole first pass gave; a generator or a variable has gone on in every pass.
-            if self._kinds.keeps_state or (self._kinds.caches and number == 0):
+            if self._outside.draws_all or (self._outside.draws_first and number == 0):
                 for _ in self._iterator:
                     pass
-        self._open()
-        if self.calendar.is_over():
-            next(self._iterator, None)
-        else:
+        if not over:
+            self._open()
             self._skip(taken)
             _log.warning("Resumed the input by drawing and dropping %d batches.", taken)
 
@@ -235,8 +232,9 @@ class DistributedSource(DatasetSource):
         self, dataset: Any, steps_per_epoch: int | None, strategy: tf.distribute.Strategy, per_worker: bool
     ) -> None:
         self._dataset, self.per_worker = dataset, per_worker
-        self._parts, self._counted, self._saves, self._element_spec = 1, False, False, None
-        self._kinds = PipelineKinds(False, False, False, False)  # not known
+        self._parts, self._counted, self._element_spec = 1, False, None
+        self._know(original_dataset(dataset))
+        self._saves = False
         length = _length(dataset, steps_per_epoch)
         self.calendar = Calendar(steps_per_epoch, expected=None if per_worker else length)
         self._iterator = iter(dataset)

@@ -14,6 +14,7 @@ from .batches import PythonBatches, noting_place
 from .calendar import RowOrder
 from .content import checksum, drawn_ahead, notes_random_numbers
 from .feed import FedSource, Group
+from .recorded_calls import RecordedCalls, saved_calls
 from .source import Chunk
 
 ENDLESS = 2**62
@@ -46,7 +47,7 @@ class PyDatasetSource(FedSource):
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
         self._set_order(self._make_order())
         first = []
-        with notes_random_numbers() as drawn_from:
+        with notes_random_numbers(dataset) as drawn_from:
             for number in range(min(2, self.calendar.rows)):
                 with noting_place(f"batch {number} of the PyDataset"):
                     first.append(dataset[number])
@@ -55,7 +56,7 @@ class PyDatasetSource(FedSource):
         self._batches = PythonBatches(first, "PyDataset", steady)
         self.spec = self._layout = self._batches.spec
         self._inside = False
-        self._epochs_over = 0
+        self._calls = RecordedCalls(dataset)
 
     def _content(self) -> str | None:
         return self._first_checksum
@@ -74,15 +75,17 @@ class PyDatasetSource(FedSource):
         self._start_epoch()
 
     def _start_epoch(self) -> None:
-        getattr(self._dataset, "on_epoch_begin", lambda: None)()
+        self._tell("on_epoch_begin")
         self._inside = True
 
     def _end_epoch(self) -> None:
         self.close()
         if self._inside:
             self._inside = False
-            self._epochs_over += 1
-            getattr(self._dataset, "on_epoch_end", lambda: None)()
+            self._tell("on_epoch_end")
+
+    def _tell(self, hook: str, saved: list[dict[str, str]] | None = None) -> None:
+        self._calls.repeat(len(self._calls), getattr(self._dataset, hook, lambda: None), saved or [])
 
     def take(self, max_steps: int) -> Chunk | None:
         """The next chunk; at the end of the epoch the dataset is told."""
@@ -92,16 +95,19 @@ class PyDatasetSource(FedSource):
         return chunk
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position at no cost but the calls of `on_epoch_end`."""
+        """Goes to a position at no cost but the calls of `on_epoch_begin` and `on_epoch_end`."""
         self.close()
-        self._inside = False
-        while self._epochs_over < int(state["epoch"]):
-            self._start_epoch()
-            self._end_epoch()
+        saved = saved_calls(state)
+        count = 2 * int(state["epoch"]) + (int(state["step"]) > 0) if saved is None else len(saved)
+        for number in range(len(self._calls), count):
+            self._tell("on_epoch_end" if number % 2 else "on_epoch_begin", saved)
+        self._inside = count % 2 == 1
         self._set_order(self._make_order())
         super().restore(state)
-        if self.calendar.step:
-            self._start_epoch()
+
+    def state(self) -> dict[str, Any]:
+        """The position, with the calls of its hooks."""
+        return {**super().state(), "calls": self._calls.state()}
 
     def _groups(self) -> Callable[[Callable[[], bool]], Iterator[Group]]:
         return functools.partial(self._groups_from, self.calendar.copy())

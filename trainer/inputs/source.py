@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .calendar import Calendar
@@ -59,6 +59,7 @@ class Source:
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
         inexact: str or None; a sentence that says why a resumed training may get other batches.
+        owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
     """
 
     calendar: Calendar
@@ -69,6 +70,7 @@ class Source:
     resume_by: Any = "skip"
     rewinds = True
     inexact: str | None = None
+    owned: Sequence[Any] = ()
     _class_weights: ClassWeights | None = None
 
     def _read(self, steps: int) -> Chunk | None:

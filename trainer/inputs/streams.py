@@ -13,6 +13,7 @@ from .batches import PythonBatches, noting_place
 from .calendar import Calendar
 from .content import checksum, drawn_ahead, notes_random_numbers
 from .feed import FedSource, Group
+from .recorded_calls import RecordedCalls, saved_calls
 
 _log = logging.getLogger("unisono")
 
@@ -45,9 +46,10 @@ class StreamSource(FedSource):
         expected = _length(stream) if self.rewinds else None
         self.calendar = Calendar(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
         self._most_steps = steps_per_epoch
-        self._iterator: Iterator[Any] = iter(stream)
+        self._passes = RecordedCalls(stream)
+        self._iterator: Iterator[Any] = self._passes.call(lambda: iter(stream))
         self._first = list(_unread.pop(stream, ())) if _can_be_key(stream) else []
-        with notes_random_numbers() as drawn_from:
+        with notes_random_numbers(stream) as drawn_from:
             while len(self._first) < 2:
                 with noting_place(f"batch {len(self._first)} of the {kind}"):
                     item = next(self._iterator, _END)
@@ -66,7 +68,7 @@ class StreamSource(FedSource):
         return self._first_checksum
 
     def _start_pass(self) -> None:
-        self._iterator, self._first = iter(self._stream), []
+        self._iterator, self._first = self._passes.call(lambda: iter(self._stream)), []
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts an epoch: an iterator goes on where it is, an iterable starts again when its pass is over."""
@@ -99,7 +101,7 @@ class StreamSource(FedSource):
         self._stop()
         taken = int(state["taken"])
         if self.rewinds:
-            self._start_passes(int(state["passes"]))
+            self._start_passes(int(state["passes"]), saved_calls(state) or [])
         elif taken < self.calendar.taken:
             warnings.warn(
                 f"The {self._kind} cannot go back from batch {self.calendar.taken} to batch {taken}; training goes on "
@@ -114,16 +116,20 @@ class StreamSource(FedSource):
         self.calendar.restore({**state, "ended": False})
         _log.warning("Resumed the %s by drawing and dropping %d batches.", self._kind, taken)
 
-    def _start_passes(self, passes: int) -> None:
-        """Starts the passes that are over, so that an order drawn from a random generator is the one of this pass."""
-        if self.calendar.taken or self.calendar.passes > passes:
-            self._start_pass()
-            self.calendar.taken = 0
-        while self.calendar.passes < passes:
-            self.calendar.passes += 1
-            self._start_pass()
-            if self.calendar.passes < passes:
+    def _start_passes(self, passes: int, saved: list[dict[str, str]]) -> None:
+        """Starts the passes again, so that an order drawn from a random generator is the one of this pass."""
+        again = self.calendar.taken or self.calendar.passes or (saved and saved[0])
+        if again:
+            self._passes.forget()
+        for number in range(len(self._passes), passes + 1):
+            self._iterator, self._first = self._passes.repeat(number, lambda: iter(self._stream), saved), []
+            if number < passes:
                 self._next()
+        self.calendar.passes, self.calendar.taken = passes, 0
+
+    def state(self) -> dict[str, Any]:
+        """The position, with the passes that were started."""
+        return {**super().state(), "calls": self._passes.state()}
 
     def _stop(self) -> None:
         super().close()

@@ -1,0 +1,204 @@
+"""Generators of random numbers that a program holds itself, found through attributes, containers and functions.
+
+A generator of NumPy or Python may be an attribute of a layer, a value in a dict, a variable of a module or of the function
+around the one that draws. What is followed is the user's own: functions with what they close over and the globals that they
+name, objects with their attributes and methods. Libraries are not looked into.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import json
+import random
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# Where objects are not looked into: none of theirs holds what is not found otherwise.
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "numpy", "tensorflow", "unisono"} - {"__main__"})
+_MOST_ITEMS = 10_000  # of a container that is looked into: a longer one is data, such as a vocabulary
+_MOST_VISITS = 100_000
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, types.ModuleType, np.ndarray})
+_NO_HOLDERS = (type, types.ModuleType, tf.Tensor, np.ndarray)
+
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+GLOBAL_GENERATORS: dict[str, Any] = {
+    "numpy.random": np.random.get_state.__self__,  # type: ignore[attr-defined]
+    "random": random.getstate.__self__,  # type: ignore[attr-defined]
+}
+"""NumPy's legacy generator and Python's, which are in every backup."""
+
+_DRAWING = {
+    name: frozenset(
+        each
+        for each in dir(module)
+        if getattr(getattr(module, each), "__self__", None) is GLOBAL_GENERATORS[name]
+    )
+    for name, module in (("numpy.random", np.random), ("random", random))
+}
+
+
+def found_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """The generators of NumPy and Python that are reached from `roots`, by the way to each: the same in every process.
+
+    The global ones are found under their names where a function draws from them.
+    """
+    known = {id(generator): name for name, generator in GLOBAL_GENERATORS.items()}
+    return {
+        known.get(id(leaf), path): leaf
+        for path, leaf in reached(roots, GENERATORS)
+        if not isinstance(leaf, random.SystemRandom)
+    }
+
+
+def reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """The objects of these kinds that are reached from `roots`, each once, with the way to it, in a fixed order."""
+    waiting = list(roots.items())[::-1]
+    seen: dict[
+        int, Any
+    ] = {}  # with the objects, so that no other one is given the number of one that is gone
+    while waiting and len(seen) < _MOST_VISITS:
+        path, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        leaf = isinstance(value, kinds)
+        parts = [] if leaf else list(_parts(value))
+        if not leaf and (not parts or len(parts) > _MOST_ITEMS):
+            continue
+        seen[id(value)] = value
+        if leaf:
+            yield path, value
+        waiting += [(f"{path}{name}", part) for name, part in parts[::-1] if type(part) not in _PLAIN]
+
+
+def text_of(generator: Any) -> str:
+    """The state of a generator of NumPy or Python."""
+    if isinstance(generator, random.Random):
+        return json.dumps(generator.getstate())
+    legacy = isinstance(generator, np.random.RandomState)
+    state = generator.get_state(legacy=False) if legacy else generator.bit_generator.state
+    return json.dumps(state, default=lambda value: value.tolist())
+
+
+def set_from_text(generator: Any, text: str) -> None:
+    """Restores what `text_of` gave.
+
+    Raises:
+        ValueError: it is the state of another kind of generator.
+    """
+    state = json.loads(text)
+    try:
+        if isinstance(generator, random.Random):
+            version, words, gauss = state
+            generator.setstate((version, tuple(words), gauss))
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(_with_arrays(state))
+        else:
+            generator.bit_generator.state = _with_arrays(state)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"a saved state fits no {type(generator).__name__}: {error}") from error
+
+
+def _with_arrays(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _with_arrays(item) for key, item in state.items()}
+    return np.asarray(state, np.uint64) if isinstance(state, list) else state
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """What a value is made of, with the words that lead there."""
+    if isinstance(
+        value, dict | types.MappingProxyType
+    ):  # another mapping may open files where it is asked for items
+        few = len(value) <= _MOST_ITEMS
+        return [(f"[{key!r}]", value[key]) for key in sorted(value, key=str)] if few else ()
+    if isinstance(value, list | tuple | collections.deque):
+        return [(f"[{i}]", item) for i, item in enumerate(value)] if len(value) <= _MOST_ITEMS else ()
+    if isinstance(value, functools.partial):
+        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        own = [(".__func__", value.__func__)] if isinstance(value, types.MethodType) else []
+        return [(".__self__", value.__self__), *own]
+    if isinstance(value, types.FunctionType):
+        return _parts_of_function(value) if _is_of_user(value.__module__) else ()
+    if isinstance(value, tf.types.experimental.PolymorphicFunction):
+        return [("", getattr(value, "python_function", None))]
+    if (
+        hasattr(value, "__dict__")
+        and not isinstance(value, _NO_HOLDERS)
+        and _is_of_user(type(value).__module__)
+    ):
+        return [*((f".{name}", part) for name, part in sorted(vars(value).items())), *_methods(type(value))]
+    return ()
+
+
+def _methods(cls: type) -> Iterator[tuple[str, Any]]:
+    for base in cls.__mro__:
+        if _is_of_user(base.__module__):
+            for name, member in sorted(vars(base).items()):
+                member = getattr(member, "__func__", getattr(member, "fget", member))
+                if isinstance(member, types.FunctionType):
+                    yield f".{name}", member
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield f" {name}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield " defaults", (function.__defaults__, function.__kwdefaults__)
+    chains = list(_chains(function.__code__))
+    for name in sorted({chain[0] for chain in chains}):
+        value = function.__globals__.get(name, sys.modules.get(name) if name in ("numpy", "random") else None)
+        if value is np or value is np.random or value is random:
+            ends = {chain[1:] for chain in chains if chain[0] == name}
+            if "ag__" in function.__code__.co_freevars:  # made by AutoGraph, which breaks every chain
+                names = {each for chain in chains for each in chain}
+                ends = {("random", each) if value is np and "random" in names else (each,) for each in names}
+            yield from _global_generators(value, ends)
+        elif isinstance(value, types.ModuleType):
+            if _is_of_user(value.__name__):
+                used = {chain[1] for chain in chains if chain[0] == name and len(chain) > 1}
+                yield from (
+                    (f" {name}.{each}", vars(value)[each]) for each in sorted(used & vars(value).keys())
+                )
+        elif value is not None:
+            yield f" {name}", value
+
+
+def _global_generators(module: types.ModuleType, ends: set[tuple[str, ...]]) -> Iterator[tuple[str, Any]]:
+    """NumPy's or Python's global generator, if `ends`, what follows the module's name, draws from it."""
+    kind = "random" if module is random else "numpy.random"
+    if module is np:
+        ends = {end[1:] for end in ends if end[:1] == ("random",)}
+    if any(end and end[0] in _DRAWING[kind] for end in ends):
+        yield f" {kind}", GLOBAL_GENERATORS[kind]
+
+
+def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """Names with the attributes that follow them, such as `("np", "random", "rand")`."""
+    chain: tuple[str, ...] = ()
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain = (*chain, each.argval)
+        elif each.opname.startswith("LOAD_") and isinstance(each.argval, str):
+            if chain:
+                yield chain
+            chain = (each.argval,)
+    if chain:
+        yield chain
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _chains(constant)
+
+
+def _is_of_user(module: str | None) -> bool:
+    """Whether neither Python nor one of the libraries that are known defines it."""
+    return (module or "").partition(".")[0] not in _LIBRARIES

@@ -1,0 +1,129 @@
+"""What the transformations of a `tf.data.Dataset` do, as far as its position depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.data.ops.dataset_ops import DatasetV2
+from tensorflow.python.ops.script_ops import _py_funcs
+
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_STATE = ("Assign", "Rng", "StatefulUniform", "StatefulStandard", "StatefulTruncated", "StatefulRandom")
+_DRAWING = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted")
+# What starts its inputs with its own first element, and once in a pass.
+_STARTS_ONCE = (
+    "Map",
+    "Filter",
+    "Batch",
+    "Padded",
+    "Prefetch",
+    "Take",
+    "Skip",
+    "Options",
+    "Shuffle",
+    "Shard",
+    "Zip",
+    "Unbatch",
+)
+
+
+class Transformation(NamedTuple):
+    """One step of a pipeline, with the operations of all of its functions."""
+
+    name: str
+    operations: frozenset[str]
+    python: tuple[Callable[..., Any], ...]  # the functions of the user that it calls
+    variables: tuple[tf.Variable, ...]  # that its functions use
+    unseeded: bool  # it draws from a seed that is another in every process
+    over_shuffle: bool  # something before it gives another order in every pass
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether it calls Python."""
+        return not self.operations.isdisjoint(_PYTHON)
+
+    @property
+    def caches(self) -> bool:
+        """Whether it keeps what the first pass gave."""
+        return self.name == "CacheDataset" or any(name.startswith("CacheDataset") for name in self.operations)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it draws from a generator or writes a variable that outlives a pass."""
+        return any(name.startswith(_STATE) for name in self.operations)
+
+    @property
+    def forgets_order(self) -> bool:
+        """Whether the checkpoint of an iterator lacks what the order of the next pass depends on, beside shuffles."""
+        return self.name == "_RandomDataset"
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws from random operations, which begin anew with every pass."""
+        return any(name.startswith(_DRAWING) for name in self.operations)
+
+    @property
+    def restarts_shuffles(self) -> bool:
+        """Whether it may start a shuffle later than with its first element, or more than once in a pass."""
+        name = self.name.removeprefix("_").removeprefix("Parallel")
+        later = self.over_shuffle and not name.startswith(_STARTS_ONCE)
+        return later or any(_gives_new_order(name) for name in self.operations)
+
+    @property
+    def in_parallel(self) -> bool:
+        """Whether its functions run in an order that differs from run to run."""
+        return "Parallel" in self.name
+
+
+def transformations(dataset: Any) -> Iterator[Transformation]:
+    """Every step of a pipeline, the last first. Nothing is run."""
+    nodes, variables = [], []
+    for function in dataset._functions():
+        graph = function.function.graph
+        definition = graph.as_graph_def()
+        nodes += [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+        variables += graph.variables
+    # In the order in which the program has made them: that of a graph's functions is another in every process.
+    tokens = {node.attr["token"].s for node in nodes if node.op in _PYTHON}
+    called = [each for token in sorted(tokens, key=lambda t: (len(t), t)) for each in _called_by(token)]
+    python = {id(function): function for function in called}.values()
+    seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
+    unseeded = type(dataset).__name__ == "_ShuffleDataset" and seeds == [0, 0]
+    unseeded |= any(
+        node.op.startswith(_DRAWING) and node.attr["seed"].i == node.attr["seed2"].i == 0 for node in nodes
+    )
+    before = [each for part in dataset._inputs() for each in transformations(part)]
+    yield Transformation(
+        type(dataset).__name__,
+        frozenset(node.op for node in nodes),
+        tuple(python),
+        tuple(variables),
+        unseeded,
+        over_shuffle=any(_gives_new_order(each.name) for each in before),
+    )
+    yield from before
+
+
+def _gives_new_order(name: str) -> bool:
+    return name.lstrip("_").startswith(("ShuffleDataset", "RandomDataset"))
+
+
+def is_deterministic(dataset: tf.data.Dataset) -> bool:
+    """Whether the options of a pipeline leave its order alone."""
+    return dataset.options().deterministic is not False
+
+
+def _called_by(token: bytes) -> Iterator[Callable[..., Any]]:
+    """The user's function behind an operation that calls Python."""
+    function = _py_funcs.get(token.decode())
+    function = getattr(function, "_func", function)  # of an EagerFunc
+    if function is None:
+        return
+    if not function.__module__.startswith("tensorflow."):
+        yield function
+    for cell in getattr(function, "__closure__", None) or ():
+        owner = getattr(cell.cell_contents, "__self__", None)
+        if isinstance(owner, DatasetV2._GeneratorState):
+            yield owner._generator

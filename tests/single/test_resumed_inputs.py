@@ -1,0 +1,118 @@
+"""Fits whose input draws from generators that layers, callbacks and the program hold, stopped and resumed here."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import resumed_inputs
+import tensorflow as tf
+
+import unisono
+from unisono import callbacks
+
+
+class Stop(Exception):
+    """The interruption."""
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, nth):
+        super().__init__()
+        self.left = nth
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise Stop
+
+
+def slowly_from_numpy():
+    """Draws from NumPy's global generator for each row, ahead of the steps, and takes its time."""
+
+    def draw(row):
+        time.sleep(0.001)
+        return row + np.random.normal()
+
+    return resumed_inputs.ready(resumed_inputs.called(draw))
+
+
+def trained(make, *extra, validation=None, steps=None):
+    resumed_inputs.fresh()
+    x = make()
+    model = resumed_inputs.drawing_model()
+    data = {} if validation is None else {"validation_data": validation(), "validation_steps": steps}
+    history = model.fit(x, epochs=3, verbose=0, callbacks=[resumed_inputs.Drawing(), *extra], **data)
+    return [weight.tobytes() for weight in model.get_weights()], history.history
+
+
+@pytest.mark.parametrize(
+    ("make", "validation", "steps"),
+    [
+        (slowly_from_numpy, None, None),
+        (resumed_inputs.global_generator, resumed_inputs.shuffled, 3),
+        (resumed_inputs.pydataset_shuffles_itself, resumed_inputs.pydataset_own_shuffle, 3),
+        (resumed_inputs.iterable_global_shuffle, resumed_inputs.numpy_in_py_function, None),
+    ],
+)
+def test_resumed_fit_ends_with_the_same_bits(make, validation, steps, tmp_path, recwarn):
+    data = {"validation": validation, "steps": steps}
+    expected = trained(make, **data)
+    with pytest.raises(Stop):
+        trained(make, callbacks.BackupAndRestore(tmp_path, save_freq=1), StopAt(14), **data)
+    assert trained(make, callbacks.BackupAndRestore(tmp_path, save_freq=1), **data) == expected
+    assert not [warning for warning in recwarn if "cannot be exact" in str(warning.message)]
+
+
+def test_generator_that_input_and_callback_draw_from_is_named(tmp_path):
+    shared = np.random.default_rng(1)
+    x = resumed_inputs.ready(resumed_inputs.called(lambda row: row + shared.normal()))
+    model = resumed_inputs.drawing_model()
+    given = [Sharing(shared), callbacks.BackupAndRestore(tmp_path)]
+    with pytest.warns(
+        UserWarning, match=r"x and a callback draw from the same random numbers .* cannot be exact"
+    ):
+        model.fit(x, verbose=0, callbacks=given)
+    validation = resumed_inputs.ready(
+        resumed_inputs.slices().shuffle(9).map(tf.identity, num_parallel_calls=2)
+    )
+    options = tf.data.Options()
+    options.deterministic = False
+    with pytest.warns(
+        UserWarning, match=r"validation_data is a tf.data pipeline with options\(\).deterministic=False"
+    ):
+        model.fit(
+            resumed_inputs.shuffled(),
+            validation_data=validation.with_options(options),
+            verbose=0,
+            callbacks=[callbacks.BackupAndRestore(tmp_path)],
+        )
+    with pytest.warns(UserWarning, match=r"validation_steps \(3\) ends each pass while it is read ahead"):
+        model.fit(
+            resumed_inputs.shuffled(),
+            validation_data=resumed_inputs.numpy_in_py_function(),
+            validation_steps=3,
+            verbose=0,
+            callbacks=[callbacks.BackupAndRestore(tmp_path)],
+        )
+
+
+class Sharing(keras.callbacks.Callback):
+    def __init__(self, rng):
+        super().__init__()
+        self.rng = rng
+
+
+def test_operation_whose_state_cannot_be_saved_is_named(tmp_path):
+    layers = [
+        keras.Input((3,)),
+        keras.layers.Lambda(lambda x: x + tf.random.uniform([])),
+        keras.layers.Dense(1),
+    ]
+    model = unisono.Sequential(layers)
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((8, 3), "float32")
+    with pytest.warns(
+        UserWarning, match=r"random_uniform/RandomUniform\): a resumed training cannot be exact"
+    ):
+        model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[callbacks.BackupAndRestore(tmp_path)])

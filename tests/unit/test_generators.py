@@ -1,0 +1,130 @@
+"""Generators of random numbers are found where programs keep them, and their states come back to the bit."""
+
+import functools
+import json
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from unisono.callbacks.backup import random_state
+from unisono.callbacks.backup.generators import (
+    GLOBAL_GENERATORS,
+    found_generators,
+    reached,
+    set_from_text,
+    text_of,
+)
+
+OF_THE_MODULE = np.random.default_rng(1)
+NUMPY, PYTHON = GLOBAL_GENERATORS["numpy.random"], GLOBAL_GENERATORS["random"]
+
+
+class Holder:
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+    def draw(self):
+        return OF_THE_MODULE.normal()
+
+
+class Plain:
+    def draw(self):
+        return np.random.default_rng(3).normal()
+
+
+def closure(generator):
+    return lambda: generator.normal()
+
+
+def draws_globally(size):
+    def within():
+        return np.random.rand(size) + random.gauss(0, 1)
+
+    return within()
+
+
+def finds_module():
+    import random
+
+    return random.random()
+
+
+OWN = np.random.default_rng(2)
+
+
+@pytest.mark.parametrize(
+    ("root", "expected"),
+    [
+        ({"a": [1, {"b": OWN}]}, [OWN]),
+        (Holder(rng=OWN), [OWN, OF_THE_MODULE]),
+        (Holder(rng=OWN).draw, [OWN, OF_THE_MODULE]),
+        (closure(OWN), [OWN]),
+        (functools.partial(closure(OWN), 3), [OWN]),
+        (OWN.normal, [OWN]),
+        (draws_globally, [NUMPY, PYTHON]),
+        (np.random.rand, [NUMPY]),
+        (finds_module, [PYTHON]),
+        (Plain(), []),
+        (random.SystemRandom(), []),
+        (tf.function(closure(OWN)), [OWN]),
+        (keras.layers.Dense(1), []),
+    ],
+)
+def test_generators_are_found(root, expected):
+    found = found_generators({"root": root})
+    assert {id(each) for each in found.values()} == {id(each) for each in expected}
+    assert list(found) == list(found_generators({"root": root}))
+    for name, generator in GLOBAL_GENERATORS.items():
+        assert (name in found) == (generator in expected)
+
+
+def test_walk_ends_in_circles_and_passes_over_what_is_large():
+    circle = Holder(rng=OWN)
+    circle.itself = [circle]
+    large = Holder(words=list(range(20_000)), more=circle)
+    assert [leaf for _, leaf in reached({"": large}, (np.random.Generator,))] == [OWN, OF_THE_MODULE]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.random.default_rng(1),
+        lambda: np.random.Generator(np.random.MT19937(1)),
+        lambda: np.random.Generator(np.random.Philox(1)),
+        lambda: np.random.Generator(np.random.SFC64(1)),
+        lambda: np.random.RandomState(1),
+        lambda: random.Random(1),
+    ],
+)
+def test_state_comes_back_to_the_bit(make):
+    def numbers(generator):
+        if isinstance(generator, random.Random):
+            return [generator.gauss(0, 1) for _ in range(5)]
+        return [generator.normal(), *generator.random(3).tolist(), float(generator.standard_normal(dtype=np.float32))] \
+            if isinstance(generator, np.random.Generator) else generator.normal(size=5).tolist()  # fmt: skip
+
+    generator = make()
+    numbers(generator)
+    saved = text_of(generator)
+    expected = numbers(generator)
+    other = make()
+    set_from_text(other, saved)
+    assert numbers(other) == expected
+    with pytest.raises(ValueError, match="fits no"):
+        set_from_text(
+            other, json.dumps({"bit_generator": "other"}) if not isinstance(other, random.Random) else "[]"
+        )
+
+
+def test_held_generators_are_part_of_the_random_state_and_those_of_the_input_are_left():
+    held = {"a": np.random.default_rng(1), "b": np.random.default_rng(2)}
+    saved = random_state.capture(held)
+    random_state.check(saved)
+    expected = held["a"].normal()
+    left, global_draw = held["b"].normal(), np.random.rand()
+    random_state.restore(saved, held, owned=[held["b"], NUMPY])
+    assert held["a"].normal() == expected
+    assert held["b"].normal() != left and np.random.rand() != global_draw
