@@ -21,6 +21,10 @@ from typing import Any
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+_TRIED = (
+    "net",
+    "user",
+)  # a network namespace of its own right, then one that a user namespace gives the right to
 
 NO_NAME = (
     "Temporary failure in name resolution",
@@ -129,8 +133,9 @@ def _hold(tell: int, wait: int, leave: int) -> None:
 def _make() -> str:
     """Makes the namespaces, of the network alone where this process may; "net" or "user"."""
     libc = ctypes.CDLL(None, use_errno=True)
-    kind = "net"
-    if libc.unshare(_NEW_NET):
+    if "net" in _TRIED and libc.unshare(_NEW_NET) == 0:
+        kind = "net"
+    else:
         kind, user, group = "user", os.geteuid(), os.getegid()
         _checked(libc.unshare(_NEW_USER | _NEW_NET), "unshare")
         with contextlib.suppress(FileNotFoundError):

@@ -22,8 +22,10 @@ else:
 """
 
 
-@pytest.fixture
-def network():
+@pytest.fixture(params=["net", "user"])
+def network(request, monkeypatch):
+    """Made with the privilege to do so, if this process has it, and without."""
+    monkeypatch.setattr(network_module, "_TRIED", (request.param,))
     try:
         made = PrivateNetwork()
     except OSError as error:
