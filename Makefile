@@ -24,7 +24,7 @@ demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
 check test pytest: export CUDA_VISIBLE_DEVICES =
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format --check .
@@ -38,7 +38,9 @@ check: lint
 test: $(BIN)/unisono-dev.stamp
 	$(MAKE) --jobs 2 lint pytest
 
+# Python compiles TensorFlow when it is first imported: here once, and not in all test processes at the same time.
 pytest: $(BIN)/unisono-dev.stamp
+	$(BIN)/python -c "import unisono.trainer" 2>/dev/null
 	$(PYTEST) tests
 
 format: $(BIN)/unisono-dev.stamp

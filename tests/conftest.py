@@ -12,7 +12,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell sta
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-from forked import Forked
+from forked import Forked, use_grappler
 
 
 def pytest_configure(config):
@@ -37,17 +37,26 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is there now stays: the collector need not look at the million objects of TensorFlow and Keras again."""
+    """What is there now stays: the collector need not look at the million objects of TensorFlow and Keras again.
+
+    What tests make is collected after every ten fits or so. Graphs are circles of 20,000 objects each, and hold megabytes.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(20_000, 5, 2)
 
 
 @pytest.fixture(autouse=True)
-def clean_keras_state():
-    """Every test starts with Keras' own defaults and seeds, and leaves none of its own behind."""
+def clean_keras_state(request):
+    """Every test starts with Keras' own defaults and seeds, and leaves none of its own behind.
+
+    Grappler is at work in the tests of `tests/fuzz`, which compare whole programs, and in those marked `grappler`.
+    """
     import keras
 
+    use_grappler(
+        request.path.parent.name == "fuzz" or request.node.get_closest_marker("grappler") is not None
+    )
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     yield

@@ -21,7 +21,13 @@ ROOT = HERE.parent.parent
 FOLDERS = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
 PROGRAM = HERE / "typed_program.py"
 NOT_OURS = ("PYTHONPATH", "TF_CONFIG")  # an import must find what is installed
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("pyright") is None, reason="needs pyright: pip install '.[dev]'"
+    ),
+]
 
 
 def run(*command, folder, status=0):
@@ -67,14 +73,24 @@ def installed(folder, *what):
     return python
 
 
-@pytest.fixture(scope="module")
-def python(request, clone, released, tmp_path_factory):
-    """The Python of an environment with Unisono, installed in the way that the test names."""
-    what = ("--editable", clone) if request.param == "editable" else released.glob("*.whl")
-    return installed(tmp_path_factory.mktemp(request.param), *what)
+# What is installed is expensive to make: one test for each way checks all of it.
 
 
-def test_sdist_and_wheel_hold_every_module_once(clone, released):
+def test_editable_installation_is_whole_for_python_and_type_checkers(clone, tmp_path):
+    python = installed(tmp_path / "environment", "--editable", clone)
+    check_types(python, tmp_path)
+    check_programs(python, clone, tmp_path)
+
+
+def test_wheel_and_sdist_are_whole_for_python_and_type_checkers(clone, released, tmp_path):
+    check_archives(clone, released)
+    python = installed(tmp_path / "environment", *released.glob("*.whl"))
+    check_types(python, tmp_path)
+    check_programs(python, clone, tmp_path)
+
+
+def check_archives(clone, released):
+    """The sdist and the wheel hold every module once."""
     inside = [
         path for name in FOLDERS for path in (clone / name).rglob("*.py*") if path.suffix in (".py", ".pyi")
     ]
@@ -89,9 +105,6 @@ def test_sdist_and_wheel_hold_every_module_once(clone, released):
     assert collections.Counter(n for n in names if re.search(r"\.pyi?$|py\.typed$", n)) == expected
 
 
-both = pytest.mark.parametrize("python", ["editable", "wheel"], indirect=True)
-
-
 def errors_expected():
     """Line: a part of the message, of what `PROGRAM` says in comments."""
     lines = enumerate(PROGRAM.read_text(encoding="utf-8").splitlines())
@@ -99,10 +112,8 @@ def errors_expected():
     return {number: said.partition("  #")[0] for number, said in marked.items() if said}
 
 
-@both
-def test_type_checker_knows_what_a_program_uses(python, tmp_path):
-    if importlib.util.find_spec("pyright") is None:
-        pytest.skip("needs pyright: pip install '.[dev]'")
+def check_types(python, tmp_path):
+    """A type checker knows what a program uses."""
     shutil.copy(PROGRAM, tmp_path)
     check = (sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, PROGRAM.name)
     found = json.loads(run(*check, folder=tmp_path, status=1))["generalDiagnostics"]
@@ -112,13 +123,18 @@ def test_type_checker_knows_what_a_program_uses(python, tmp_path):
     assert not [(said, reported[line]) for line, said in expected.items() if said not in reported[line]]
 
 
-@both
-def test_program_and_command_run_in_the_clone_and_outside(python, clone, tmp_path):
-    program = "import unisono\nprint(unisono.installed_here, unisono.distribute, unisono.commands.COMMANDS)\n"
+def check_programs(python, clone, tmp_path):
+    """A program and a command run in the clone and outside."""
+    program = """
+import unisono
+import unisono.commands
+
+unisono.Model, unisono.optimizers.Adam
+print(unisono.installed_here, unisono.distribute, unisono.commands.COMMANDS)
+"""
     for folder in (clone, tmp_path):
-        (folder / "program.py").write_text(program.replace("\n", "\nimport unisono.commands\n", 1))
+        (folder / "program.py").write_text(program)
         assert run(python, "program.py", folder=folder).startswith("True <module 'unisono.distribute' from")
         assert "usage: python -m unisono doctor" in run(
             python, "-m", "unisono", "doctor", "--help", folder=folder
         )
-    run(python, "-c", "import unisono; unisono.Model, unisono.optimizers.Adam", folder=clone)

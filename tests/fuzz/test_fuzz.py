@@ -19,8 +19,8 @@ from tests.fuzz.parts.losses import OWN, across
 from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, takes_long
 from tests.fuzz.shrink import shrink
 
-# Cases in a block, and blocks, which the processes of pytest share: as many as two cores check in two minutes.
-SIZE, BLOCKS = 10, 7
+# Cases in a block, and blocks, which the processes of pytest share: as many as two cores check in a minute or so.
+SIZE, BLOCKS = 5, 8
 
 
 def _is_quick(case: Case) -> bool:

@@ -16,6 +16,8 @@ import tensorflow as tf
 import unisono
 from unisono import optimizers
 
+pytestmark = pytest.mark.grappler  # what sorts the terms
+
 STEPS = 3
 NAMES = sorted(
     name

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 import unisono
 
+pytestmark = pytest.mark.grappler  # what a step costs users
+
 REPLICAS = 2
 
 

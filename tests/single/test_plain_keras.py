@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+pytestmark = pytest.mark.grappler  # bits of what users run
+
 PLAIN = """
 import keras, numpy as np, tensorflow as tf
 

@@ -15,6 +15,8 @@ from unisono.trainer.run import xla_choice
 from unisono.trainer.run.compiled import GRAPH, XLA
 from unisono.trainer.run.xla_choice import Measured, XlaChoice
 
+pytestmark = pytest.mark.grappler  # what is measured and chosen for users
+
 ROWS, BATCH, EPOCHS = 70, 8, 20
 STEPS = 9 * EPOCHS  # the last of each epoch has six rows
 RANDOM = np.random.default_rng(0)
