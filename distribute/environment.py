@@ -8,23 +8,29 @@ TIMEOUT = "UNISONO_TIMEOUT"
 REPLICAS_PER_WORKER = "UNISONO_REPLICAS_PER_WORKER"
 STAGES = "UNISONO_STAGES"
 RESTART = "UNISONO_RESTART"
+RECORDS = "UNISONO_RECORDS"
+RUN = "UNISONO_RUN"
 
 DEFAULT_TIMEOUT = 60.0
+LONGEST_TIMEOUT = 1e6  # 11 days; what waits for longer than the system can count fails elsewhere
 
 
 def peer_timeout() -> float:
     """Seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60.
 
     Raises:
-        ValueError: the variable is not a number of at least 1.
+        ValueError: the variable is not a number from 1 to 1,000,000.
     """
     text = os.environ.get(TIMEOUT) or str(DEFAULT_TIMEOUT)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not seconds >= 1:
-        raise ValueError(f"{TIMEOUT} must be a number of seconds of at least 1. Received: {text!r}")
+    if not 1 <= seconds <= LONGEST_TIMEOUT:
+        raise ValueError(
+            f"{TIMEOUT} must be a number of seconds from 1 to {LONGEST_TIMEOUT:,.0f}. Received: {text!r}. "
+            f"Give one, or unset it for {DEFAULT_TIMEOUT:g} s."
+        )
     return seconds
 
 

@@ -1,4 +1,8 @@
-"""No process is left behind: a small process that ends the workers when the launcher itself is killed."""
+"""No process is left behind: the launcher works in a child, and whichever of the two is killed, the other ends what is left.
+
+Both are subreapers (Linux): a process that a worker started and left, also one in a session of its own, becomes a child of
+the one or the other, and is found and ended there. Elsewhere process groups are ended; what left its group is not found.
+"""
 
 from __future__ import annotations
 
@@ -7,88 +11,124 @@ import ctypes
 import os
 import signal
 import sys
+import time
+import traceback
+from collections.abc import Callable
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_LONGEST_SWEEP = 10.0
+_PAUSE = 0.01
 
 
-class Guard:
-    """Watches over process groups; kills those that are left when the launcher dies, however it dies.
+def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
+    """Runs `work` in a child process with a session of its own, and returns its status once nothing is left.
 
-    It is a fork of the launcher that reads a pipe: the end of the pipe is the end of the launcher. It owns no worker and
-    decides nothing while the launcher lives. Start it before any thread.
+    Signals are passed on to the child. It must be called before there is any thread.
+
+    Args:
+        work: `work(deserted)` returns an exit status; once `deserted()` says that this process was killed, it is to end.
     """
-
-    def __init__(self) -> None:
-        read, self._write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._write)
-            _watch(read)
-        os.close(read)
-
-    def add(self, group: int) -> None:
-        """Puts a process group under guard."""
-        os.write(self._write, b"+%d\n" % group)
-
-    def remove(self, group: int) -> None:
-        """Removes a group that has ended: its number may be given to another process."""
-        os.write(self._write, b"-%d\n" % group)
-
-    def close(self) -> None:
-        """Ends the guard, and whatever it still guards."""
-        os.close(self._write)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _work(work, guard)
+    old = {number: signal.signal(number, lambda number, _: _send(child, number)) for number in PASSED_ON}
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    end_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
-def _watch(read: int) -> None:
-    """The life of the guard's process."""
-    os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    silence = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(silence, standard)  # the launcher's own reader must not wait for us
-    groups: set[int] = set()
-    with os.fdopen(read, "rb") as orders:
-        for order in orders:
-            group = int(order[1:])
-            (groups.add if order[:1] == b"+" else groups.discard)(group)
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-    os._exit(0)
+def _work(work: Callable[[Callable[[], bool]], int], guard: int) -> None:
+    """The life of the child."""
+
+    def deserted() -> bool:
+        return os.getppid() != guard
+
+    code = 70
+    try:
+        os.setsid()  # what a terminal sends comes to the guard alone, which passes it on
+        _control(_PR_SET_CHILD_SUBREAPER, 1)
+        _control(_PR_SET_PDEATHSIG, int(signal.SIGUSR1))  # wakes it from whatever it waits for
+        code = work(deserted)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            end_descendants()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def die_with_parent() -> None:
-    """In a child, before it runs its program: the kernel kills it when the launcher dies (Linux; elsewhere nothing).
+    """In a child, before it runs its program: the kernel kills it when the launcher dies (Linux; elsewhere nothing)."""
+    _control(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
-    Source: prctl(2), PR_SET_PDEATHSIG.
-    """
+
+def end_descendants() -> None:
+    """Kills the children of this process, and theirs as they become children of this one, until none is left."""
+    until = time.monotonic() + _LONGEST_SWEEP
+    while (found := children()) and time.monotonic() < until:
+        for pid in found:
+            _send(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_PAUSE)
+
+
+def bury_orphans(mine: set[int]) -> None:
+    """Takes note of the end of processes that workers had started and left; those in `mine` are waited for elsewhere."""
+    if not hasattr(os, "waitid"):
+        return
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in mine:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def children() -> list[int]:
+    """The children of this process (Linux; elsewhere [])."""
+    me = os.getpid()
+    return [pid for pid, (_, parent) in _processes().items() if parent == me]
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as proc(5) has it: "T" is stopped by a signal; "" where that is not known."""
+    found = _stat(str(pid))
+    return "" if found is None else found[0]
+
+
+def _processes() -> dict[int, tuple[str, int]]:
+    if not os.path.isdir("/proc/self"):
+        return {}
+    names = [name for name in os.listdir("/proc") if name.isdigit()]
+    return {int(name): found for name in names if (found := _stat(name)) is not None}
+
+
+def _stat(name: str) -> tuple[str, int] | None:
+    try:
+        with open(f"/proc/{name}/stat", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0], int(fields[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _control(option: int, value: int) -> None:
+    """prctl(2), on Linux."""
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of the orphans among its descendants, so that it can find and end them (Linux).
-
-    Source: prctl(2), PR_SET_CHILD_SUBREAPER.
-    """
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-
-
-def orphans(known: set[int]) -> list[int]:
-    """Children of this process that are not `known`: what workers started and left behind (Linux; elsewhere [])."""
-    me, found = str(os.getpid()), []
-    if not os.path.isdir("/proc"):
-        return []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in known:
-            continue
-        try:
-            with open(f"/proc/{name}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[1] == me:
-            found.append(int(name))
-    return found
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -6,35 +6,37 @@ Nothing here imports TensorFlow, so that the launcher starts at once and takes n
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .guard import Guard, adopt_orphans
+from .guard import PASSED_ON, end_descendants, guarded
 from .network import NO_NAME, PrivateNetwork, make_network
-from .processes import Failure, Processes, how_it_ended
-from .tasks import Layout, plan
+from .output import plain
+from .processes import Processes
+from .restarts import Restarts
+from .tasks import Layout, Task, plan
+from .verdict import Verdict, how_it_ended, judge
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AFTER_FAILURE = 5.0
+_AFTER_FAILURE = 3.0  # seconds that the others have for ending
+_SETTLE = 3.0  # seconds in which what failed may end, and tell what it knows, before it is judged
 _PORT_RETRIES = 3
-_SETTLE = 12.0
-_CONSEQUENCE = (
-    "Collective ops is aborted by",
-    "lost contact with worker",
-    "failed to connect to all addresses",
-)
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
+_WRONG_ARGUMENT = 2
+_MOST_OTHERS = 8
 
 
 class Launcher:
     """Runs a script on every worker until all are done.
 
-    It owns the calendar of attempts: which failure is reported, whether there is another attempt, how long ending may
-    take. `Processes` knows what a process is and how it ends.
+    It owns the calendar of attempts: when one is over, whether there is another, how long ending may take. `Processes` knows
+    what a process is and how it ends, `judge` which one failed, `Restarts` whether to try again.
 
     Args:
         script: path of the script and its arguments.
@@ -56,111 +58,155 @@ class Launcher:
         network: str = "own",
     ) -> None:
         self._script, self._layout = list(script), layout
-        self._restarts, self._log_dir, self._grace = restarts, log_dir, grace
+        self._most_restarts, self._log_dir, self._grace = restarts, log_dir, grace
+        self._restarts = Restarts(restarts)
         self._wanted_network = network
         self._network: PrivateNetwork | None = None
         self._signals: list[int] = []
         self._stopping: int | None = None
+        self._deserted: Callable[[], bool] = bool
+        self._records = Path()
 
     def run(self) -> int:
-        """Runs to the end.
+        """Runs to the end. Context: no thread has been started.
 
         Returns:
             0 when every script ended with 0; else the exit status of the one that failed first (128 + the signal
-            where a signal ended it), or 128 + the signal that ended the launcher.
+            where a signal ended it, 1 where it had not failed by its status), or 128 + the signal that ended the
+            launcher; 2 if the machine has too few GPUs.
         """
-        adopt_orphans()
-        guard = Guard()
+        with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
+            self._records = Path(records)
+            return guarded(self._run)
+
+    def _run(self, deserted: Callable[[], bool]) -> int:
+        self._deserted = deserted
         self._network, sentence = make_network(self._wanted_network)
         if sentence:
             _say(sentence)
         try:
             with self._listening():
-                return self._attempts(guard)
+                return self._attempts()
+        except ValueError as error:
+            print(f"unisono launch: {error}", file=sys.stderr)
+            return _WRONG_ARGUMENT
         finally:
-            guard.close()
             if self._network is not None:
                 self._network.close()
 
-    def _attempts(self, guard: Guard) -> int:
+    def _attempts(self) -> int:
         attempt, port_retries = 0, _PORT_RETRIES
         while True:
-            processes = Processes(
-                plan(self._layout, self._script), guard, self._log_dir, attempt, self._network
-            )
+            tasks = plan(self._layout, self._script)
+            processes = Processes(tasks, self._records, self._log_dir, attempt, self._network)
+            verdicts: list[Verdict] = []
             try:
-                failure = self._watch(processes)
+                verdicts = self._watch(processes)
             finally:
+                for verdict in verdicts:
+                    if verdict.hangs:
+                        processes.kill(verdict.name)
                 processes.end(_AFTER_FAILURE if self._stopping is None else 0.0)
-            if failure is None:
+            if not verdicts:
                 return 0
-            self._report(failure)
+            first = verdicts[0]
+            self._report(verdicts, processes)
             if self._stopping is not None:
                 return 128 + self._stopping
-            if _shows(failure, _PORT_TAKEN) and port_retries:
+            if port_retries and _shows(processes, first, _PORT_TAKEN):
                 port_retries -= 1
                 _say("another program took the port in between: starting again with other ports")
                 continue
-            if attempt >= self._restarts:
-                return failure.code if failure.code >= 0 else 128 - failure.code
+            pause = self._restarts.next(first.error)
+            if pause is None:
+                if self._restarts.repeated:
+                    _say(
+                        "it is the same error at the same step as in the attempt before: there is no further restart"
+                    )
+                return first.status
             attempt += 1
-            _say(f"starting all again, restart {attempt} of {self._restarts}")
+            _say(f"starting all again in {pause:g} s, restart {attempt} of {self._most_restarts}")
+            if self._sleep(pause):
+                return 128 + (self._stopping or signal.SIGTERM)
 
-    def _watch(self, processes: Processes) -> Failure | None:
-        """One attempt, until all scripts have ended well (None) or one task has failed."""
-        spare = self._restarts
-        deadline = None
-        failure = None
+    def _watch(self, processes: Processes) -> list[Verdict]:
+        """One attempt, until all scripts have ended well ([]) or it is known who has failed."""
+        spares = {}
+        deadline, failures = None, []
         while processes.scripts_left:
             for number in self._take_signals():
                 processes.signal(number)
                 if number in _ENDING:
                     if self._stopping is not None:
-                        return failure or _stopped(processes, number)
+                        return failures or [_unwilling(processes, number)]
                     self._stopping, deadline = number, time.monotonic() + self._grace
+            trouble = False
             for task, code in processes.ended():
                 if code == 0 and task.role == "script":
                     continue
-                found = Failure(task, code, processes.output.last_lines(task.name))
-                if task.role == "spare" and self._stopping is None:
-                    if spare > 0:
-                        spare -= 1
-                        _say(f"{found}: starting it again")
-                        processes.start(task)
-                    else:
-                        _say(f"{found}: training continues without it")
-                    continue
-                failure = failure or found
-                if self._stopping is None:
-                    return self._first(failure, processes)
-                processes.scripts_left.discard(task.name)
-            if deadline is not None and time.monotonic() > deadline:
-                return failure or _stopped(processes, self._stopping or signal.SIGTERM)
-        return failure
-
-    def _first(self, failure: Failure, processes: Processes) -> Failure:
-        """The cause: a worker that ended because it lost a peer may have ended before that peer did."""
-        until = time.monotonic() + _SETTLE
-        while _shows(failure, _CONSEQUENCE) and processes.scripts_left and time.monotonic() < until:
-            if self._signals:
-                break
-            for task, code in processes.ended():
-                if code != 0 and task.role != "spare":
-                    found = Failure(task, code, processes.output.last_lines(task.name))
-                    failure = failure if _shows(found, _CONSEQUENCE) else found
+                if self._stopping is not None:
+                    failures.append(Verdict(task.name, how_it_ended(code), time.time(), 1))
                     processes.scripts_left.discard(task.name)
-        return failure
+                elif task.role == "spare":
+                    restarts = spares.setdefault(task.name, Restarts(self._most_restarts))
+                    self._replace(task, code, restarts, processes)
+                else:
+                    trouble = True
+            if self._stopping is None and (trouble or processes.failing() or self._silent(processes)):
+                return self._settled(processes)
+            processes.start_those_due()
+            if deadline is not None and time.monotonic() > deadline:
+                return failures or [_unwilling(processes, self._stopping or signal.SIGTERM)]
+        return failures
 
-    def _report(self, failure: Failure) -> None:
-        if self._stopping is not None and failure.code in (-self._stopping, 128 + self._stopping):
-            _say(f"the workers ended after {signal.Signals(self._stopping).name}")
-            return
-        _say(f"{failure.task.name} failed first: it {how_it_ended(failure.code)}. The others were ended.")
-        if failure.last_lines:
-            _say(f"the last lines of {failure.task.name}:")
-            for line in failure.last_lines:
+    def _replace(self, task: Task, code: int, restarts: Restarts, processes: Processes) -> None:
+        """Starts a task that the others can do without again, if it may be."""
+        pause = restarts.next(None)
+        if pause is None:
+            _say(f"{task.name} {how_it_ended(code)}: training continues without it")
+        else:
+            _say(f"{task.name} {how_it_ended(code)}: starting it again in {pause:g} s")
+            processes.start_later(task, pause)
+
+    def _silent(self, processes: Processes) -> bool:
+        """Whether a task has been stopped for too long; one that the others can do without is ended, and replaced."""
+        found = processes.stopped_for(self._layout.timeout) if processes.several else []
+        for task in found:
+            if task.role == "spare":
+                _say(f"{task.name} has been stopped (SIGSTOP) for {self._layout.timeout:g} s, and is ended")
+                processes.kill(task.name)
+        return any(task.role != "spare" for task in found)
+
+    def _settled(self, processes: Processes) -> list[Verdict]:
+        """The verdicts once those that failed have ended and told what they know, or a moment has passed."""
+        until = time.monotonic() + _SETTLE
+        while True:
+            processes.ended()
+            verdicts = judge(processes.witnesses(), time.time())
+            known = bool(verdicts) and verdicts[0].sure and not processes.failing()
+            if known or self._signals or time.monotonic() > until:
+                return verdicts
+
+    def _report(self, verdicts: list[Verdict], processes: Processes) -> None:
+        first, *others = verdicts
+        if self._stopping is not None:
+            names = (
+                signal.Signals(self._stopping).name,
+                how_it_ended(-self._stopping),
+                how_it_ended(128 + self._stopping),
+            )
+            if first.what in names[1:]:
+                _say(f"the workers ended after {names[0]}")
+                return
+        _say(f"{first.name} failed first: it {first.what}. The others were ended.")
+        for other in others[:_MOST_OTHERS]:
+            _say(f"{other.name} failed too: it {other.what}.")
+        lines = processes.last_lines(first.name)
+        if lines:
+            _say(f"the last lines of {first.name}:")
+            for line in lines:
                 _say(f"    {line}")
-        if self._network is not None and _shows(failure, NO_NAME):
+        if self._network is not None and _shows(processes, first, NO_NAME):
             _say(
                 "it may have wanted to reach another machine, which the processes cannot in a network of their own: "
                 "give --network host"
@@ -170,14 +216,29 @@ class Launcher:
         taken, self._signals = self._signals, []
         return taken
 
+    def _sleep(self, seconds: float) -> bool:
+        """Waits; whether a signal ended the waiting."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(min(0.05, seconds))
+            for number in self._take_signals():
+                if number in _ENDING:
+                    self._stopping = number
+                    return True
+        return False
+
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """Collects signals for the loop instead of dying of them."""
 
         def remember(number: int, frame: object) -> None:
+            if self._deserted():  # perhaps in the middle of writing to somebody who does not read
+                end_descendants()
+                shutil.rmtree(self._records, ignore_errors=True)
+                os._exit(1)
             self._signals.append(number)
 
-        old = {number: signal.signal(number, remember) for number in _PASSED_ON}
+        old = {number: signal.signal(number, remember) for number in PASSED_ON}
         try:
             yield
         finally:
@@ -185,15 +246,17 @@ class Launcher:
                 signal.signal(number, handler)
 
 
-def _stopped(processes: Processes, number: int) -> Failure:
-    """The failure of a worker that did not end within its grace after a signal."""
-    task = processes.any_script()
-    return Failure(task, -int(signal.SIGKILL), [f"(it did not end after {signal.Signals(number).name})"])
+def _unwilling(processes: Processes, number: int) -> Verdict:
+    """The verdict about a worker that did not end within its grace after a signal."""
+    what = f"did not end after {signal.Signals(number).name}"
+    return Verdict(processes.any_script().name, what, time.time(), 1)
 
 
-def _shows(failure: Failure, marks: Sequence[str]) -> bool:
-    return any(mark in line for line in failure.last_lines for mark in marks)
+def _shows(processes: Processes, verdict: Verdict, marks: Sequence[str]) -> bool:
+    """Whether one of `marks` is in the last lines of the process that the verdict is about."""
+    return any(mark in line for line in processes.output.last_lines(verdict.name) for mark in marks)
 
 
 def _say(text: str) -> None:
-    print(f"[launch] {text}", file=sys.stderr, flush=True)
+    for line in text.splitlines() or [""]:
+        print(f"[launch] {plain(line)}", file=sys.stderr, flush=True)

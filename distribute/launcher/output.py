@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import selectors
 import sys
 from pathlib import Path
 from typing import IO, Any
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
-_LAST_LINES = 20
+_LAST_LINES = 400  # most are TensorFlow's
 _LONGEST_LINE = 1 << 16
+_LONGEST_REMEMBERED = 1000
+_SEQUENCES = re.compile(  # ECMA-48
+    r"""
+    (?:\x1b\[|\x9b)[0-?]*[\ -/]*[@-~]                                               # control sequences
+    | (?:\x1b[]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)  # strings up to their terminator
+    | \x1b[\ -/]*[0-~]                                                              # escapes of two characters
+    """,
+    re.VERBOSE,
+)
+_BARE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    r"""A line without what would command a terminal: its escape sequences, control characters, changes of direction.
+
+    What a carriage return would overwrite is left out, as on a terminal.
+
+    >>> plain("10%\r20% \x1b[1mdone\x1b[0m\x07")
+    '20% done'
+    """
+    text = _SEQUENCES.sub("", text)
+    if "\r" in text:
+        text = next((part for part in reversed(text.split("\r")) if part.strip("\b ")), "")
+    return _BARE.sub("", text)
 
 
 class Output:
@@ -100,13 +125,15 @@ class Output:
             state[2] = b""
 
     def _write(self, name: str, target: Any, line: bytes) -> None:
-        text = line.decode("utf-8", "replace").rstrip("\r")
+        text = plain(line.decode("utf-8", "replace"))
         if text.strip():
-            self._last[name].append(text)
+            self._last[name].append(text[:_LONGEST_REMEMBERED])
         prefix = f"[{name}]".ljust(self._width + 2)
         if target.isatty() and "NO_COLOR" not in os.environ:
             prefix = f"\x1b[{self._colour[name]}m{prefix}\x1b[0m"
         try:
+            encoding = target.encoding or "utf-8"
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
             print(f"{prefix} {text}", file=target, flush=True)
-        except (BrokenPipeError, ValueError, UnicodeEncodeError):
+        except (BrokenPipeError, ValueError):
             return  # nobody reads the output any more; the workers continue

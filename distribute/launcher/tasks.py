@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .. import environment
+from ..workers.accusations import LEADER
 from ..workers.addresses import LOOPBACK, free_ports, join_address
 
 _SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")
@@ -45,12 +48,14 @@ class Task:
         env: variables set beside those of the launcher.
         role: "script": the cluster is done when all of these are. "server": ends with the scripts, not before.
             "spare": a server whose loss the scripts survive; it is started again alone.
+        aliases: what the errors of others call it: its address, "worker 0".
     """
 
     name: str
     command: tuple[str, ...]
     env: Mapping[str, str]
     role: str = "script"
+    aliases: frozenset[str] = frozenset()
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
@@ -64,7 +69,11 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
         ValueError: the machine has GPUs, but fewer than the layout needs.
     """
     command = (sys.executable, "-u", *script)
-    common = {"PYTHONUNBUFFERED": "1", environment.TIMEOUT: f"{layout.timeout:g}"}
+    common = {
+        "PYTHONUNBUFFERED": "1",
+        environment.TIMEOUT: f"{layout.timeout:g}",
+        environment.RUN: secrets.token_hex(8),
+    }
     if layout.replicas_per_worker is not None:
         common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)
     if layout.parameter_servers:
@@ -73,7 +82,9 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     tasks = []
     for index, gpus in enumerate(_gpus_of_workers(layout)):
         env = common | gpus | {"TF_CONFIG": _tf_config({"worker": addresses}, "worker", index)}
-        tasks += _with_stages(Task(f"worker-{index}", command, env), layout.stages)
+        names = {addresses[index], f"worker {index}"} | ({LEADER} if index == 0 else set())
+        task = Task(f"worker-{index}", command, env, aliases=frozenset(names))
+        tasks += _with_stages(task, layout.stages)
     return tasks
 
 
@@ -89,15 +100,18 @@ def _plan_parameter_servers(layout: Layout, command: tuple[str, ...], common: di
     def env(kind: str, index: int, gpus: Mapping[str, str]) -> dict[str, str]:
         return {**common, **gpus, "TF_CONFIG": _tf_config(cluster, kind, index)}
 
-    tasks = [
-        Task(f"ps-{index}", _SERVER, env("ps", index, no_gpu), "server")
-        for index in range(layout.parameter_servers)
-    ]
+    def task(
+        name: str, command: tuple[str, ...], role: str, kind: str, index: int, gpus: Any = no_gpu
+    ) -> Task:
+        aliases = frozenset({cluster[kind][index], f"{kind} {index}"})
+        return Task(name, command, env(kind, index, gpus), role, aliases)
+
+    tasks = [task(f"ps-{i}", _SERVER, "server", "ps", i) for i in range(layout.parameter_servers)]
     tasks += [
-        Task(f"worker-{index}", _SERVER, env("worker", index, gpus), "spare")
-        for index, gpus in enumerate(_gpus_of_workers(layout))
+        task(f"worker-{i}", _SERVER, "spare", "worker", i, gpus)
+        for i, gpus in enumerate(_gpus_of_workers(layout))
     ]
-    return tasks + _with_stages(Task("chief", command, env("chief", 0, no_gpu)), layout.stages)
+    return tasks + _with_stages(task("chief", command, "script", "chief", 0), layout.stages)
 
 
 def _with_stages(task: Task, stages: int) -> list[Task]:
@@ -111,6 +125,7 @@ def _with_stages(task: Task, stages: int) -> list[Task]:
             _SERVER,
             dict(task.env) | {"TF_CONFIG": _tf_config({"stage": addresses}, "stage", index)},
             "server",
+            frozenset({addresses[index]}),
         )
         for index in range(stages - 1)
     ]

@@ -16,9 +16,9 @@ from typing import Any
 
 from ...compat.clusters import configure_coordination, guard_multi_worker_strategies
 from ..devices import simulate_replicas
-from ..environment import peer_timeout, replicas_per_worker
-from . import peer_watch
-from .cluster import cluster_of, read_tf_config
+from ..environment import RECORDS, peer_timeout, replicas_per_worker
+from . import peer_watch, recorder
+from .cluster import ClusterError, cluster_of, read_tf_config
 from .roll_call import roll_call
 
 _HEARTBEAT = 10.0
@@ -28,9 +28,19 @@ _joined = False
 
 def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is made from now on; a second call does nothing."""
+    recorder.start(os.environ.get(RECORDS), _task())
     guard_multi_worker_strategies(
         lambda: read_tf_config(os.environ), _join, replicas_per_worker, peer_watch.meeting
     )
+
+
+def _task() -> str:
+    """What this process is in the cluster of TF_CONFIG, for its record; "" where that is none, or wrong."""
+    try:
+        cluster = read_tf_config(os.environ)
+    except ClusterError:
+        return ""  # whoever makes a strategy is told
+    return "" if cluster is None else f"{cluster.task_type} {cluster.task_index}"
 
 
 def _join(resolver: Any, start: Callable[[], None]) -> None:

@@ -19,10 +19,14 @@ import tensorflow as tf
 
 from ...compat.clusters import abort_collectives, delete_value, get_value, report_error, set_value
 from .cluster import Cluster
+from .own_text import essence
+from .record import short
+from .recorder import at_meeting, ends_program
 from .ticker import Ticker
 
 _SLOWER = 10.0
 _READ = 1.0
+_MOST_TOLD = 500
 _watch: PeerWatch | None = None
 
 
@@ -58,6 +62,7 @@ class PeerWatch:
         """Around one meeting point. `familiar`: it has run before, so nothing compiles and its duration is known."""
         self._allowance = self._timeout + _SLOWER * self._longest if familiar else float("inf")
         self._count += 1
+        at_meeting(self._count, True)
         began = self._since = time.monotonic()
         try:
             yield
@@ -65,6 +70,7 @@ class PeerWatch:
                 self._longest = max(self._longest, time.monotonic() - began)
         finally:
             self._since = None
+            at_meeting(self._count, False)
 
     def _look(self) -> bool:
         """Publishes the count and looks who is late; False once there is nothing left to watch."""
@@ -126,8 +132,10 @@ def begin(cluster: Cluster, timeout: float) -> None:
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         previous(kind, error, trace)
-        with contextlib.suppress(Exception):
-            report_error(f"worker {cluster.worker_index} failed: {kind.__name__}: {str(error)[:500]}")
+        if ends_program(error):
+            text = short(essence(str(error)), _MOST_TOLD)
+            with contextlib.suppress(Exception):
+                report_error(f"worker {cluster.worker_index} failed: {kind.__name__}: {text}")
 
     sys.excepthook = tell
 

@@ -11,7 +11,6 @@ import pytest
 
 from unisono.commands import main
 from unisono.distribute.launcher.output import Output
-from unisono.distribute.launcher.processes import how_it_ended
 from unisono.distribute.launcher.tasks import Layout, plan
 from unisono.distribute.workers.addresses import free_ports
 
@@ -91,14 +90,6 @@ def test_output_has_whole_lines_with_prefix_and_remembers_the_last(tmp_path, cap
     assert output.last_lines("worker-0") == ["one", "two", "half"]
     output.close()
     assert (tmp_path / "logs" / "worker-0.restart-1.log").read_bytes() == b"one\ntwo\n\nhalf"
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(3, "exited with status 3"), (-9, "was killed by SIGKILL"), (-250, "was killed by signal 250")],
-)
-def test_how_it_ended_says_status_or_signal(code, words):
-    assert how_it_ended(code) == words
 
 
 def test_launcher_does_not_load_tensorflow():

@@ -72,14 +72,68 @@ def test_port_that_was_taken_is_not_a_restart(launch, tmp_path):
     assert "starting again with other ports" in err
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_launcher_ends(launch, tmp_path, how):
-    process = launch("--workers", 2, OBEY, tmp_path, "children")
-    pids = [wait_for(tmp_path / name) for name in ("child-0", "child-1")]
-    pids += [wait_for(tmp_path / name) for name in ("pid-0-0", "pid-1-0")]
-    process.send_signal(how)
+def child_of(pid):
+    """The process in which the launcher works; the one that was started guards it."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+@pytest.mark.parametrize("how", ["asked", "killed", "work killed"])
+def test_nothing_is_left_when_the_launcher_ends_not_even_daemons(launch, tmp_path, how):
+    process = launch("--workers", 2, OBEY, tmp_path, "children", TMPDIR=str(tmp_path))
+    names = ("pid-0-0", "pid-1-0", "child-0", "child-1", "daemon-0", "daemon-1")
+    pids = [wait_for(tmp_path / name) for name in names]
+    pids.append(child_of(process.pid))
+    if how == "work killed":
+        os.kill(pids[-1], signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGTERM if how == "asked" else signal.SIGKILL)
     process.wait(30)
     assert all(gone(pid) for pid in pids)
+    assert not list(tmp_path.glob("unisono-records-*"))
+
+
+def test_worker_that_hangs_is_named_by_the_record_of_the_one_that_noticed(launch, tmp_path):
+    process = launch("--workers", 2, OBEY, tmp_path, "lost")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "worker-1 failed first: it hangs or is too slow, as worker-0 found, in <module> (" in err
+    assert "the last lines of worker-1:\n[launch]     worker 1 restart 0" in err
+
+
+def test_worker_that_ends_early_is_named_and_its_status_is_not_taken_for_a_good_end(launch, tmp_path):
+    process = launch("--workers", 2, OBEY, tmp_path, "early")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "worker-1 failed first: it ended early, with status 0, while worker-0 still needed it" in err
+
+
+def test_stopped_worker_is_named_within_the_timeout_and_ended(launch, tmp_path):
+    process = launch("--workers", 2, "--timeout", 1, OBEY, tmp_path, "stop")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "worker-0 failed first: it is stopped (SIGSTOP)" in err
+    assert gone((tmp_path / "pid-0-0").read_text())
+
+
+def test_same_error_at_the_same_step_is_not_tried_a_third_time(launch, tmp_path):
+    process = launch("--workers", 1, "--restarts", 5, OBEY, tmp_path, "same")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "starting all again in 1 s, restart 1 of 5" in err
+    assert "the same error at the same step" in err and "restart 2" not in err
+    assert "raised ValueError: row " in err and ", at epoch 1, step 7. The others were ended." in err
+
+
+def test_noise_of_a_worker_is_passed_on_without_what_commands_a_terminal(launch, tmp_path):
+    process = launch("--workers", 1, "--log-dir", tmp_path / "logs", OBEY, tmp_path, "noise")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 5
+    printed = out + err
+    assert not set(printed) & {chr(code) for code in [*range(9), *range(11, 32), *range(127, 160)]}
+    assert "[worker-0] 20%\n" in out and "title" not in printed
+    assert out.count("[worker-0] line\n") == 200_000 and out.endswith("[worker-0] half\n")
+    assert len(err) < 30_000  # the last lines are cut
+    assert b"\x1b]0;title\x07" in (tmp_path / "logs" / "worker-0.log").read_bytes()
 
 
 def test_signals_are_passed_on_and_a_good_end_is_a_good_end(launch, tmp_path):

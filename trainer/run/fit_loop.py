@@ -21,6 +21,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
+from ...distribute.workers.recorder import telling
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.make_source import kind_of
@@ -69,6 +70,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         runner.build(model, source.spec, source.batch_rows)
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
         callbacks, state = _begin(model, a, source, validation, at_exit)
+        at_exit.enter_context(telling(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
         model.stop_training = False
         model.make_train_function()
         callbacks.on_train_begin()

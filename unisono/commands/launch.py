@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
 from ..distribute.launcher.launch import Launcher
 from ..distribute.launcher.tasks import Layout
 
@@ -24,12 +25,16 @@ def main(argv: Sequence[str]) -> int:
     script = options.script
     if not os.path.isfile(script):
         parser.error(f"there is no file {script!r} to run")
+    try:
+        timeout = peer_timeout() if options.timeout is None else options.timeout
+    except ValueError as error:
+        parser.error(str(error))
     layout = Layout(
         workers=options.workers,
         replicas_per_worker=options.replicas_per_worker,
         parameter_servers=options.parameter_servers,
         stages=options.stages,
-        timeout=options.timeout,
+        timeout=timeout,
     )
     launcher = Launcher(
         [script, *options.arguments],
@@ -39,11 +44,7 @@ def main(argv: Sequence[str]) -> int:
         options.grace,
         options.network,
     )
-    try:
-        return launcher.run()
-    except ValueError as error:
-        print(f"unisono launch: {error}", file=sys.stderr)
-        return 2
+    return launcher.run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,10 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-dir", type=Path, metavar="D", help="write the output of each process to a file in D as well")
     add(
         "--timeout",
-        type=_at_least(float, 1),
-        default=60.0,
+        type=_at_least(float, 1, LONGEST_TIMEOUT),
         metavar="SECONDS",
-        help="after which a peer that died, hangs or never came is an error (default 60)",
+        help="after which a peer that died, hangs or never came is an error (default: UNISONO_TIMEOUT, or 60)",
     )
     add(
         "--grace",
@@ -102,11 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _at_least(kind: Callable[[str], Any], least: int) -> Callable[[str], Any]:
+def _at_least(kind: Callable[[str], Any], least: int, most: float = math.inf) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         value = kind(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, received {text}")
+        if not least <= value <= most:
+            bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:,.0f}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, received {text}")
         return value
 
     parse.__name__ = "whole number" if kind is int else "number"

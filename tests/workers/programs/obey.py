@@ -33,6 +33,36 @@ if order == "port":
 if order == "children":
     child = subprocess.Popen(["sleep", "600"])
     write(f"child-{worker}", str(child.pid))
+    # A daemon: a session of its own, and its parent is gone.
+    start = "import subprocess as s; print(s.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
+    daemon = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, check=True, start_new_session=True
+    )
+    write(f"daemon-{worker}", daemon.stdout.decode().strip())
+if order in ("lost", "same"):
+    del os.environ["TF_CONFIG"]  # with it TensorFlow would be loaded
+    from unisono.distribute.workers import recorder
+
+    recorder.start(os.environ["UNISONO_RECORDS"], f"worker {worker}")
+if order == "same":
+    with recorder.telling(lambda: "epoch 1, step 7"):
+        raise ValueError(f"row {os.getpid()} is broken")
+if order == "lost" and worker == "0":
+    time.sleep(0.5)
+    raise RuntimeError("aborted by: lost contact with worker 1: worker 0 has waited 11 s")
+if order == "early" and worker == "1":
+    sys.exit(0)
+if order == "early":
+    time.sleep(0.5)
+    print("UnavailableError: lost contact with worker 1: worker 0 has waited", file=sys.stderr, flush=True)
+    sys.exit(1)
+if order == "stop" and worker == "0":
+    os.kill(os.getpid(), signal.SIGSTOP)
+if order == "noise":
+    sys.stdout.buffer.write(b"\x1b]0;title\x07\x1b[31mred\x1b[0m\x9b2J 10%\r20%\n" + bytes(range(256)) * 4)
+    sys.stdout.buffer.write(b"x" * 3_000_000 + b"\n" + b"line\n" * 200_000 + b"half")
+    sys.stdout.flush()
+    sys.exit(5)
 if order == "signal":
 
     def note(number, frame):

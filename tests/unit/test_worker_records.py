@@ -1,0 +1,236 @@
+"""The records that workers leave of themselves: written whole, read with suspicion, completed by every kind of end."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import types
+
+import pytest
+
+from unisono.distribute.workers import record
+from unisono.distribute.workers.own_text import essence, is_own_file, own_lines
+from unisono.distribute.workers.record import ErrorRecord, Record
+from unisono.distribute.workers.recorder import Recorder, error_record
+
+ERROR = ErrorRecord("ValueError", "no", "f (train.py:3)", 5.0, True, ("worker 1",), ("worker 2", "leader"))
+RECORD = Record("worker 1", 4321, 12.5, "epoch 1, step 2", 7, True, 11.0, "save (train.py:9)", ERROR, False)
+
+
+def as_json(**changed):
+    return json.dumps(dataclasses.asdict(RECORD) | changed)
+
+
+def test_record_is_read_as_it_was_written_and_leaves_no_other_file(tmp_path):
+    for each in (RECORD, dataclasses.replace(RECORD, error=None, ended=True)):
+        record.write(tmp_path, each)
+        assert record.read(tmp_path, 4321) == each
+    assert [path.name for path in tmp_path.iterdir()] == [record.path_of(tmp_path, 4321).name]
+
+
+def test_record_is_of_bounded_size_whatever_the_error_is(tmp_path):
+    class Endless(Exception):
+        def __str__(self):
+            return "beginning" + "\x1b" * 10**6 + "end"
+
+    worst = error_record(Endless())
+    record.write(tmp_path, dataclasses.replace(RECORD, error=worst, place="x" * 10**6, position="\0" * 10**6))
+    assert record.path_of(tmp_path, 4321).stat().st_size < 2**16
+    text = record.read(tmp_path, 4321).error.text
+    assert text.startswith("beginning") and text.endswith("end")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "null", "[]", "{", "[" * 60_000, "9" * 5000, '"x"', "\0" * 100, "{}", " " * 70_000 + as_json()),
+        *(as_json(alive="now"), as_json(alive=float("nan")), as_json(alive=10**400), as_json(pid=True)),
+        *(as_json(error=[]), as_json(error={}), as_json(ended=0), as_json(waits=None), as_json(place=3)),
+        as_json(error=dataclasses.asdict(ERROR) | {"lost": "worker 1"}),
+        as_json(error=dataclasses.asdict(ERROR) | {"lost": [1]}),
+    ],
+)
+def test_file_that_is_no_record_is_none(tmp_path, content):
+    record.path_of(tmp_path, 4321).write_text(content)
+    assert record.read(tmp_path, 4321) is None
+
+
+def test_pipe_link_and_folder_are_no_records_and_nothing_waits_for_them(tmp_path):
+    path = record.path_of(tmp_path, 4321)
+    os.mkfifo(path)
+    assert record.read(tmp_path, 4321) is None
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert record.read(tmp_path, 4321) is None
+    path.unlink()
+    path.mkdir()
+    assert record.read(tmp_path, 4321) is None
+
+
+def test_error_that_came_from_a_lost_peer_is_a_consequence_however_it_is_wrapped():
+    try:
+        try:
+            raise RuntimeError("aborted by: lost contact with worker 1: worker 0 has waited")
+        except RuntimeError:
+            raise KeyError("in the handler") from None
+    except KeyError as error:
+        found = error_record(error)
+    assert (found.kind, found.consequence, found.lost) == ("KeyError", True, ("worker 1",))
+    assert "in test_error" not in found.place and found.place.startswith("test_error_that_came_from")
+
+
+def test_error_whose_text_fails_is_recorded_too():
+    class Broken(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert error_record(Broken()).text == ""
+
+
+def run(tmp_path, body):
+    """The record of a Python program without TensorFlow, and how it ended."""
+    program = tmp_path / "program.py"
+    start = (
+        f"from unisono.distribute.workers import recorder\nrecorder.start({str(tmp_path)!r}, 'worker 3')\n"
+    )
+    program.write_text(start + textwrap.dedent(body))
+    process = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    (path,) = tmp_path.glob("*.json")
+    found = record.read(tmp_path, int(path.stem.rpartition("-")[2]))
+    assert found.task == "worker 3" and "tensorflow" not in process.stderr
+    return found, process.returncode
+
+
+RAISES = """
+    def load():
+        raise ValueError("my own mistake")
+    with recorder.telling(lambda: "epoch 1, step 5"):
+        load()
+"""
+HOOK = """
+    import sys
+    sys.excepthook = lambda *error: None
+    raise ValueError("my own mistake")
+"""
+SHOWN = """
+    import sys
+    try:
+        raise ValueError("my own mistake")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+"""
+
+
+def test_each_end_of_a_program_leaves_its_record(tmp_path):
+    ends = {
+        "raises": (RAISES, 1),
+        "hook": (HOOK, 1),
+        "shown": (SHOWN, 0),
+        "exit": ("raise SystemExit(3)", 3),
+        "_exit": ("import os; os._exit(4)", 4),
+        "killed": ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+    }
+    found = {}
+    for name, (body, status) in ends.items():
+        (tmp_path / name).mkdir()
+        found[name], code = run(tmp_path / name, body)
+        assert code == status, name
+    for name in ("raises", "hook"):
+        error = found[name].error
+        assert (error.kind, error.text, error.consequence) == ("ValueError", "my own mistake", False), name
+    assert found["raises"].error.place.startswith("load (")
+    assert found["raises"].position == "epoch 1, step 5"
+    ended = {name: (each.error, each.ended) for name, each in found.items() if name not in ("raises", "hook")}
+    assert ended == {
+        "shown": (None, True),
+        "exit": (None, True),
+        "_exit": (None, False),
+        "killed": (None, False),
+    }
+
+
+def test_record_lives_while_the_program_hangs_and_says_where(tmp_path):
+    mine = Recorder(tmp_path, "worker 0")
+    mine.at_meeting(5, True)
+    before = time.time()
+    with mine.telling(lambda: "epoch 2, step 9"):
+        mine._alive()
+    mine._alive()
+    found = record.read(tmp_path, os.getpid())
+    assert (found.meetings, found.waits, found.position) == (5, True, "epoch 2, step 9")
+    assert found.since <= before <= found.alive
+    assert found.place.startswith("test_record_lives_while")
+
+
+def test_folder_that_cannot_be_written_ends_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    Recorder(tmp_path / "file", "worker 0")._alive()
+
+
+PRINTED = """\
+2026-11-21 22:11:32.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary is optimized
+To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the appropriate flags.
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795298702.834370   19672 port.cc:153] oneDNN custom operations are on.
+E0000 00:00:1795298713.317721   19672 cuda_platform.cc:52] failed call to cuInit: INTERNAL
+I1121 22:11:32.123456 139 train.py:12] of the program's own log
+loading
+Traceback (most recent call last):
+  File "/home/me/train.py", line 42, in <module>
+    model.fit(x, y,
+              ^^^^^
+  File "/v/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler
+    raise e.with_traceback(filtered_tb) from None
+  File "/home/me/callback.py", line 7, in on_epoch_end
+    save()
+ValueError: my own mistake
+  with a second line
+F0000 00:00:1795298713.317721   19672 check.cc:52] Check failed: ok
+    @     0x7f2a  raise
+Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+  File "/home/me/train.py", line 42, in <module>
+
+  File "/v/lib/python3.11/site-packages/keras/src/x.py", line 1, in y
+
+Collective ops is aborted by: lost contact with worker 1
+The error could be from a previous operation. Restart your program to reset.
+\t [[{{node CollectiveReduceV2}}]] [Op:__inference_add_116]
+"""
+
+
+def test_own_lines_are_without_tensorflows_notices_and_without_frames_of_libraries():
+    assert own_lines(PRINTED.splitlines()) == [
+        "I1121 22:11:32.123456 139 train.py:12] of the program's own log",
+        "loading",
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 42, in <module>',
+        "    model.fit(x, y,",
+        '  File "/home/me/callback.py", line 7, in on_epoch_end',
+        "    save()",
+        "ValueError: my own mistake",
+        "  with a second line",
+        "F0000 00:00:1795298713.317721   19672 check.cc:52] Check failed: ok",
+        "Collective ops is aborted by: lost contact with worker 1",
+    ]
+
+
+def test_frames_of_ours_and_of_python_are_not_the_users():
+    assert (
+        not is_own_file(record.__file__)
+        and not is_own_file(json.__file__)
+        and not is_own_file("<frozen runpy>")
+    )
+    assert not is_own_file(pytest.__file__)
+    assert is_own_file(__file__) and is_own_file("<stdin>") and is_own_file("train.py")
+    assert isinstance(record, types.ModuleType)
+
+
+def test_essence_is_all_of_a_text_that_is_the_engines_alone():
+    assert essence("Graph execution error:\n\nno such key") == "no such key"
+    assert essence("Graph execution error:") == "Graph execution error:"
