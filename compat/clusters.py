@@ -74,6 +74,7 @@ def guard_multi_worker_strategies(
     join: Callable[[Any, Callable[[], None]], None],
     count_cpu_replicas: Callable[[], int],
     creating: Callable[[], contextlib.AbstractContextManager[None]],
+    compare: Callable[[tf.distribute.Strategy, str, str], None],
 ) -> None:
     """Changes how every MultiWorkerMirroredStrategy starts from now on, whoever makes it.
 
@@ -82,6 +83,7 @@ def guard_multi_worker_strategies(
         join: `join(cluster_resolver, start)`, called where the cluster is to be joined by `start()`.
         count_cpu_replicas: the replicas of a worker without accelerators, one on each of its logical CPU devices.
         creating: entered while workers create a variable: the first values come from the chief.
+        compare: `compare(strategy, name, "float32[3, 4]")`, called before that with what this worker is about to create.
     """
 
     def initialize_strategy(original: Any, self: Any, cluster_resolver: Any, devices: Any) -> None:
@@ -102,8 +104,16 @@ def guard_multi_worker_strategies(
         return found, kind
 
     def create_variable(original: Any, self: Any, next_creator: Any, **kwargs: Any) -> Any:
+        given, dtype, name = kwargs["initial_value"], kwargs.get("dtype"), str(kwargs.get("name"))
+
+        def initial_value() -> Any:
+            value = given() if callable(given) else given
+            tensor = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
+            compare(self._container_strategy(), name, f"{tensor.dtype.name}{tensor.shape}")
+            return value
+
         with creating():
-            return original(self, next_creator, **kwargs)
+            return original(self, next_creator, **{**kwargs, "initial_value": initial_value})
 
     wrap("_initialize_strategy", initialize_strategy)
     wrap("_initialize_multi_worker", initialize_multi_worker)

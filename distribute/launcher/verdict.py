@@ -11,10 +11,11 @@ import signal
 from collections.abc import Sequence
 
 from ..workers.accusations import Accusation, accusation_in
-from ..workers.record import Record
+from ..workers.record import Record, short
 
 _OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 _INSTANT = 1e-3
+_MOST_TEXT = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +153,8 @@ def _ended(witness: Witness, now: float) -> Verdict:
         error = record.error
         place = f", in {error.place}" if error.place else ""
         at = f", at {record.position}" if record.position else ""
-        what = f"raised {error.kind}: {error.text}{place}{at}"
+        text = short(error.text, _MOST_TEXT).rstrip(".")
+        what = f"raised {error.kind}: {text}{place}{at}"
         key = f"{error.kind}: {error.text} {error.place}"
         return Verdict(witness.name, what, error.time, status, _same(key, record))
     if code is None:

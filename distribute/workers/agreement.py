@@ -18,6 +18,7 @@ from .peer_watch import meeting
 
 _PIECE_BYTES = 2**22
 _numbers = itertools.count()
+_created: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
@@ -93,7 +94,10 @@ def gather_json(value: Any, strategy: tf.distribute.Strategy) -> list[Any]:
 
 
 def check_same_everywhere(
-    values: Mapping[str, Any], what: str, strategy: tf.distribute.Strategy | None = None
+    values: Mapping[str, Any],
+    what: str,
+    strategy: tf.distribute.Strategy | None = None,
+    with_chief: bool = False,
 ) -> None:
     """Refuses to go on when workers differ in what must be the same. All workers must call it.
 
@@ -101,6 +105,7 @@ def check_same_everywhere(
         values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
         what: what is compared, for the message, for instance "the arguments of fit".
         strategy: whose workers. None: the current strategy's.
+        with_chief: whether each compares with the chief alone, and the chief with all: for what is compared often.
 
     Raises:
         ValueError: a value differs; the message names the workers, the value on each and the cure.
@@ -113,7 +118,7 @@ def check_same_everywhere(
     place, timeout = next(_numbers), peer_timeout()
     mine = json.loads(json.dumps(dict(values), default=repr))
     set_value(f"unisono/same/{place}/{me}", json.dumps({"what": what, "values": mine}))
-    for other in range(workers):
+    for other in range(1 if with_chief and me else workers):
         if other == me:
             continue
         try:
@@ -124,6 +129,26 @@ def check_same_everywhere(
                 f"See why it is late, or allow more time (UNISONO_TIMEOUT)."
             ) from None
         _compare(what, me, mine, other, theirs)
+
+
+def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) -> None:
+    """Refuses to create a variable that is another one on another worker: its first values could not be the chief's.
+
+    Args:
+        strategy: whose workers.
+        name: of the variable; it may differ, as Keras numbers layers.
+        kind: dtype and shape.
+
+    Raises:
+        ValueError, TimeoutError: as `check_same_everywhere`.
+    """
+    number = _created[strategy] = _created.get(strategy, 0) + 1
+    try:
+        check_same_everywhere(
+            {f"variable {number}": kind}, "the creation of variables", strategy, with_chief=True
+        )
+    except ValueError as error:
+        raise ValueError(f"{error} Here it is {name!r}.") from None
 
 
 def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> None:

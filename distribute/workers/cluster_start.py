@@ -18,6 +18,7 @@ from ...compat.clusters import configure_coordination, guard_multi_worker_strate
 from ..devices import simulate_replicas
 from ..environment import RECORDS, peer_timeout, replicas_per_worker
 from . import peer_watch, recorder
+from .agreement import check_same_variable
 from .cluster import ClusterError, cluster_of, read_tf_config
 from .roll_call import roll_call
 
@@ -30,7 +31,11 @@ def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is made from now on; a second call does nothing."""
     recorder.start(os.environ.get(RECORDS), _task())
     guard_multi_worker_strategies(
-        lambda: read_tf_config(os.environ), _join, replicas_per_worker, peer_watch.meeting
+        lambda: read_tf_config(os.environ),
+        _join,
+        replicas_per_worker,
+        peer_watch.meeting,
+        check_same_variable,
     )
 
 

@@ -1,29 +1,58 @@
 """Whether all workers are there: asked over plain sockets before TensorFlow joins the cluster, as it would wait for an hour.
 
-Each worker listens at its own address, identifies itself to whoever connects, and asks all others. Once it has seen them
-all it leaves its port to TensorFlow's server. A peer that is already there with that server counts as seen.
+Each worker listens at its own address and asks all others. Both say who they are: which cluster, run, script and worker
+(`_Mark`). A worker leaves its port to TensorFlow's server once each peer has been seen and says that it has seen this
+worker; so a peer that answers with gRPC's greeting is one that has gone ahead only if it had been seen before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 
-from .addresses import LOOPBACK, first_words, is_grpc, split_address
+from ..environment import RUN
+from .addresses import LOOPBACK, connect, is_grpc, split_address
 from .cluster import Cluster, ClusterError
 
-_HELLO = b"unisono "
+_HELLO = "unisono"
+_SEEN = b"seen\n"
+_UNSEEN = b"unseen\n"
 _PAUSE = 0.1
-_ASK = 2.0
+_ASK = 2.0  # seconds for one conversation
+_LONGEST = 200
+_MOST_CONVERSATIONS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mark:
+    """Who a worker is. `cluster`, `run` and `program` are digests, "-" where there is nothing to compare."""
+
+    cluster: str
+    run: str
+    program: str
+    index: int
+
+    def line(self) -> bytes:
+        return f"{_HELLO} {self.cluster} {self.run} {self.program} {self.index}\n".encode()
+
+    @staticmethod
+    def read(line: bytes) -> _Mark | None:
+        """The mark in a line; None where it is something else's."""
+        words = line.decode("ascii", "replace").split()
+        if len(words) != 5 or words[0] != _HELLO or not words[4].isdecimal() or not line.endswith(b"\n"):
+            return None
+        return _Mark(words[1], words[2], words[3], int(words[4]))
 
 
 def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
-    """Waits until every worker of the cluster has come.
+    """Waits until every worker of the cluster has come, at most `timeout` seconds in all.
 
     Args:
         cluster: this process must be one of its workers.
@@ -31,79 +60,178 @@ def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
         program: digest of what every worker must run, a string without spaces; "" is not compared.
 
     Raises:
-        ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program.
+        ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program,
+            belongs to another run, or takes itself for another worker.
         TimeoutError: a worker has not come in time; the message names it.
     """
-    digest = hashlib.sha256(json.dumps(cluster.workers).encode()).hexdigest()[:16]
-    mark = _HELLO + f"{digest} {program[:16]}\n".encode()
-    missing = {i: address for i, address in enumerate(cluster.workers) if i != cluster.worker_index}
-    until = time.monotonic() + timeout
-    with _answering(cluster, mark):
-        while True:
-            for index, address in list(missing.items()):
-                answer = first_words(address, max(0.1, min(_ASK, until - time.monotonic())))
-                if answer.startswith(_HELLO):
-                    try:
-                        _compare(
-                            answer, mark, f"worker {index} at {address}", f"worker {cluster.worker_index}"
-                        )
-                    except ClusterError:
-                        time.sleep(_ASK)  # go on answering, so that the peer learns of it too
-                        raise
-                if answer.startswith(_HELLO) or is_grpc(answer):
-                    del missing[index]
-            if not missing:
-                return
-            if time.monotonic() > until:
-                names = ", ".join(f"worker {index} ({address})" for index, address in missing.items())
-                raise TimeoutError(
-                    f"{names} did not come within {timeout:g} s: see why it does not start, or allow more time "
-                    f"(launch --timeout, or the variable UNISONO_TIMEOUT)."
-                )
-            time.sleep(_PAUSE)
+    call = _RollCall(cluster, program, time.monotonic() + timeout)
+    with call.answering():
+        asking = [threading.Thread(target=call.ask, args=(peer,), daemon=True) for peer in call.peers]
+        for thread in asking:
+            thread.start()
+        try:
+            call.wait(timeout)
+        finally:
+            call.over.set()
+            for thread in asking:
+                thread.join(_PAUSE)
 
 
-def _compare(answer: bytes, mark: bytes, peer: str, me: str) -> None:
-    theirs, ours = answer.split(b" "), mark.split(b" ")
-    if theirs[1] != ours[1]:
-        raise ClusterError(
-            f"{peer} has a TF_CONFIG with other workers than this one ({me}): give the same 'cluster' to all."
+class _RollCall:
+    """Owns what is known of each peer; `peers` maps numbers to addresses. Every wait ends at `until`."""
+
+    def __init__(self, cluster: Cluster, program: str, until: float) -> None:
+        run = (
+            os.environ.get(RUN) or f"{os.environ.get('SLURM_JOB_ID')} {os.environ.get('SLURM_RESTART_COUNT')}"
         )
-    if theirs[2] != ours[2] and b"\n" not in (theirs[2], ours[2]):
-        raise ClusterError(
-            f"{peer} runs another script than this one ({me}): every worker must run the same program."
+        self._mark = _Mark(
+            _digest(json.dumps(cluster.workers)), _digest(run), program[:16] or "-", cluster.worker_index
         )
+        self._address, self._until = cluster.address, until
+        self.peers = {i: a for i, a in enumerate(cluster.workers) if i != cluster.worker_index}
+        self._changed = threading.Condition()
+        self._seen: set[int] = set()
+        self._sees_us: set[int] = set()
+        self._failure: ClusterError | None = None
+        self.over = threading.Event()
 
+    def wait(self, timeout: float) -> None:
+        """Returns once each peer and this worker have seen each other."""
+        with self._changed:
+            while len(self._sees_us) < len(self.peers) and self._failure is None:
+                if not self._changed.wait(max(0.0, self._until - time.monotonic())):
+                    break
+            failure, seen, sees_us = self._failure, set(self._seen), set(self._sees_us)
+        if failure is not None:
+            self.over.wait(
+                max(0.0, min(_ASK, self._until - time.monotonic()))
+            )  # the others are to learn of it too
+            raise failure
+        late = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in seen]
+        if late:
+            raise TimeoutError(
+                f"{', '.join(late)} did not come within {timeout:g} s: see why it does not start, or allow more time "
+                f"(launch --timeout, or the variable UNISONO_TIMEOUT)."
+            )
+        deaf = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in sees_us]
+        if deaf:
+            raise TimeoutError(
+                f"{', '.join(deaf)} came, but could not reach this worker (worker {self._mark.index} at {self._address}) "
+                f"within {timeout:g} s: let it through the firewalls between them."
+            )
 
-@contextlib.contextmanager
-def _answering(cluster: Cluster, mark: bytes) -> Iterator[None]:
-    """Says `mark` to everybody who connects to this worker's address."""
-    try:
-        listener = _listen(*split_address(cluster.address))
-    except OSError as error:
-        raise ClusterError(
-            f"worker {cluster.worker_index} must listen at {cluster.address}, but this port is in use by another "
-            f"process ({error.strerror}): end that process, or give another port in TF_CONFIG."
-        ) from None
+    def ask(self, index: int) -> None:
+        """Asks a peer until it and this worker have seen each other. The life of a thread."""
+        while not self.over.is_set() and time.monotonic() < self._until:
+            with contextlib.suppress(OSError):
+                if self._asked(index):
+                    with self._changed:
+                        self._sees_us.add(index)
+                        self._changed.notify_all()
+                    return
+            self.over.wait(_PAUSE)
 
-    def answer() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
+    def _asked(self, index: int) -> bool:
+        """One question; whether the peer says that it has seen this worker."""
+        until = min(self._until, time.monotonic() + _ASK)
+        with connect(self.peers[index], max(0.1, until - time.monotonic())) as connection:
+            answer = _line(connection, until)
+            if is_grpc(answer):
+                return (
+                    index in self._seen
+                )  # only whoever was seen before is known to be the one that went ahead
+            mark = _Mark.read(answer)
+            if mark is None:
+                return False
+            connection.sendall(self._mark.line())
+            self._compare(mark, f"worker {index} at {self.peers[index]}", index)
+            with self._changed:
+                self._seen.add(index)
+            return _line(connection, until) == _SEEN
+
+    def _answer(self, connection: socket.socket, free: threading.Semaphore) -> None:
+        """One conversation with somebody who asks. The life of a thread."""
+        until = time.monotonic() + _ASK
+        try:
             with contextlib.suppress(OSError), connection:
-                connection.sendall(mark)
+                connection.settimeout(_ASK)
+                connection.sendall(self._mark.line())
+                mark = _Mark.read(_line(connection, until))
+                if mark is not None:
+                    self._compare(mark, f"worker {mark.index}", mark.index)
+                    connection.sendall(_SEEN if mark.index in self._seen else _UNSEEN)
+        finally:
+            free.release()
 
-    thread = threading.Thread(target=answer, name="unisono-roll-call", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        listener.close()
-        thread.join(_ASK)
+    def _compare(self, theirs: _Mark, peer: str, index: int) -> None:
+        """Ends the roll call where a peer is not what it should be."""
+        ours = self._mark
+        me = f"this one (worker {ours.index})"
+        failure = ""
+        if theirs.cluster != ours.cluster:
+            failure = f"{peer} has a TF_CONFIG with other workers than {me}: give the same 'cluster' to all."
+        elif theirs.run != ours.run:
+            failure = f"{peer} belongs to another run than {me}, perhaps to one that has not ended yet: end that one."
+        elif theirs.index != index or theirs.index == ours.index:
+            failure = f"{peer} takes itself for worker {theirs.index}: give each its own index in TF_CONFIG."
+        elif theirs.program != ours.program and "-" not in (theirs.program, ours.program):
+            failure = f"{peer} runs another script than {me}: every worker must run the same program."
+        if failure:
+            with self._changed:
+                self._failure = self._failure or ClusterError(failure)
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Speaks to everybody who connects to this worker's address."""
+        try:
+            listener = _listen(*split_address(self._address))
+        except OSError as error:
+            raise ClusterError(
+                f"worker {self._mark.index} must listen at {self._address}, but this port is in use by another "
+                f"process ({error.strerror}): end that process, or give another port in TF_CONFIG."
+            ) from None
+        free = threading.Semaphore(_MOST_CONVERSATIONS)
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                if free.acquire(blocking=False):
+                    threading.Thread(target=self._answer, args=(connection, free), daemon=True).start()
+                else:
+                    connection.close()
+
+        thread = threading.Thread(target=accept, name="unisono-roll-call", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            listener.close()
+            thread.join(_ASK)
+
+
+def _line(connection: socket.socket, until: float) -> bytes:
+    """What the other side says, up to the end of a line or the greeting of gRPC; b"" where it says nothing in time."""
+    data = b""
+    while not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST:
+        left = until - time.monotonic()
+        if left <= 0:
+            return b""
+        connection.settimeout(left)
+        more = connection.recv(_LONGEST - len(data))
+        if not more:
+            return data
+        data += more
+    return data
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,8 +1,11 @@
 """Joining a cluster, without one: the roll call over sockets, the times, the internals of TensorFlow it stands on."""
 
+import contextlib
+import dataclasses
 import inspect
 import socket
 import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -20,6 +23,7 @@ from unisono.distribute import (
     worker_index,
 )
 from unisono.distribute.workers import cluster_start
+from unisono.distribute.workers import roll_call as roll_call_module
 from unisono.distribute.workers.addresses import free_ports
 from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
@@ -71,29 +75,122 @@ def test_roll_call_names_a_port_that_is_taken():
             roll_call(Cluster({"worker": workers}, "worker", 0), 0.5)
 
 
-def test_roll_call_refuses_a_peer_with_another_cluster():
-    first, second, third = addresses(3)
-    other = Cluster({"worker": (first, second, third)}, "worker", 1)
-    failed = []
+def refusals(first, second, programs=("", "")):
+    """What two workers with these clusters are told by their roll calls."""
+    told = {}
 
-    def run():
+    def run(number, cluster, program):
         try:
-            roll_call(other, 2.0)
-        except (ClusterError, TimeoutError) as error:  # the other may be gone before it is asked
-            failed.append(error)
+            roll_call(cluster, 3.0, program)
+        except (ClusterError, TimeoutError) as error:
+            told[number] = error
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    with pytest.raises(ClusterError, match=r"worker 1 at .* with other workers"):
-        roll_call(Cluster({"worker": (first, second)}, "worker", 0), 5.0)
-    thread.join(10)
-    assert failed
+    threads = [
+        threading.Thread(target=run, args=(number, cluster, program))
+        for number, (cluster, program) in enumerate(zip((first, second), programs))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return told
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
+def test_roll_call_refuses_a_peer_with_another_cluster_and_tells_both():
+    first, second, third = addresses(3)
+    told = refusals(
+        Cluster({"worker": (first, second)}, "worker", 0),
+        Cluster({"worker": (first, second, third)}, "worker", 1),
+    )
+    assert all(isinstance(told[n], ClusterError) and "with other workers" in str(told[n]) for n in (0, 1)), (
+        told
+    )
+
+
+def test_roll_call_refuses_a_peer_with_another_script_and_tells_both():
+    workers = addresses(2)
+    told = refusals(*(Cluster({"worker": workers}, "worker", n) for n in (0, 1)), programs=("a", "b"))
+    assert all("runs another script" in str(told[n]) for n in (0, 1)), told
+
+
+class Peer:
+    """Somebody who listens at an address and says the same to all; forever a byte at a time if `slowly`."""
+
+    def __init__(self, address, words, slowly=False):
+        self._server = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
+        self._words, self._slowly = words, slowly
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self):
+        self._server.settimeout(0.05)
+        while not self._done.is_set():
+            try:
+                with self._server.accept()[0] as connection:
+                    connection.sendall(self._words)
+                    while self._slowly and not self._done.wait(0.1):
+                        connection.sendall(b"x")
+            except OSError:
+                continue
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join(10)
+        self._server.close()
+
+
+@pytest.mark.parametrize("words", [b"\0\0\0\4\0\0\0\0\0", b"SSH-2.0-OpenSSH\r\n", b"unisono \n", b""])
+def test_roll_call_takes_nobody_for_a_peer_who_does_not_say_so(words):
+    workers = addresses(2)
+    with (
+        Peer(workers[1], words),
+        pytest.raises(TimeoutError, match=r"worker 1 \(.*\) did not come within 1 s"),
+    ):
+        roll_call(Cluster({"worker": workers}, "worker", 0), 1.0)
+
+
+def test_roll_call_ends_in_time_whatever_its_peers_do():
+    workers = addresses(12)
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        for address in workers[1:]:
+            stack.enter_context(Peer(address, b"", slowly=True))
+        with pytest.raises(TimeoutError, match="worker 11 "):
+            roll_call(Cluster({"worker": workers}, "worker", 0), 1.0)
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("mark", "refusal"),
+    [({"run": "0" * 16}, "belongs to another run"), ({"index": 0}, "takes itself for worker 0")],
+)
+def test_roll_call_refuses_a_worker_of_another_run_or_with_another_index(mark, refusal):
+    workers = addresses(2)
+    call = roll_call_module._RollCall(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    theirs = dataclasses.replace(call._mark, **mark)
+    with Peer(workers[1], theirs.line()), pytest.raises(ClusterError, match=refusal):
+        roll_call(Cluster({"worker": workers}, "worker", 0), 2.5)
+
+
+def test_roll_call_names_a_peer_that_does_not_reach_this_worker():
+    workers = addresses(2)
+    call = roll_call_module._RollCall(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    with (
+        Peer(workers[1], call._mark.line()),
+        pytest.raises(TimeoutError, match="could not reach this worker"),
+    ):
+        roll_call(Cluster({"worker": workers}, "worker", 0), 1.0)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "1e300"])
 def test_timeout_that_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("UNISONO_TIMEOUT", text)
-    with pytest.raises(ValueError, match="UNISONO_TIMEOUT"):
+    with pytest.raises(
+        ValueError, match=rf"UNISONO_TIMEOUT must .* Received: '{text}'. Give one, or unset it"
+    ):
         environment.peer_timeout()
 
 

@@ -31,7 +31,7 @@ from .execution_length import ExecutionLength
 from .executions import executions
 from .overflow import check_progress
 from .runner import Runner
-from .worker_settlement import Workers, check_same_fit, same_random
+from .worker_settlement import Workers, check_same_begin, check_same_fit, same_random
 
 
 @dataclasses.dataclass
@@ -63,6 +63,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
     if a.fast_dev_run:
         a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
     with runner.watching(model), contextlib.ExitStack() as at_exit:  # all of it happens, whatever fails
+        check_same_begin(model)
         source, validation = _sources(model, a)
         at_exit.callback(source.close)
         if validation is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...callbacks.backup.settings import settings_of
 from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import check_same_everywhere, exchange, from_chief, spans_workers
 from ..inputs.arrays import ArraySource
@@ -81,6 +82,32 @@ def same_random(model: TrainedModel, value: int) -> int:
     return int(from_chief([float(value)], model.distribute_strategy)[0])
 
 
+def check_same_begin(model: TrainedModel) -> None:
+    """Refuses a `fit` that another worker does not begin now, or with another model: before they exchange anything."""
+    if spans_workers(model.distribute_strategy):
+        count = len(model.variables)
+        check_same_everywhere(
+            {"the number of the model's variables": count}, "fit", model.distribute_strategy
+        )
+
+
+def _leaves(what: str, settings: Any) -> Iterator[tuple[str, Any]]:
+    """Each setting within `settings` with its name: "activation of layers[1] of the model"."""
+    if not isinstance(settings, Mapping):
+        yield what, settings
+        return
+    for key, value in settings.items():
+        items = enumerate(value) if isinstance(value, list) else ()
+        for number, item in items:
+            yield from _leaves(f"{key}[{number}] of {what}", item)
+        if not isinstance(value, list):
+            yield from _leaves(f"{key} of {what}", value)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def check_same_fit(
     model: TrainedModel, source: Source, validation: Source | None, arguments: Mapping[str, Any]
 ) -> None:
@@ -98,13 +125,14 @@ def check_same_fit(
     """
     if not spans_workers(model.distribute_strategy):
         return
-    weights = "".join(f"{v.path}{tuple(v.shape)}{v.dtype}{v.trainable}" for v in model.variables)
+    settings = settings_of(model)
+    variables = " ".join(
+        f"{v.name}:{v.dtype}{tuple(v.shape)}{'' if v.trainable else '!'}" for v in model.variables
+    )
     values = {
         "the number of the model's weights": model.count_params(),
-        "the model (a digest of its weights' names, shapes and dtypes)": hashlib.sha256(
-            weights.encode()
-        ).hexdigest()[:12],
-        "the optimizer": type(model.optimizer).__name__,
+        "the model's variables (a digest of their names, shapes and dtypes)": _digest(variables),
+        **{f"the settings of the {part} (a digest)": _digest(repr(each)) for part, each in settings.items()},
         "the kind of input": type(source).__name__,
         **arguments,
     }
@@ -114,4 +142,9 @@ def check_same_fit(
             values[f"the rows of a {name} batch"] = part.batch_rows
             values[f"the number of {name} rows"] = part.rows
             values[f"what a {name} batch is made of"] = repr(part.spec)
-    check_same_everywhere(values, "fit", model.distribute_strategy)
+    try:
+        check_same_everywhere(values, "fit", model.distribute_strategy)
+    except ValueError:  # raised on all workers, as each differs from one at least
+        each = {name: value for part in settings for name, value in _leaves(f"the {part}", settings[part])}
+        check_same_everywhere(each, "fit", model.distribute_strategy)
+        raise
