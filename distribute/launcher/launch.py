@@ -26,6 +26,7 @@ from .verdict import Verdict, how_it_ended, judge
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AFTER_FAILURE = 3.0  # seconds that the others have for ending
 _SETTLE = 3.0  # seconds in which what failed may end, and tell what it knows, before it is judged
+_SPARE_SHARE = 0.5  # of the timeout: a worker that can be replaced is, before the coordinator gives up on it
 _PORT_RETRIES = 3
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
 _WRONG_ARGUMENT = 2
@@ -170,12 +171,14 @@ class Launcher:
 
     def _silent(self, processes: Processes) -> bool:
         """Whether a task has been stopped for too long; one that the others can do without is ended, and replaced."""
-        found = processes.stopped_for(self._layout.timeout) if processes.several else []
-        for task in found:
+        if not processes.several:
+            return False
+        timeout = self._layout.timeout
+        for task in processes.stopped_for(_SPARE_SHARE * timeout):
             if task.role == "spare":
-                _say(f"{task.name} has been stopped (SIGSTOP) for {self._layout.timeout:g} s, and is ended")
+                _say(f"{task.name} has been stopped (SIGSTOP) for {_SPARE_SHARE * timeout:g} s, and is ended")
                 processes.kill(task.name)
-        return any(task.role != "spare" for task in found)
+        return any(task.role != "spare" for task in processes.stopped_for(timeout))
 
     def _settled(self, processes: Processes) -> list[Verdict]:
         """The verdicts once those that failed have ended and told what they know, or a moment has passed."""

@@ -170,6 +170,7 @@ class Processes:
     def kill(self, name: str) -> None:
         """Ends a task without asking."""
         self._kill_group(self._seen[name].process.pid)
+        self._seen[name].stopped = None
 
     def any_script(self) -> Task:
         """A task that still runs the script, for reports."""
@@ -204,7 +205,7 @@ class Processes:
             seen.record = record.read(self._records, seen.process.pid)
             if state_of(seen.process.pid) != "T":
                 seen.stopped = None
-            elif seen.stopped is None or asleep:
+            elif seen.stopped is None or asleep:  # one that was killed may be seen once more
                 seen.stopped = time.time()
 
     def _wait(self, seconds: float) -> None:

@@ -134,15 +134,14 @@ def _own_failure(witness: Witness, said: Accusation | None, now: float) -> Verdi
     if witness.spare:
         return None
     if witness.stopped is not None and witness.code is None:
-        return Verdict(
-            witness.name,
-            f"is stopped (SIGSTOP) and has been for {max(0.0, now - witness.stopped):.0f} s{_position(witness)}",
-            witness.stopped,
-            1,
-            hangs=True,
-        )
+        return _stopped(witness, witness.stopped, now)
     served_badly = witness.code == 0 and not witness.script
     return _ended(witness, now) if served_badly or (witness.failed and said is None) else None
+
+
+def _stopped(witness: Witness, since: float, now: float) -> Verdict:
+    what = f"is stopped (SIGSTOP) and has been for {max(0.0, now - since):.0f} s"
+    return Verdict(witness.name, what + _position(witness), since, 1, hangs=True)
 
 
 def _ended(witness: Witness, now: float) -> Verdict:
@@ -175,6 +174,8 @@ def _lost(accused: Witness, accuser: Witness, now: float) -> Verdict:
         early = f"ended early, with status 0, while {accuser.name} still needed it"
         what = early if accused.code == 0 else how_it_ended(accused.code)
         return Verdict(accused.name, what + _position(accused), min(accused.ended, noticed - _INSTANT), 1)
+    if accused.stopped is not None:  # one that others could do without
+        return _stopped(accused, accused.stopped, now)
     record = accused.record
     since = noticed - _INSTANT
     what = f"hangs or is too slow, as {accuser.name} found"

@@ -29,7 +29,8 @@ _ENGINE = re.compile(
     | ^The\ error\ could\ be\ from\ a\ previous\ operation\.\ Restart\ your\ program
     | ^The\ tasks\ have\ crashed\.\ Check\ the\ task\ logs
     | ^This\ is\ usually\ caused\ by\ an\ earlier\ error\ during\ execution\.
-    | ^\s*\[\[\{\{node\ .*
+    | ^\s*\[\[[^\]]+\]\]
+    | ^\s*\d+\ (root\ error\(s\)\ found|successful\ operations|derived\ errors\ ignored)\.
     | ^Graph\ execution\ error:$
     | ^\s+@\ +0x[0-9a-f]+
     | ^PC:\ @

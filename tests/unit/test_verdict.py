@@ -156,6 +156,13 @@ def test_parameter_server_is_named_by_its_address(known):
     assert the_first(server("ps-0", **known), server("ps-1"), chief).name == "ps-0"
 
 
+def test_stopped_spare_of_which_the_coordinator_complains_is_named():
+    text = "The worker 0 at 127.0.0.1:50 listens but does nothing"
+    chief = Witness("chief", frozenset({"chief 0"}), record=recorded(error(text, lost=["127.0.0.1:50"])))
+    verdict = the_first(server("worker-0", spare=True, stopped=980.0), chief)
+    assert (verdict.name, verdict.what) == ("worker-0", "is stopped (SIGSTOP) and has been for 20 s")
+
+
 def test_server_that_ends_with_0_while_scripts_run_has_failed():
     assert the_first(server("ps-0", code=0, ended=NOW), worker(0)).name == "ps-0"
 

@@ -201,6 +201,9 @@ Detected at node CollectiveReduceV2 defined at (most recent call last):
 Collective ops is aborted by: lost contact with worker 1
 The error could be from a previous operation. Restart your program to reset.
 \t [[{{node CollectiveReduceV2}}]] [Op:__inference_add_116]
+\t [[while/loop_body_control/_50/_37]]
+2 root error(s) found.
+0 successful operations.
 """
 
 

@@ -53,6 +53,13 @@ def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
         assert (
             "generator: ValueError: The input must give the same global batches on every worker." in printed
         )
+        assert re.search(
+            r"width: ValueError: variable \d+ must be the same on all workers for the creation of variables. "
+            r"Received: 'float32\(2, 3\)' on worker 0, 'float32\(2, 4\)' on worker 1. .* Here it is 'kernel'.",
+            printed,
+        ), printed
+        assert "activation: ValueError: activation of layers[1] of the model must be the same" in printed
+        assert "clipping: ValueError: clipnorm of the optimizer must be the same" in printed
         assert "same: went through" in printed
 
 

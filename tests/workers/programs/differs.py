@@ -32,5 +32,21 @@ def attempt(name, *arguments, **options):
 attempt("rows", np.ones((rows, 2), "float32"), np.ones((rows, 1), "float32"), batch_size=32)
 attempt("epochs", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"), epochs=1 + worker_index())
 attempt("generator", batches(6 - worker_index()))
+
+
+def other_model(name, hidden, **options):
+    try:
+        with strategy.scope():
+            other = unisono.Sequential([keras.Input((2,)), *hidden, keras.layers.Dense(1)])
+            other.compile(unisono.optimizers.SGD(0.1, **options), "mse")
+        other.fit(np.ones((8, 2), "float32"), np.ones((8, 1), "float32"), verbose=0)
+    except ValueError as error:
+        print(f"{name}: {type(error).__name__}: {error}", flush=True)
+
+
+me = worker_index()
+other_model("width", [keras.layers.Dense(3 + me)])
+other_model("activation", [keras.layers.Dense(3, ["relu", "tanh"][me])])
+other_model("clipping", [], clipnorm=1.0 + me)
 attempt("same", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"))
 assert sys.argv[1]
