@@ -26,6 +26,7 @@ from .verdict import Verdict, how_it_ended, judge
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AFTER_FAILURE = 3.0  # seconds that the others have for ending
 _SETTLE = 3.0  # seconds in which what failed may end, and tell what it knows, before it is judged
+_PATIENCE = 4.0  # seconds beyond the timeout in which the others may complain of one that is stopped, in their own words
 _SPARE_SHARE = 0.5  # of the timeout: a worker that can be replaced is, before the coordinator gives up on it
 _PORT_RETRIES = 3
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
@@ -178,7 +179,7 @@ class Launcher:
             if task.role == "spare":
                 _say(f"{task.name} has been stopped (SIGSTOP) for {_SPARE_SHARE * timeout:g} s, and is ended")
                 processes.kill(task.name)
-        return any(task.role != "spare" for task in processes.stopped_for(timeout))
+        return any(task.role != "spare" for task in processes.stopped_for(timeout + _PATIENCE))
 
     def _settled(self, processes: Processes) -> list[Verdict]:
         """The verdicts once those that failed have ended and told what they know, or a moment has passed."""
