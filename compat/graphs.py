@@ -9,8 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
+from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 from tensorflow.python.framework import config, op_def_registry, ops
+
+__all__ = ["control_status_ctx"]
 
 _CALLS = ("While", "If", "PartitionedCall")  # what they call may do more than compute
 
@@ -41,6 +45,17 @@ def inlined(function: Any) -> Callable[..., Any] | None:
             return converted(*args, **kwargs)
 
     return computed
+
+
+def left_as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function of ours that AutoGraph shall call as it is; what it calls is up to `converted`."""
+    autograph_artifact(fn)
+    return fn
+
+
+def converted(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
+    """`fn`, its `if` and `while` on tensors converted as they would be where `status` was read (`control_status_ctx`)."""
+    return tf_convert(fn, status, convert_by_default=False)
 
 
 _DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")

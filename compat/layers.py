@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +29,26 @@ def layers_within(layer: Any) -> list[Any]:
 def takes_training(layer: Any) -> bool:
     """Whether `layer.call` has the argument `training`."""
     return layer._call_has_training_arg
+
+
+def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call of `layer`, as positions and names, from Keras' description of the call."""
+    given, parameters = call_spec.user_arguments_dict, layer._call_signature.parameters
+    kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    starred = any(kind == inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = kinds.get(name)
+        if kind == inspect.Parameter.VAR_POSITIONAL:
+            args += value
+        elif kind == inspect.Parameter.VAR_KEYWORD:
+            kwargs |= value
+        elif starred and kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            args.append(value)
+        else:
+            kwargs[name] = value
+    return args, kwargs
 
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:

@@ -85,3 +85,8 @@ def scheduling(strategy: tf.distribute.Strategy) -> Iterator[None]:
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:
     """The cluster resolver that a `ParameterServerStrategy` was made with; its public property is None."""
     return strategy.cluster_resolver or strategy._cluster_resolver
+
+
+def num_workers_of(strategy: tf.distribute.Strategy) -> int:
+    """The workers of a `ParameterServerStrategy`."""
+    return len(resolver_of(strategy).cluster_spec().as_dict()["worker"])

@@ -13,6 +13,9 @@ from keras.src.utils import rng_utils
 from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
+from .variables import direct_writes
+
+_OF_ONE_THREAD = ("stateless_scope", "symbolic_scope", "name_scope_stack", "uninitialized_variables")
 _STATE_NAME = "seed_generator_state"
 
 
@@ -58,7 +61,8 @@ class thread_state:
         drawn = (
             random.getstate()
         )  # one device makes the generator, from a random seed, only where one is used
-        seed_generator.global_seed_generator()
+        with tf.init_scope(), direct_writes():  # not in the graph or the scope that is at work here
+            seed_generator.global_seed_generator()
         random.setstate(drawn)
         self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))
 
@@ -66,7 +70,7 @@ class thread_state:
         """Gives this thread the state that was captured; what the thread has itself stays."""
         own = vars(global_state.GLOBAL_STATE_TRACKER)
         for name, value in self._attributes.items():
-            if name not in ("stateless_scope", "symbolic_scope", "name_scope_stack"):
+            if name not in _OF_ONE_THREAD:
                 own.setdefault(name, value)
 
 

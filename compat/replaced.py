@@ -4,8 +4,8 @@
   thread; at any other time each of them is the very original. What stands in for a function is made by the package that
   knows how, and handed down with `provide`. It does what the original does in a thread that computes no step, so that
   plain Keras in another thread is plain Keras.
-- `WRAPPED`: steps by which a MultiWorkerMirroredStrategy joins its cluster and creates variables. The strategy may be made
-  by TensorFlow's own class before anything of ours is called, so these stay.
+- `WRAPPED`: steps by which a MultiWorkerMirroredStrategy joins its cluster and creates variables, and `run` of a
+  ParameterServerStrategy. The strategy may be made by TensorFlow's own class, so these stay.
 - `ADDED`: methods that classes of TensorFlow lack. Nothing that worked without them changes.
 """
 
@@ -59,7 +59,25 @@ REPLACED = (
         "a replica computes as one device does, and the step joins",
     ),
     Changed(
+        keras.losses.Loss,
+        "__call__",
+        "in a loop of the user's own it is a share of the mean over the global batch",
+    ),
+    Changed(
+        keras.layers.Layer,
+        "_maybe_build",
+        "a layer that replicas call first is built once, and not in their graph",
+    ),
+    Changed(
+        tf.GradientTape, "gradient", "the gradient of a variable that is split over servers is one gradient"
+    ),
+    Changed(
         keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"
+    ),
+    Changed(
+        keras.layers.Layer,
+        "add_loss",
+        "the ids of losses are forgotten after a step, also where no model is known",
     ),
     Changed(
         backend_core.Variable,
@@ -88,6 +106,11 @@ WRAPPED = (
     ),
     Changed(
         CollectiveAllReduceExtended, "_create_variable", "workers create the same variables in the same order"
+    ),
+    Changed(
+        tf.distribute.experimental.ParameterServerStrategy,
+        "run",
+        "variables in parts are looked up and differentiated as whole ones",
     ),
 )
 

@@ -27,7 +27,7 @@ ATTRIBUTES = {
     "_trainable_variables",
     "keras:Sequential": "_functional",
     "keras:Metric": "_metrics",
-    "keras:layers.Layer": "_metrics",
+    "keras:layers.Layer": "_call_signature _metrics",
     "keras:Variable": "_initialize _maybe_autocast _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "
     "_get_variable_index _iterations _learning_rate _model_variables_moving_average _track_trackable "
@@ -82,6 +82,7 @@ OVERRIDDEN = {
         "_clip_gradients": "gradients are clipped after they were summed over the replicas",
         "_get_current_learning_rate": "a schedule is asked about updates, not about calls",
     },
+    "keras:Model": {"_maybe_build": "a model that replicas call first is built once, and not in their graph"},
     "keras:callbacks.ModelCheckpoint": {
         "_save_model": "files are written whole or not at all, by the chief, and the best are kept",
         "_should_save_on_batch": _ONCE,

@@ -40,7 +40,7 @@ def gather(values: Any) -> Any:
     TensorShape([2, 3])
     """
     step = current_step()
-    if step is not None:
+    if step is not None and not step.shares:
         if step.num_replicas == 1:
             return values
         refuse_collective("`unisono.distribute.gather`")

@@ -78,6 +78,8 @@ def global_mean(
         if reduction == "mean_with_sample_weight":
             count = tf.reduce_sum(tf.broadcast_to(weights, tf.shape(values)))
     step = current_step()
+    if step is not None and step.shares:
+        step = None
     if step is not None and not (isinstance(step.rows, int) and step.rows > 0):
         count = tf.where(step.alive, count, tf.zeros_like(count))
     part = tf.math.divide_no_nan(total, all_reduce_sum([count])[0])

@@ -51,17 +51,18 @@ class Training:
             self.optimizer = unisono.optimizers.AdamW(rate, global_clipnorm=1.0, use_ema=True)
             self.optimizer.build(self.model.trainable_variables)
             self.epoch = tf.Variable(0, trainable=False)
-        # reduction=None: one loss for each row. The mean over the global batch is taken by `global_mean`.
-        self.loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+            self.accuracy = keras.metrics.SparseCategoricalAccuracy()
+        self.loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.optimizer, epoch=self.epoch)
 
     @tf.function
     def train_step(self, batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """One step on a distributed batch: (loss of the global batch, its rows)."""
 
+        @unisono.replica_step
         def replica_step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.GradientTape() as tape:
-                loss = unisono.distribute.global_mean(self.loss_fn(y, self.model(x, training=True)))
+                loss = self.loss_fn(y, self.model(x, training=True))
             self.optimizer.minimize(loss, self.model.trainable_variables, tape=tape)
             return loss, tf.shape(y)[0]
 
@@ -69,15 +70,14 @@ class Training:
         return self.strategy.reduce("SUM", loss, axis=None), self.strategy.reduce("SUM", rows, axis=None)
 
     @tf.function
-    def test_step(self, batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """(right answers, rows) of a distributed batch: counts are added up, and divided once at the end."""
+    def test_step(self, batch: Any) -> None:
+        """Counts the right answers of a distributed batch."""
 
-        def replica_step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            answers = tf.argmax(self.model(x, training=False), axis=-1, output_type=y.dtype)
-            return tf.reduce_sum(tf.cast(answers == y, tf.int32)), tf.shape(y)[0]
+        @unisono.replica_step
+        def replica_step(x: tf.Tensor, y: tf.Tensor) -> None:
+            self.accuracy.update_state(y, self.model(x, training=False))
 
-        right, rows = self.strategy.run(replica_step, args=batch)
-        return self.strategy.reduce("SUM", right, axis=None), self.strategy.reduce("SUM", rows, axis=None)
+        self.strategy.run(replica_step, args=batch)
 
     def fit(self, train_data: Any, test_data: Any, epochs: int, folder: str | None = None) -> None:
         """Trains up to `epochs`, starting from the checkpoint in `folder`, if any; saves one after each epoch."""
@@ -87,10 +87,11 @@ class Training:
             self.checkpoint.restore(manager.latest_checkpoint)
         for epoch in range(int(self.epoch.numpy()), epochs):
             losses = [[float(n) for n in self.train_step(b)] for b in self.batches(train_data, shuffle=epoch)]
-            counts = [[int(n) for n in self.test_step(b)] for b in self.batches(test_data)]
+            self.accuracy.reset_state()
+            for batch in self.batches(test_data):
+                self.test_step(batch)
             loss = sum(loss * rows for loss, rows in losses) / sum(rows for _, rows in losses)
-            accuracy = sum(right for right, _ in counts) / sum(rows for _, rows in counts)
-            print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {accuracy:.4f}")
+            print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {float(self.accuracy.result()):.4f}")
             self.epoch.assign_add(1)
             if manager is not None:
                 manager.save()

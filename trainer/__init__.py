@@ -2,9 +2,10 @@
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
 from .model import Model, Sequential, adopt, clone_model, load_model
+from .replica_step import replica_step
 from .step.global_loss import rowwise
 
-__all__ = ["Model", "Sequential", "adopt", "clone_model", "load_model", "rowwise"]
+__all__ = ["Model", "Sequential", "adopt", "clone_model", "load_model", "replica_step", "rowwise"]
 
 
 def __dir__() -> list[str]:

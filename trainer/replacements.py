@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -11,14 +12,16 @@ from ..compat.graphs import gradient_of_graph
 from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
-from ..compat.variables import autocast, raw_value, stateless_scope
+from ..compat.variables import direct_writes, raw_value, stateless_scope
 from ..distribute.collectives import refuse_collective
 from ..distribute.join_rules import numbered
-from ..distribute.parameter_servers.shards import lookup
+from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
-from ..distribute.step_context import StepContext, current_step
+from ..distribute.step_context import StepContext, current_step, step_scope
 from .step import nested_graphs, xla_random
 from .step.collected_writes import CollectedWrites
+from .step.first_call import build_outside
+from .step.global_loss import loss_of_rows, reduces_by_itself
 from .step.train_step import WEIGHTED
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
@@ -26,15 +29,54 @@ _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get dis
 
 def _scaling(original: Any) -> Any:
     def scale(value: Any) -> Any:
-        return original(value) if current_step() is None else value
+        step = current_step()
+        return original(value) if step is None or step.shares else value
 
     return scale
 
 
+def _unscaling(original: Any) -> Any:
+    def unscale(value: Any) -> Any:
+        step = current_step()
+        if step is None:
+            return original(value)
+        return tf.math.divide_no_nan(value, step.share(value.dtype)) if step.shares else value
+
+    return unscale
+
+
+def _loss(original: Any) -> Any:
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        step = current_step()
+        if step is None or not step.shares or not reduces_by_itself(self):
+            return original(self, y_true, y_pred, sample_weight)
+        own = dataclasses.replace(step, shares=False)
+        with step_scope(own):
+            loss = loss_of_rows(self, own, y_true, y_pred, sample_weight)
+        return tf.math.multiply_no_nan(loss, step.share(loss.dtype))
+
+    return call
+
+
+def _maybe_build(original: Any) -> Any:
+    def maybe_build(self: Any, call_spec: Any) -> None:
+        step = current_step()
+        if step is not None and step.shares and not self.built:
+            build_outside(self, call_spec)
+        original(self, call_spec)
+
+    return maybe_build
+
+
 def _seed(original: Any) -> Any:
     def next(self: Any, ordered: bool = True) -> Any:
-        seed = original(self, ordered)
         step = current_step()
+        if (
+            step is not None and step.shares and on_parameter_servers()
+        ):  # no two workers draw with the same number
+            with direct_writes():
+                return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
+        seed = original(self, ordered)
         if step is None or step.random_stream is None or getattr(self, "_unisono_same_on_replicas", False):
             return seed
         stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.random_stream, tf.int64)
@@ -85,7 +127,7 @@ def _summed(parts: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:
     What arrives on the way back is added up over the replicas. The loss of a `train_step` of one's own is weighted after
     its gradient was taken, when the parts of other replicas are in it already: each must have its own weight before.
     """
-    if num_replicas() == 1 or step.observer is not None or step.notes.get(WEIGHTED):
+    if num_replicas() == 1 or step.observer is not None or step.shares or step.notes.get(WEIGHTED):
         return all_reduce_sum_packed(parts)
     weight = step.weight(numbered(step.rules.gradients, step.notes.get("optimizer calls", 0)), tf.float64)
     sums = all_reduce_sum_packed(
@@ -110,15 +152,14 @@ def _clear_losses(original: Any) -> Any:
     return clear
 
 
-def _take(original: Any) -> Any:
-    def take(x: Any, indices: Any, axis: Any = None) -> Any:
-        if isinstance(x, keras.Variable) and axis == 0 and not isinstance(indices, tf.SparseTensor):
-            rows = None if raw_value(x) is None else lookup(x, indices)
-            if rows is not None:
-                return autocast(x, rows)
-        return original(x, indices, axis)
+def _add_loss(original: Any) -> Any:
+    def add_loss(self: Any, loss: Any) -> None:
+        original(self, loss)
+        step = current_step()
+        if step is not None and step.shares and step.writes is not None:
+            step.writes.adders.append(self)
 
-    return take
+    return add_loss
 
 
 def _only_looked_at() -> bool:
@@ -180,14 +221,16 @@ def _register_gradient(original: Any) -> Any:
 
 for _key, _make in {
     "loss.scale_loss_for_distribution": _scaling,
-    "loss.unscale_loss_for_distribution": _scaling,
+    "loss.unscale_loss_for_distribution": _unscaling,
     "Layer._clear_losses": _clear_losses,
+    "Layer.add_loss": _add_loss,
     "Variable.handle": _handle,
     "SeedGenerator.next": _seed,
     "random.uniform": _uniform,
     "random.normal": _normal,
     "random.dropout": _dropout,
-    "numpy.take": _take,
+    "Loss.__call__": _loss,
+    "Layer._maybe_build": _maybe_build,
     "nn._compute_moments_sync": _synchronized_moments,
     "RegisterGradient.__call__": _register_gradient,
     "Function.__call__": nested_graphs.function_call,

@@ -10,6 +10,7 @@ import contextlib
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from .. import mixed_precision
 from ..callbacks.trained_model import TrainedModel
@@ -21,6 +22,8 @@ from ..compat.training import (
     logs_in_order,
     strategy_of,
 )
+from ..distribute.replicas import in_replica_context
+from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
 from ..mixed_precision.skipped_steps import step_logs
 from . import checks
@@ -30,6 +33,7 @@ from .run import fit_loop
 from .run.evaluation_loops import evaluate, predict
 from .run.on_batch import on_batch, predict_on_batch
 from .runner import runner_of
+from .step.first_call import build_outside
 from .step.global_metrics import give_first_replica_the_state
 from .step.step_loss import default_compute_loss, losses_of
 from .step.train_step import default_test_step, default_train_step
@@ -38,6 +42,17 @@ from .step.variable_placement import bring_along, optimizers_of, place_with_mode
 
 class Trainer(Compilation):
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
+
+    def _maybe_build(self, call_spec: Any) -> None:
+        """As in Keras; a model that replicas call first, in a loop of the user's own, is built once for all of them."""
+        if (
+            not self.built
+            and current_step() is None
+            and tf.distribute.has_strategy()
+            and in_replica_context()
+        ):
+            build_outside(self, call_spec)
+        super()._maybe_build(call_spec)
 
     # The steps. A subclass may override them; they are called in replica context.
 

@@ -15,7 +15,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import callbacks, distribute, mixed_precision, models, optimizers
     from . import trainer as trainer
-    from .trainer import Model, Sequential, adopt, clone_model, load_model, rowwise
+    from .trainer import Model, Sequential, adopt, clone_model, load_model, replica_step, rowwise
 
 _PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "trainer")
 
@@ -31,6 +31,7 @@ __all__ = [
     "mixed_precision",
     "models",
     "optimizers",
+    "replica_step",
     "rowwise",
 ]
 

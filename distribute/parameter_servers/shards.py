@@ -42,7 +42,11 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
 
 
 def gradient(
-    tape: tf.GradientTape, target: Any, variables: Sequence[Any], output_gradients: Any = None
+    tape: tf.GradientTape,
+    target: Any,
+    variables: Sequence[Any],
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> list[Any]:
     """`tape.gradient(target, variables)`, with one gradient for each variable also where it is split.
 
@@ -50,10 +54,11 @@ def gradient(
         One gradient for each variable: a tensor, `tf.IndexedSlices` with rows of the whole variable, or None.
     """
     parts = [shards_of(variable) for variable in variables]
+    options = {"output_gradients": output_gradients, "unconnected_gradients": unconnected_gradients}
     if not any(parts):
-        return tape.gradient(target, variables, output_gradients=output_gradients)
+        return tape.gradient(target, variables, **options)
     sources = [[variable] if part is None else list(part) for variable, part in zip(variables, parts)]
-    gradients: Any = tape.gradient(target, sources, output_gradients=output_gradients)
+    gradients: Any = tape.gradient(target, sources, **options)
     return [own[0] if part is None else _joined(own, part) for own, part in zip(gradients, parts)]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.parameter_servers import resolver_of
-from ...compat.replaced import replaced_functions
 from ..arguments import whole_number
 from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_tf_config
@@ -94,11 +93,6 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         mode.check(len(spec["worker"]))
         super().__init__(cluster_resolver, variable_partitioner)
         _modes[self] = mode
-
-    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """As in TensorFlow; a layer that looks rows up takes them where they are, also in a loop of the user's own."""
-        with replaced_functions():
-            return super().run(fn, args, kwargs, options)
 
 
 def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:

@@ -239,12 +239,12 @@ def _weight_total(options: CallOptions) -> Any:
 def replica_weight(options: CallOptions) -> Any:
     """What this replica's gradients are multiplied with; None: nothing.
 
-    It is None outside of a step, and where the loss or the caller has seen to it.
+    It is None outside of a step, in a step of shares, and where the loss or the caller has seen to it.
 
     Inside a step they are means over this replica's rows, or what was found for this call of an optimizer.
     """
     step = current_step()
-    if step is None or options.skip_aggregation:
+    if step is None or step.shares or options.skip_aggregation:
         return None
     rule = numbered(step.rules.gradients, step.count("optimizer calls"))
     return None if options.contributions else step.weight(rule, tf.float64)

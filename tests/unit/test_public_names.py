@@ -26,6 +26,7 @@ FACE = {
     "mixed_precision",
     "models",
     "optimizers",
+    "replica_step",
     "rowwise",
 }
 
@@ -44,7 +45,7 @@ DOCUMENTED = {
     distribute: ["Pipeline", "auto_strategy", "global_batch_size", "global_mean", "simulate_devices"],
     mixed_precision: ["LossScaleOptimizer", "Policy", "set_global_policy"],
     optimizers: ["Adam", "AdamW", "SGD", "RMSprop", "Optimizer", "adopt"],
-    trainer: ["Model", "Sequential", "adopt", "clone_model", "load_model", "rowwise"],
+    trainer: ["Model", "Sequential", "adopt", "clone_model", "load_model", "replica_step", "rowwise"],
 }
 PACKAGES = pytest.mark.parametrize("package", DOCUMENTED, ids=lambda package: package.__name__)
 

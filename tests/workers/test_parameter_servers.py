@@ -46,6 +46,9 @@ def test_two_workers_count_each_step_once_and_report_errors(found):
     asynchronous, one_device = found["accuracy"]
     assert asynchronous > one_device - 0.01
     assert found["overflow"] == [36, 4, 2.0**11], "each infinite row skips its own step and halves the scale"
+    own = found["own_loop"]
+    assert own["parts"] == 2 and own["table"] == [-600, 0, 0, 0, -600, -600, 0, 0, 0, -600]
+    assert own["metric"] == [400, 3] and own["calls"] == own["draws"] == 200
     assert found["own_error"] == [True, True], "the message, and the file of the line that raised it"
     assert found["after_error"] == 1
     assert "Parameter server 0 at " in found["server_error"]

@@ -10,8 +10,10 @@ Context: a graph that a worker runs.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
@@ -73,8 +75,44 @@ def snapshot(model: TrainedModel, writes: CollectedWrites, layout: RowLayout) ->
     return before
 
 
-def write_state(writes: list[Any], before: dict[int, tf.Tensor], applied: tf.Tensor, alone: bool) -> None:
-    """Makes the writes of layers: with other workers, adds the difference to what the variable holds by now."""
+class ReadOnce(CollectedWrites):
+    """Collects the writes of a step of the user's own loop, and keeps what it read: other workers write in between.
+
+    Attributes:
+        before: what the step read of each variable that gradients do not train, by its id; zeros for a metric.
+        sums: the ids of those that hold sums: the variables of metrics.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[int, tf.Tensor] = {}
+        self.sums: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """What was noted, or read before; a metric begins with zeros (Keras calls this)."""
+        value = super().get_current_value(variable)
+        if variable.trainable or id(variable) in self.variables or raw_value(variable) is None:
+            return value
+        if id(variable) not in self.before:
+            if variable.synchronization == "on_read":
+                self.sums.add(id(variable))
+                self.before[id(variable)] = tf.zeros(variable.shape, variable.dtype)
+            else:
+                self.before[id(variable)] = tf.identity(tf.convert_to_tensor(raw_value(variable)))
+        return self.before[id(variable)]
+
+
+def write_state(
+    writes: list[Any],
+    before: dict[int, tf.Tensor],
+    applied: tf.Tensor,
+    alone: bool,
+    sums: Container[int] = (),
+) -> None:
+    """Makes the writes of layers: with other workers, adds the difference to what the variable holds by now.
+
+    What is in `sums` is added in any case.
+    """
     if not writes:
         return
 
@@ -85,7 +123,7 @@ def write_state(writes: list[Any], before: dict[int, tf.Tensor], applied: tf.Ten
                 current = tf.convert_to_tensor(copy)
                 start = before.get(id(variable))
                 adds = value.dtype.is_floating or value.dtype.is_integer
-                if not alone and adds and start is not None:
+                if adds and start is not None and (not alone or id(variable) in sums):
                     value = current + (value - start)
                 copy.assign(tf.where(applied, value, current))
 

@@ -31,6 +31,8 @@ def losses_in_step(model: TrainedModel, step: StepContext) -> list[tf.Tensor]:
     """
     around: StepContext | None = step.notes.get("gathered_in")
     added = added_by([model], step if around is None else around)
+    if step.shares:  # a loop of the user's own divides by the number of replicas
+        added = [tf.math.multiply_no_nan(loss, step.share(loss.dtype) * step.num_replicas) for loss in added]
     if around is not None:
         added = [_of_all_rows(loss, around) for loss in added]
     return added + regularization_losses(model)

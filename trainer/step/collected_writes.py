@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.graphs import is_inside
+from ...compat.layers import forget_losses
 from ...compat.random_state import is_random_state
 from ...compat.variables import is_read_together, raw_value, stored_dtype
 from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
@@ -31,11 +32,17 @@ class WriteInNestedGraph(BaseException):
 
 
 class CollectedWrites(keras.StatelessScope):
-    """A scope in which an assignment to a Keras variable is noted instead of made; reads see the noted value."""
+    """A scope in which an assignment to a Keras variable is noted instead of made; reads see the noted value.
+
+    Attributes:
+        variables: those that were assigned, by their ids.
+        adders: the layers that have added losses, where no model knows them.
+    """
 
     def __init__(self) -> None:
         super().__init__(collect_losses=True)
         self.variables: dict[int, keras.Variable] = {}
+        self.adders: list[keras.layers.Layer] = []
         self._graph = tf.compat.v1.get_default_graph()
 
     @contextlib.contextmanager
@@ -81,6 +88,11 @@ class CollectedWrites(keras.StatelessScope):
     def items(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """(variable, last value) pairs, in the order of the first assignment."""
         return [(variable, self.state_mapping[key]) for key, variable in self.variables.items()]
+
+    def forget_losses(self) -> None:
+        """Layers drop the losses that they have added: the ids of these may be given to other tensors."""
+        for layer in self.adders:
+            forget_losses(layer, self.losses)
 
     def forget(self, variables: Iterable[Any]) -> None:
         """Drops what was noted for `variables`: they have been written since."""

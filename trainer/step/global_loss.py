@@ -124,18 +124,18 @@ def compiled_loss_of(model: TrainedModel, y: Any, y_pred: Any, sample_weight: An
     several = step is not None and step.num_replicas > 1
     if step is None or not compiled.built or not (several or step.weigh_losses):
         return compiled(y, y_pred, sample_weight)
-    if all(map(_reduces_by_itself, flat_losses(model))):
-        exact = with_each_loss(compiled, lambda loss: functools.partial(_on_replica, loss, step))
+    if all(map(reduces_by_itself, flat_losses(model))):
+        exact = with_each_loss(compiled, lambda loss: functools.partial(loss_of_rows, loss, step))
         return exact(y, y_pred, sample_weight)
     return on_all_rows(compiled, y, y_pred, sample_weight) if several else compiled(y, y_pred, sample_weight)
 
 
-def _reduces_by_itself(loss: keras.losses.Loss) -> bool:
+def reduces_by_itself(loss: keras.losses.Loss) -> bool:
     """Whether Keras' own `__call__` makes one number of the loss's entries."""
     return type(loss).__call__ is keras.losses.Loss.__call__ and loss.reduction not in (None, "none")
 
 
-def _on_replica(
+def loss_of_rows(
     loss: keras.losses.Loss, step: StepContext, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
     """`loss(y_true, y_pred, sample_weight)`, exact over all replicas. See the module's table for the equations."""
@@ -143,7 +143,7 @@ def _on_replica(
         arguments = _gathered(y_true, y_pred, sample_weight)
         whole = step.on_all_rows()
         with step_scope(whole):
-            return _on_replica(loss, whole, *arguments)
+            return loss_of_rows(loss, whole, *arguments)
     values, mask = entries_of(loss, y_true, y_pred)
     return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
 

@@ -29,7 +29,7 @@ from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.join_rules import numbered
 from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, local_copy, shares_variables
-from ...distribute.step_context import StepContext, current_step, step_scope
+from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 from .added_losses import in_units_of_a_mean
 from .collected_writes import SETTLED
 from .metric_kinds import is_stock, own_rows_suffice
@@ -86,15 +86,25 @@ def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> C
             args, kwargs = args[:1], {"sample_weight": step.rows}
         if step is None or step.num_replicas == 1:
             return original(*args, **kwargs)
-        if by_rows or own_rows_suffice(metric, args, kwargs):
+        if by_rows:
             with _settled(metric, step, step.alive):
                 return original(*args, **kwargs)
-        if type(metric) in (Mean, Sum) and _is_one_number(*args, **kwargs):
-            with _settled(metric, step, step.alive):
-                return _update_mean(original, step, *args, **kwargs)
-        return _update_on_all_rows(metric, original, step, args, kwargs)
+        return exact_update(metric, original, *args, **kwargs)
 
     return update_state
+
+
+def exact_update(metric: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`original(*args, **kwargs)`, the update of a metric, as the module says. Context: a step on several replicas."""
+    step = this_step()
+    if own_rows_suffice(metric, args, kwargs):
+        with _settled(metric, step, step.alive):
+            return original(*args, **kwargs)
+    if type(metric) in (Mean, Sum) and _is_one_number(*args, **kwargs):
+        update = _update_mean_of_shares if step.shares else _update_mean
+        with _settled(metric, step, True if step.shares else step.alive):
+            return update(original, step, *args, **kwargs)
+    return _update_on_all_rows(metric, original, step, args, kwargs)
 
 
 def _update_on_all_rows(metric: Any, original: Any, step: StepContext, args: Any, kwargs: Any) -> Any:
@@ -103,8 +113,22 @@ def _update_on_all_rows(metric: Any, original: Any, step: StepContext, args: Any
         f"the metric {metric.name!r}, which may look at the whole batch (see `unisono.rowwise`),"
     )
     args, kwargs = _rows_of_all((args, kwargs), step)
+    if step.shares and not is_stock(metric):
+        _begin_with_the_whole_state(metric, step)
     with _settled(metric, step, step.replica_id == 0), step_scope(step.on_all_rows()):
         return original(*args, **kwargs)
+
+
+def _begin_with_the_whole_state(metric: Any, step: StepContext) -> None:
+    """Puts the whole state on the first replica and zeros on the others, as `give_first_replica_the_state` in `fit`.
+
+    Nobody sees the reset of a metric that belongs to no model. Where all replicas share one copy they keep it.
+    """
+    for variable, whole in zip(metric.variables, _state_over_replicas(metric, step)):
+        before = tf.identity(local_copy(raw_value(variable)))
+        others = before if shares_variables() else tf.zeros_like(whole)
+        step.writes.add_update((variable, tf.where(tf.equal(step.replica_id, 0), whole, others)))
+        step.notes.setdefault(SETTLED, set()).add(id(variable))
 
 
 def _rows_of_all(structure: Any, step: StepContext) -> Any:
@@ -127,6 +151,8 @@ def _joined_number(value: tf.Tensor, step: StepContext) -> tf.Tensor:
     """The number of the whole batch: those of the replicas, joined by the rule that was found for it."""
     if not (value.dtype.is_floating or value.dtype.is_integer):
         return value
+    if step.shares:
+        return value if _is_constant(value) else all_reduce_sum([value])[0]
     rule = _rule_of_number(value, step)
     if step.observer is not None:
         return value
@@ -164,11 +190,17 @@ def _exact_result(metric: Any, original: Callable[..., Any]) -> Callable[..., An
         step = current_step()
         if step is None or step.num_replicas == 1:
             return original(*args, **kwargs)
-        state = list(zip(metric.variables, _state_over_replicas(metric, step)))
-        with keras.StatelessScope(state_mapping=state), step_scope(step.on_all_rows()):
-            return as_tensors(original(*args, **kwargs))
+        return exact_result(metric, original, *args, **kwargs)
 
     return result
+
+
+def exact_result(metric: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`original(*args, **kwargs)`, the result of a metric, over all replicas. Context: a step on several replicas."""
+    step = this_step()
+    state = list(zip(metric.variables, _state_over_replicas(metric, step)))
+    with keras.StatelessScope(state_mapping=state), step_scope(step.on_all_rows()):
+        return as_tensors(original(*args, **kwargs))
 
 
 def as_tensors(structure: Any) -> Any:
@@ -204,16 +236,29 @@ def _update_mean(original: Any, step: StepContext, values: Any, sample_weight: A
     return original(values, sample_weight=_part_of_weight(sample_weight, step))
 
 
+def _update_mean_of_shares(original: Any, step: StepContext, values: Any, sample_weight: Any = None) -> Any:
+    """One number, of which this replica has its share, counts once; a weight that was computed is the replica's own."""
+    values = tf.convert_to_tensor(values)
+    values = values if values.dtype.is_floating else tf.cast(values, tf.float32)
+    if sample_weight is not None and not _is_written(sample_weight, step):
+        return original(values, sample_weight=sample_weight)
+    weight = tf.cast(1.0 if sample_weight is None else sample_weight, values.dtype)
+    return original(values * step.num_replicas, sample_weight=weight / step.num_replicas)
+
+
 def _part_of_weight(weight: Any, step: StepContext) -> Any:
     """This replica's part of the weight of one number.
 
     What the program computes from its rows (their number, a count of words) is a part already. A number that is written in
     the program is the weight of the whole batch.
     """
-    written = isinstance(weight, float) or (tf.is_tensor(weight) and _is_constant(weight))
+    return tf.cast(weight, tf.float32) * step.share() if _is_written(weight, step) else weight
+
+
+def _is_written(weight: Any, step: StepContext) -> bool:
     if isinstance(weight, int) and not isinstance(weight, bool):
-        written = not (isinstance(step.rows, int) and weight == step.rows)  # x.shape[0]
-    return tf.cast(weight, tf.float32) * step.share() if written else weight
+        return not (isinstance(step.rows, int) and weight == step.rows)  # x.shape[0]
+    return isinstance(weight, float) or (tf.is_tensor(weight) and _is_constant(weight))
 
 
 def _is_constant(tensor: Any) -> bool:

@@ -346,6 +346,8 @@ def together():
         FOUND["own_error"] = ["a message of their own" in str(error), __file__ in str(error)]
     FOUND["after_error"] = len(picky.fit(ones[:50], ones[:50], batch_size=5, verbose=0).history["loss"])
 
+    loop_of_their_own(strategy)
+
     class EndOfServer(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             cluster.kill("ps-0")
@@ -356,6 +358,46 @@ def together():
     except ParameterServerError as error:
         FOUND["server_error"] = str(error)
     FOUND["server_error_seconds"] = time.monotonic() - began
+
+
+def loop_of_their_own(strategy):
+    """200 scheduled steps on two workers: a table in parts, `tape.gradient`, a metric, a state, random numbers."""
+    with ParameterServerStrategy_with_halves(strategy):
+        table = keras.layers.Embedding(10, 3, embeddings_initializer="zeros")
+        table.build()
+        optimizer, seen = unisono.optimizers.SGD(1.0), keras.metrics.Mean()
+        dropout, calls = keras.layers.Dropout(0.5), keras.Variable(0, dtype="int32", trainable=False)
+    drawn = dropout.seed_generator.state.numpy()
+
+    @unisono.replica_step
+    def replica_step(ids):
+        with tf.GradientTape() as tape:
+            rows = table(ids)
+            loss = unisono.distribute.global_mean(tf.reduce_sum(rows, axis=1)) * 4.0
+        gradients = tape.gradient(loss, table.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, table.trainable_variables))
+        seen.update_state(tf.constant([2.0, 4.0]))
+        calls.assign_add(1)
+        dropout(rows, training=True)
+
+    @tf.function
+    def step(iterator):
+        strategy.run(replica_step, args=(next(iterator),))
+
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    ids = lambda: tf.data.Dataset.from_tensors(tf.constant([0, 4, 5, 9])).repeat()  # noqa: E731
+    iterator = iter(coordinator.create_per_worker_dataset(ids))
+    for _ in range(200):
+        coordinator.schedule(step, args=(iterator,))
+    coordinator.join()
+    parts = table.embeddings.value.variables
+    FOUND["own_loop"] = {
+        "table": np.concatenate([part.numpy() for part in parts]).sum(axis=1).tolist(),
+        "parts": len(parts),
+        "metric": [float(seen.count.numpy()), float(seen.result())],
+        "calls": int(calls.numpy()),
+        "draws": int((dropout.seed_generator.state.numpy() - drawn)[1]),
+    }
 
 
 def killed():

@@ -1,0 +1,220 @@
+"""`replica_step`: a loop of the user's own gives the numbers of one device, whatever it uses of Keras."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from unisono.distribute import gather, global_mean
+
+ROWS = (7, 1)  # of the global batches: one is uneven on two replicas, one leaves a replica without rows
+STRATEGIES = ["mirrored2", "central2"]
+
+
+def batches():
+    numbers = np.random.default_rng(3)
+    x = numbers.normal(size=(sum(ROWS), 5)).astype("float32")
+    y = numbers.integers(0, 2, size=(sum(ROWS),))
+    weight = numbers.uniform(0.1, 2, size=(sum(ROWS),)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(ROWS[0]).repeat(2)
+
+
+class Spread(keras.metrics.Metric):
+    """A metric that is no sum of what it makes of each row: the mean over batches of the range of a batch."""
+
+    def __init__(self, name="spread"):
+        super().__init__(name=name)
+        self.total = self.add_variable((), "ones", name="total")  # a state that does not begin with zero
+        self.inner = keras.metrics.Mean(name="inner")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign(self.total * 0.5 + keras.ops.max(y_pred) - keras.ops.min(y_pred))
+        self.inner.update_state(keras.ops.max(y_pred))
+
+    def result(self):
+        return self.total + self.inner.result()
+
+
+class Contrast(keras.losses.Loss):
+    """A loss that looks across rows."""
+
+    def call(self, y_true, y_pred):
+        return keras.ops.square(y_pred - keras.ops.mean(y_pred, axis=0, keepdims=True))[:, 0]
+
+
+class AddsItsMean(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(x**2))
+        return x
+
+
+class Loop:
+    """A training and a test step with all that Keras has for them."""
+
+    def __init__(self, strategy, build=True):
+        keras.utils.set_random_seed(11)
+        self.strategy = strategy
+        with helpers.scope(strategy):
+            regularizer = keras.regularizers.L2(1e-2)
+            layers = [
+                keras.layers.Dense(4, "tanh", kernel_regularizer=regularizer),
+                AddsItsMean(),
+                keras.layers.BatchNormalization(synchronized=True, momentum=0.7),
+                keras.layers.Dense(2),
+            ]
+            self.model = unisono.Sequential([keras.Input((5,)), *layers] if build else layers)
+            self.optimizer = unisono.optimizers.Adam(0.05, global_clipnorm=0.5)
+            self.metrics = {
+                "accuracy": keras.metrics.SparseCategoricalAccuracy(),
+                "loss": keras.metrics.Mean(),
+                "sum": keras.metrics.Sum(),
+                "rows": keras.metrics.Mean(),
+                "spread": Spread(),
+                "branch": keras.metrics.Mean(),
+            }
+        self.loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.weighted = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+
+    def train(self, x, y, weight):
+        with tf.GradientTape() as tape:
+            logits = self.model(x, training=True)
+            loss = self.loss_fn(y, logits, sample_weight=weight)
+            loss += self.weighted(weight[:, None], logits[:, :1], sample_weight=weight) + Contrast()(
+                y, logits
+            )
+            loss += global_mean(tf.math.reduce_std(gather(logits)))
+            loss += tf.add_n(self.model.losses) / self.strategy.num_replicas_in_sync
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables))
+        self.metrics["accuracy"].update_state(y, logits, sample_weight=weight)
+        self.metrics["loss"].update_state(loss)
+        self.metrics["sum"].update_state(loss)
+        self.metrics["rows"].update_state(self.loss_fn.call(y, logits))
+        self.metrics["spread"].update_state(y, logits)
+        if tf.shape(x)[0] >= 0:  # AutoGraph converts it
+            self.metrics["branch"].update_state(loss)
+        return loss
+
+    def run(self):
+        step, losses = unisono.replica_step(self.train), []
+
+        @tf.function
+        def run(batch):
+            return self.strategy.reduce("SUM", self.strategy.run(step, args=batch), axis=None)
+
+        self.metrics["spread"].reset_state()  # TensorFlow adds up the initial states of the replicas
+        for batch in self.strategy.experimental_distribute_dataset(batches()):
+            losses.append(float(run(batch)))
+        return losses, {name: float(metric.result()) for name, metric in self.metrics.items()}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    loop = Loop(tf.distribute.get_strategy())
+    losses, results = loop.run()
+    return losses, results, loop.model.get_weights()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_loop_with_everything_of_keras_gives_the_numbers_of_one_device(name, expected):
+    strategy = helpers.strategy(name)
+    loop = Loop(strategy, build=name != "mirrored2")  # there the replicas call the model first
+    losses, results = loop.run()
+    helpers.assert_close(losses, expected[0], helpers.FLOAT32, "losses")
+    helpers.assert_close(results, expected[1], helpers.FLOAT32, "metrics")
+    helpers.assert_close(loop.model.get_weights(), expected[2], helpers.FLOAT32, "weights")
+    assert len(loop.model.variables) == len(expected[2])
+    if name != "central2":
+        assert helpers.copies_are_equal([*loop.model.variables, *loop.optimizer.variables], strategy)
+
+
+@pytest.mark.parametrize("name", ["mirrored2", "central2"])
+def test_noise_differs_between_replicas_and_steps_and_depends_on_the_seed(name):
+    strategy = helpers.strategy(name)
+    ones = tf.ones([2, 8])
+
+    def drawn():
+        keras.utils.set_random_seed(4)
+        with strategy.scope():
+            layers = [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0)]
+        step = unisono.replica_step(lambda: [layer(ones, training=True) for layer in layers])
+        run = tf.function(lambda: strategy.run(step))
+        steps = [[strategy.experimental_local_results(value) for value in run()] for _ in range(2)]
+        return np.array([[[copy.numpy() for copy in value] for value in step] for step in steps])
+
+    first = drawn()  # [steps, layers, replicas, rows, columns]
+    for layer in (0, 1):
+        seen = [first[step, layer, replica].tobytes() for step in (0, 1) for replica in (0, 1)]
+        assert len(set(seen)) == 4
+    np.testing.assert_array_equal(first, drawn())
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored2"])
+def test_a_skipped_step_leaves_no_trace_in_eager_mode_too(name):
+    strategy = helpers.strategy(name) or tf.distribute.get_strategy()
+    with helpers.scope(strategy):
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.SGD(0.1))
+        count = keras.metrics.Mean()
+
+    @unisono.replica_step
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = model(x, training=True)
+            loss = global_mean(y)
+        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+        count.update_state(y)
+
+    strategy.run(step, args=(tf.ones([3, 2]),))
+    before = [*model.get_weights(), float(count.count)]
+    strategy.run(step, args=(tf.constant([[np.inf, 1.0]]),))
+    for old, new in zip(before, [*model.get_weights(), float(count.count)]):
+        np.testing.assert_array_equal(new, old)
+    assert int(optimizer.skipped_steps) == 1 and before[-1] == 3 * strategy.num_replicas_in_sync
+
+
+def test_wrong_uses_are_refused_with_the_cure():
+    strategy = helpers.mirrored(2)
+    with pytest.raises(TypeError, match=r"Put `tf.function` around"):
+        unisono.replica_step(tf.function(lambda: 0))
+    with pytest.raises(TypeError, match="takes a function"):
+        unisono.replica_step(3)
+    with strategy.scope(), pytest.raises(RuntimeError, match=r"give it to `strategy.run`"):
+        unisono.replica_step(lambda: 0)()
+    inner = unisono.replica_step(lambda: tf.constant(0))
+    with pytest.raises(RuntimeError, match="wrap the outermost one alone"):
+        unisono.replica_step(lambda: inner())()
+
+
+def test_what_is_replaced_is_the_original_again_after_a_step():
+    before = keras.metrics.Mean.update_state, keras.metrics.Mean.result, keras.losses.Loss.__call__
+    seen = []
+    helpers.mirrored(2).run(unisono.replica_step(lambda: seen.append(keras.metrics.Mean.update_state)))
+    assert before[0] not in seen and len(seen) == 2
+    assert before == (keras.metrics.Mean.update_state, keras.metrics.Mean.result, keras.losses.Loss.__call__)
+
+
+def test_a_model_of_ours_is_built_by_its_first_call_in_a_loop_without_the_wrapper():
+    """As in TensorFlow's tutorial: the model has no input, and replicas call it first, in a graph."""
+    strategy = helpers.mirrored(2)
+    with strategy.scope():
+        model = unisono.Sequential([keras.layers.Flatten(), keras.layers.Dropout(0.3), keras.layers.Dense(2)])
+        optimizer = unisono.optimizers.SGD(0.1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss(tf.reduce_sum(model(x, training=True), axis=1))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    run = tf.function(lambda x: strategy.run(step, args=(x,)))
+    run(tf.ones([4, 2, 2]))
+    assert [v.path.rpartition("/")[2] for v in model.variables] == ["seed_generator_state", "kernel", "bias"]
+    assert model.built and int(optimizer.iterations.numpy()) == 1
+    assert model(tf.ones([3, 2, 2])).shape == (3, 2), "any number of rows"
+    assert helpers.copies_are_equal(model.trainable_variables, strategy)
