@@ -19,6 +19,8 @@ ARGUMENTS = {
     "numpy.take": ["x", "indices", "axis"],
     "Layer.add_loss": ["self", "loss"],
     "Layer._clear_losses": ["self"],
+    "Layer._maybe_build": ["self", "call_spec"],
+    "GradientTape.gradient": ["self", "target", "sources", "output_gradients", "unconnected_gradients"],
     "loss.scale_loss_for_distribution": ["value"],
     "loss.unscale_loss_for_distribution": ["value"],
     "Loss.__call__": ["self", "y_true", "y_pred", "sample_weight"],
