@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..distribute.arguments import whole_number
+from ..distribute.arguments import function, whole_number
+from ..distribute.arguments import path as a_path
 from .trained_model import ModelInFit
 
 
@@ -95,9 +96,12 @@ class JSONLines(keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self._every = None if every == "epoch" else whole_number("every", every)
-        self._file = LineFile(path)
-        self._clock = clock
+        self._every: int | None = None
+        if every != "epoch":
+            self._every = whole_number("every", every, words=("epoch",))
+        self.path = Path(a_path("path", path))
+        self._file = LineFile(self.path)
+        self._clock = function("clock", clock)
         self._epoch = 0
 
     def steps_to_wake(self, step: int) -> int | None:

@@ -12,8 +12,9 @@ from typing import Any
 import keras
 
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
-from ..distribute.arguments import whole_number
+from ..distribute.arguments import number, truth, whole_number
 from .own_files import OwnFiles, Saved
+from .patterns import check_pattern
 from .safe_file import remove_leftovers
 from .sealed_file import write_sealed
 from .trained_model import ModelInFit
@@ -67,6 +68,14 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         keep_best: int | None = None,
         keep_last: int | None = None,
     ):
+        check_pattern("`filepath`", filepath)
+        save_freq = (
+            save_freq if save_freq == "epoch" else whole_number("save_freq", save_freq, words=("epoch",))
+        )
+        whole_number("verbose", verbose, 0)
+        number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
+        save_best_only = truth("save_best_only", save_best_only)
+        save_weights_only = truth("save_weights_only", save_weights_only)
         super().__init__(
             filepath,
             monitor,
@@ -83,8 +92,6 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                     f"`{name}` ({value}) needs a name for each file: put {{epoch}} or {{{monitor}}} into "
                     f"`filepath`. Received: {self.filepath}"
                 )
-        if save_freq != "epoch":
-            whole_number("save_freq", save_freq)
         self.keep_best = keep_best
         self.keep_last = keep_last
         self._own_files = OwnFiles(self.filepath)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from ..distribute.arguments import whole_number
+from ..distribute.arguments import path, shown, whole_number
 from ..distribute.environment import peer_timeout
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
@@ -81,12 +82,15 @@ class Profiler(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if steps is not None:
-            pair = tuple(whole_number("steps", step) for step in steps)
-            if len(pair) != 2 or pair[0] > pair[1]:
+            several = isinstance(steps, tuple | list) and len(steps) == 2
+            whole = several and all(isinstance(step, int | np.integer) for step in steps)
+            if not whole or not 1 <= steps[0] <= steps[1]:
                 raise ValueError(
-                    f"`steps` must be (first, last) with first <= last, counted from 1. Received: {pair}"
+                    f"`steps` must be (first, last) with first <= last, counted from 1. Received: {shown(steps)}"
                 )
-        self.log_dir = Path(log_dir)
+        if port is not None and whole_number("port", port) > 65535:
+            raise ValueError(f"`port` must be None or a port from 1 to 65535. Received: {port}")
+        self.log_dir = Path(path("log_dir", log_dir))
         self.steps = steps
         self.port = port
         self._served = False

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..distribute.arguments import function, shown
 from ..distribute.workers.cluster import is_chief, num_workers
 from .formatting import duration, short_number
 
@@ -68,8 +69,10 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        if stream is not None and not hasattr(stream, "write"):
+            raise ValueError(f"`stream` must be an open file to write text to. Received: {shown(stream)}")
         self._stream = stream
-        self._clock = clock
+        self._clock = function("clock", clock)
         self._rate = Rate(clock(), 0, compiles=False)
         self._printed_at = float("-inf")
         self._last_width = 0

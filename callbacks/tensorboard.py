@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..compat.callbacks import (
     train_writer,
     validation_writer,
 )
+from ..distribute.arguments import path, truth, whole_number
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from .step_hooks import add_step_hook, remove_step_hook
 from .trained_model import ModelInFit
@@ -33,6 +35,32 @@ class TensorBoard(keras.callbacks.TensorBoard):
     """
 
     model: ModelInFit
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: int | str = "epoch",
+        profile_batch: Any = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Any = None,
+    ) -> None:
+        path("log_dir", log_dir)
+        update_freq = whole_number("update_freq", update_freq, words=("epoch", "batch"))
+        super().__init__(
+            os.fspath(log_dir),
+            whole_number("histogram_freq", histogram_freq, 0),
+            truth("write_graph", write_graph),
+            truth("write_images", write_images),
+            truth("write_steps_per_second", write_steps_per_second),
+            update_freq,  # pyright: ignore[reportArgumentType]
+            profile_batch,
+            whole_number("embeddings_freq", embeddings_freq, 0),
+            embeddings_metadata,
+        )
 
     def steps_to_wake(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""

@@ -84,6 +84,11 @@ def compiled_metrics(model: Any) -> Any | None:
     return model._compile_metrics
 
 
+def given_metrics(model: Any) -> Any:
+    """The argument `metrics` of `compile`, as it was given; None without any."""
+    return getattr(compiled_metrics(model), "_user_metrics", None)
+
+
 def loss_tracker(model: Any) -> Any:
     """The metric that holds the mean of the loss; None before `compile`."""
     return model._loss_tracker

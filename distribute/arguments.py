@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import numbers
+import operator
+import os
+import re
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 
-def whole_number(name: str, value: Any, least: int = 1, optional: bool = False) -> Any:
+_LONGEST = 120  # characters of a value in a message
+
+
+def shown(value: Any) -> str:
+    """`value` for a message: its `repr` in one line, cut where it is long."""
+    text = re.sub(r"\s+", " ", repr(value))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def whole_number(
+    name: str, value: Any, least: int = 1, optional: bool = False, words: tuple[str, ...] = ()
+) -> Any:
     """`value`, if it is an int of at least `least`; bool is none. NumPy's integers become int.
 
     Args:
@@ -13,14 +32,122 @@ def whole_number(name: str, value: Any, least: int = 1, optional: bool = False) 
         value: what was given.
         least: int; the smallest that has a meaning.
         optional: whether None is allowed too, and returned.
+        words: str values that are allowed too, and returned.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if (value is None and optional) or (isinstance(value, str) and value in words):
+        return value
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:  # also of an array of several numbers, which has the method
+        found = None
+    if found is None or found < least:
+        allowed = "".join(f'"{word}" or ' for word in words) + ("None or " if optional else "")
+        raise ValueError(
+            f"`{name}` must be {allowed}a whole number of at least {least}. Received: {shown(value)}"
+        )
+    return found
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    above: float | None = None,
+    most: float = math.inf,
+    below: float | None = None,
+    finite: bool = True,
+    optional: bool = False,
+) -> Any:
+    """`value` as it is, if it is a number in a range: neither a bool nor a text, nor NaN.
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given: a Python or NumPy number.
+        least: the smallest that has a meaning.
+        above: what it must be greater than.
+        most: the largest.
+        below: what it must be less than.
+        finite: whether infinity is refused.
+        optional: whether None is allowed too, and returned.
 
     Raises:
         ValueError: it is something else.
     """
     if value is None and optional:
         return None
-    number = None if isinstance(value, bool) else getattr(value, "__index__", lambda: None)()
-    if number is None or number < least:
-        allowed = "None or a whole number" if optional else "a whole number"
-        raise ValueError(f"`{name}` must be {allowed} of at least {least}. Received: {value!r}")
-    return number
+    found = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    fits = least <= found <= most and (above is None or found > above) and (below is None or found < below)
+    if not fits or (finite and not math.isfinite(found)):
+        limits = [f"of at least {least:g}"] if math.isfinite(least) else []
+        limits += [] if above is None else [f"above {above:g}"]
+        limits += [f"of at most {most:g}"] if math.isfinite(most) else []
+        limits += [] if below is None else [f"below {below:g}"]
+        kind = ("None or " if optional else "") + ("a finite number" if finite and not limits else "a number")
+        raise ValueError(
+            f"`{name}` must be {' '.join([kind, ' and '.join(limits)]).strip()}. Received: {shown(value)}"
+        )
+    return value
+
+
+def truth(name: str, value: Any) -> bool:
+    """`value` as a bool, if it is one, or 0 or 1; a text such as "no" would count as true.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
+        raise ValueError(f"`{name}` must be True or False. Received: {shown(value)}")
+    return bool(value)
+
+
+def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
+    """`value`, if it is one of the texts `choices`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, str) or value not in choices:
+        *first, last = (f'"{choice}"' for choice in choices)
+        raise ValueError(f"`{name}` must be {', '.join(first)} or {last}. Received: {shown(value)}")
+    return value
+
+
+def function(name: str, value: Any, optional: bool = False) -> Any:
+    """`value`, if it can be called.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if not callable(value) and not (value is None and optional):
+        raise TypeError(f"`{name}` must be a function. Received: {shown(value)}")
+    return value
+
+
+def takes_arguments(value: Any, count: int) -> bool:
+    """Whether a function can be called with `count` arguments; True where that cannot be told."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # some functions of C have none that can be read
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def path(name: str, value: Any, optional: bool = False) -> Any:
+    """`value`, if it is a path: a text or a path object, not empty.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is None and optional:
+        return None
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
+    return value

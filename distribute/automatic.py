@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .arguments import shown
 from .devices import simulate_replicas
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
@@ -38,6 +39,12 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         ClusterError: TF_CONFIG or Slurm's variables are wrong.
         TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
     """
+    known = tf.distribute.experimental.CommunicationOptions
+    if communication_options is not None and not isinstance(communication_options, known):
+        raise TypeError(
+            "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the number of replicas and "
+            f"workers is found, not given. Received: {shown(communication_options)}"
+        )
     cluster = read_cluster()
     if cluster is not None and cluster.has_parameter_servers:
         return _parameter_servers(cluster)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .arguments import whole_number
+from .arguments import shown, whole_number
 from .environment import replicas_per_worker
 
 _THIS_PROCESS = "localhost"  # the job of devices whose names have none
@@ -68,10 +68,28 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
     Raises:
         ValueError: for one that does not exist, with those that do.
     """
-    if isinstance(devices, str) or not devices:
-        raise ValueError(f"devices must be a list of at least one device name; received devices={devices!r}")
+    if not isinstance(devices, list | tuple) or not devices:
+        raise ValueError(
+            f'`devices` must be a list of at least one name such as "GPU:0". Received: {shown(devices)}'
+        )
     existing = [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
     return [_resolve(name, existing) for name in devices]
+
+
+def check_exist(argument: str, devices: Sequence[str]) -> None:
+    """Refuses devices of this process that do not exist: TensorFlow would use the CPU in their place without a word.
+
+    Raises:
+        ValueError: names the device, and those that exist.
+    """
+    there = [device.name for device in tf.config.list_logical_devices()]
+    existing = {_full(tf.DeviceSpec.from_string(name)) for name in there}
+    for name in devices:
+        spec = tf.DeviceSpec.from_string(name)
+        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in existing:
+            raise ValueError(
+                f"`{argument}` has the device {name!r}, which does not exist: there are {', '.join(there)}."
+            )
 
 
 def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
@@ -81,8 +99,8 @@ def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
         wanted = None
     if wanted is None or wanted not in existing:
         raise ValueError(
-            f"devices names {name!r}, which does not exist: there are {[spec.to_string() for spec in existing]}. "
-            f"For devices of other processes, start them with `python -m unisono launch --stages K` and connect first"
+            f"`devices` names {shown(name)}, which does not exist: there are {[spec.to_string() for spec in existing]}; for "
+            "devices of other processes, start them with `python -m unisono launch --stages K`."
         )
     return wanted.to_string()
 

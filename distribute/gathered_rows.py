@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ..compat.layers import get_keras_mask, set_keras_mask
+from .arguments import shown
 from .collectives import refuse_collective
 from .replicas import num_replicas
 from .step_context import StepContext, current_step, this_step
@@ -39,6 +40,10 @@ def gather(values: Any) -> Any:
     >>> gather(tf.ones([2, 3])).shape
     TensorShape([2, 3])
     """
+    if values is None or isinstance(values, str | bytes):
+        raise TypeError(
+            f"`values` must be a tensor `[rows, ...]` or a nest of them. Received: {shown(values)}"
+        )
     step = current_step()
     if step is not None and not step.shares:
         if step.num_replicas == 1:

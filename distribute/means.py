@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from .arguments import whole_number
+from .arguments import shown, whole_number
 from .replicas import all_reduce_sum, num_replicas
 from .step_context import current_step
 
@@ -26,6 +26,8 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
     >>> global_batch_size(64)
     64
     """
+    if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
+        raise TypeError(f"`strategy` must be a tf.distribute.Strategy or None. Received: {shown(strategy)}")
     replicas = num_replicas() if strategy is None else strategy.num_replicas_in_sync
     return whole_number("per_replica", per_replica) * replicas
 
@@ -68,7 +70,9 @@ def global_mean(
         raise RuntimeError(
             "`global_mean` was called outside of `strategy.run`: call it inside, where each replica has its values."
         )
-    values = tf.convert_to_tensor(values)
+    values = numeric_tensor("values", values)
+    if sample_weight is not None:
+        sample_weight = numeric_tensor("sample_weight", sample_weight)
     if not values.dtype.is_floating or values.dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)
     total, count = tf.reduce_sum(values), tf.cast(tf.size(values), values.dtype)
@@ -84,6 +88,21 @@ def global_mean(
         count = tf.where(step.alive, count, tf.zeros_like(count))
     part = tf.math.divide_no_nan(total, all_reduce_sum([count])[0])
     return part if step is None else tf.math.divide_no_nan(part, step.share(part.dtype))
+
+
+def numeric_tensor(name: str, value: Any) -> tf.Tensor:
+    """`value` as a tensor of numbers.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{name}` must be a tensor of numbers. Received: {shown(value)}") from error
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+        raise ValueError(f"`{name}` must be a tensor of numbers. Received: {shown(value)}")
+    return tensor
 
 
 def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:

@@ -12,6 +12,8 @@ import keras
 import tensorflow as tf
 
 from ..compat.layers import layers_of, own_weights, watch_calls
+from ..distribute.arguments import function, shown
+from ..optimizers.loss_scale.scale_rule import positive_scale
 
 Event: TypeAlias = tuple[str, keras.layers.Layer, Any]
 """("start", layer, inputs) or ("end", layer, outputs) of one call."""
@@ -92,6 +94,16 @@ def diagnose(
 
     Context: host.
     """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
+    if batch is None or isinstance(batch, str | tf.data.Dataset):
+        raise ValueError(
+            f"`batch` must be one batch, as (x, y) or next(iter(dataset)). Received: {shown(batch)}"
+        )
+    if loss is None and not model.compiled:
+        raise ValueError("`loss` must be given for a model that is not compiled. Received: None")
+    function("loss", loss, optional=True)
+    positive_scale("loss_scale", loss_scale)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_to_tensor, batch))
     events: list[Event] = []
     with keras.StatelessScope(), contextlib.ExitStack() as stack:

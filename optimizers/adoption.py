@@ -16,6 +16,7 @@ import keras
 
 from ..compat.optimizers import unpickle
 from ..compat.serialization import our_classes, save_as
+from .settings import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}
 
@@ -30,7 +31,13 @@ def class_for(cls: type) -> type:
         return cls
     if cls not in _classes:
         parent = next(base for base in cls.__mro__[1:] if issubclass(base, keras.optimizers.Optimizer))
-        names = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        names: dict[str, Any] = {
+            "__doc__": cls.__doc__,
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+        }
+        if cls.__module__.startswith("keras.") and "__init__" in vars(cls):
+            names["__init__"] = with_checked_arguments(cls)
         register_class(cls, type(cls.__name__, (cls, class_for(parent)), names))
     return _classes[cls]
 
@@ -75,6 +82,7 @@ def adopt(optimizer: Any) -> Any:
         with our_classes():
             optimizer = keras.optimizers.get(optimizer)
     if optimizer is not None and type(optimizer) is not class_for(type(optimizer)):
+        check_optimizer(optimizer)
         optimizer.__class__ = class_for(type(optimizer))
         optimizer.on_adopted()
     return optimizer

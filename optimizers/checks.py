@@ -9,7 +9,35 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..distribute.arguments import shown, takes_arguments
+
 Pairs = list[tuple[Any, Any]]
+
+
+def given_pairs(grads_and_vars: Any) -> Pairs:
+    """What was given to `apply_gradients` as a list.
+
+    Raises:
+        ValueError: it is not (gradient, variable) pairs, or a gradient has another shape than its variable.
+    """
+    rule = "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`"
+    try:
+        pairs = list(grads_and_vars)
+    except TypeError as error:
+        raise ValueError(f"{rule}. Received: {shown(grads_and_vars)}") from error
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"{rule}. Received: {shown(pair)} in {shown(pairs)}")
+        gradient, variable = pair
+        if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
+            raise ValueError(f"{rule}. Received: {shown(gradient)} with the variable {shown(variable)}")
+        shape = getattr(gradient, "shape", None)
+        if shape is not None and not tf.TensorShape(variable.shape).is_compatible_with(shape):
+            raise ValueError(
+                f"`grads_and_vars` has a gradient of shape {tuple(shape)} for {name_of(variable)} of shape "
+                f"{tuple(variable.shape)}: give each variable its own gradient."
+            )
+    return pairs
 
 
 def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
@@ -19,7 +47,7 @@ def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
     except (TypeError, ValueError) as error:
         raise ValueError(
             "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`. "
-            f"Received: {grads_and_vars!r}"
+            f"Received: {shown(grads_and_vars)}"
         ) from error
     count = collections.Counter(id(variable) for _, variable in pairs)
     for _, variable in pairs:
@@ -46,10 +74,26 @@ def skips_aggregation(
 
 def check_stage(stage: Any, argument: str) -> None:
     """A ValueError if `stage` cannot be a stage."""
-    if not callable(stage):
+    if isinstance(stage, type):
         raise ValueError(
-            f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {stage!r}"
+            f"`{argument}` takes an instance: give {stage.__name__}(...). Received: {shown(stage)}"
         )
+    if not callable(stage) or not takes_arguments(stage, 1):
+        raise ValueError(
+            f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {shown(stage)}"
+        )
+
+
+def checked_stages(stages: Any, argument: str) -> list[Any]:
+    """The stages as a list: of several, of one alone, or of None; a ValueError if one cannot be a stage."""
+    if stages is None:
+        return []
+    several = (
+        list(stages) if isinstance(stages, Iterable) and not isinstance(stages, str | dict) else [stages]
+    )
+    for stage in several:
+        check_stage(stage, argument)
+    return several
 
 
 def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
@@ -86,7 +130,7 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
     try:
         returned = [(g, v) for g, v in after]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{rule}. Received: {after!r}") from error
+        raise ValueError(f"{rule}. Received: {shown(after)}") from error
     if len(returned) != len(before):
         raise ValueError(f"{rule}. Given {len(before)} pairs, it returned {len(returned)}.")
     gradients = {id(v): g for g, v in returned}

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from ..compat.optimizers import index_of_optimizer, wrapped_optimizers
+from ..distribute.arguments import shown
 from .adoption import adopt, register_class
 from .optimizer import Optimizer
 
@@ -22,6 +23,11 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
     def __init__(
         self, optimizer_map: Any, *args: Any, gradient_aggregator: Any = None, **kwargs: Any
     ) -> None:
+        if not isinstance(optimizer_map, keras.optimizers.OptimizerMap) and not callable(optimizer_map):
+            raise TypeError(
+                "`optimizer_map` must be a keras.optimizers.OptimizerMap or a function from a variable to its optimizer. "
+                f"Received: {shown(optimizer_map)}"
+            )
         super().__init__(optimizer_map, *args, **kwargs)
         self.gradient_aggregator = gradient_aggregator
         self.on_adopted()

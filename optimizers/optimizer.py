@@ -17,6 +17,7 @@ from .call_options import CallOptions, call_options, current_options, frozen_cou
 from .gradients import compute_gradients
 from .replica_rule import ReplicaRule
 from .saved_state import SavedState
+from .settings import CheckedSettings
 from .shard_updates import register_shards
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
@@ -26,7 +27,7 @@ Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
 
 
-class Optimizer(SavedState, ReplicaRule):
+class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     """A Keras optimizer whose gradients pass through the stages of `optimizers.stages`.
 
     A subclass writes `build` and `update_step`, as for Keras; both see what they see on one device. This class owns the
@@ -61,11 +62,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     @gradient_transformers.setter
     def gradient_transformers(self, stages: Sequence[Stage] | None) -> None:
-        if callable(stages):
-            stages = [stages]
-        for stage in stages or ():
-            checks.check_stage(stage, "gradient_transformers")
-        self._ours()["transformers"] = list(stages or ())
+        self._ours()["transformers"] = checks.checked_stages(stages, "gradient_transformers")
         self._mark_if_extended()
 
     @property
@@ -122,7 +119,7 @@ class Optimizer(SavedState, ReplicaRule):
         Context: replica; or cross-replica, where `PerReplica` gradients are each replica's own and others are the total.
         """
         del name
-        pairs = list(grads_and_vars)
+        pairs = checks.given_pairs(grads_and_vars)
         outer = current_options()
         skip = checks.skips_aggregation(skip_gradients_aggregation, experimental_aggregate_gradients)
         options = CallOptions(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import tensorflow as tf
 
-from ..distribute.arguments import whole_number
+from ..distribute.arguments import number, one_of, whole_number
 
 if TYPE_CHECKING:
     from keras.optimizers.schedules import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
@@ -59,14 +59,12 @@ def scaled(
     whole_number("reference_batch_size", reference_batch_size)
     whole_number("global_batch_size", global_batch_size)
     whole_number("warmup_steps", warmup_steps, least=0)
-    if rule not in ("linear", "sqrt"):
-        raise ValueError(f'`rule` must be "linear" or "sqrt". Received: {rule!r}')
+    one_of("rule", rule, ("linear", "sqrt"))
     ratio = global_batch_size / reference_batch_size
     factor = ratio if rule == "linear" else math.sqrt(ratio)
     if isinstance(learning_rate, LearningRateSchedule):
         return learning_rate if factor == 1 else ScaledSchedule(learning_rate, factor, warmup_steps)
-    if not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool):
-        raise ValueError(f"`learning_rate` must be a float or a schedule. Received: {learning_rate!r}")
+    number("learning_rate", learning_rate, least=0)
     if warmup_steps == 0 or factor == 1:
         return float(learning_rate * factor)
     return ScaledSchedule(float(learning_rate), factor, warmup_steps)

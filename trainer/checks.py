@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from ..callbacks.keras_callbacks import check_keras_callbacks
 from ..callbacks.trained_model import TrainedModel
 from ..compat.training import strategy_of
 from ..compat.variables import raw_value
-from ..distribute.arguments import whole_number
+from ..distribute.arguments import shown, truth, whole_number
+from ..distribute.devices import check_exist
 from .inputs.structure import is_standard, unpack
 
 _SUPPORTED = (
@@ -23,28 +27,19 @@ _SUPPORTED = (
 )
 
 
+_ON_THIS_MACHINE = (_SUPPORTED[0], _SUPPORTED[1], _SUPPORTED[3])
+
+
 def check_strategy(strategy: Any) -> None:
     """Refuses a strategy whose variables and collectives we do not know (those of TensorFlow 1, say)."""
+    if isinstance(strategy, _ON_THIS_MACHINE):
+        check_exist(f"{type(strategy).__name__}", strategy.extended.worker_devices)
     if strategy is None or isinstance(strategy, _SUPPORTED):
         return
     raise ValueError(
         f"The model was built under {type(strategy).__name__}, which is not supported: build it under "
         "tf.distribute.MirroredStrategy or another of TensorFlow 2's own strategies."
     )
-
-
-def check_compile(steps_per_execution: Any, jit_compile: Any) -> None:
-    """Refuses arguments of `compile` that have no meaning."""
-    if steps_per_execution != "auto" and (
-        isinstance(steps_per_execution, bool)
-        or not isinstance(steps_per_execution, int)
-        or steps_per_execution < 1
-    ):
-        raise ValueError(
-            f'`steps_per_execution` must be "auto" or an int of at least 1. Received: {steps_per_execution!r}'
-        )
-    if jit_compile not in ("auto", True, False, None):
-        raise ValueError(f'`jit_compile` must be "auto", True or False. Received: {jit_compile!r}')
 
 
 def global_batch_size(model: TrainedModel, batch_size: Any, per_replica_batch_size: Any) -> int | None:
@@ -109,22 +104,54 @@ def _name(strategy: Any) -> str:
 
 
 def check_fit(arguments: Any) -> None:
-    """Refuses arguments of `fit` that have no meaning."""
+    """Refuses arguments of `fit` that have no meaning, and gives the others the form that the loop takes."""
     for name, least in (("epochs", 0), ("initial_epoch", 0)):
-        whole_number(name, getattr(arguments, name), least)
-    if arguments.verbose not in (0, 1, 2, "auto", True, False):
-        raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: {arguments.verbose!r}')
-    check_callbacks(arguments.callbacks)
-    freq = arguments.validation_freq
-    if not isinstance(freq, list | tuple | set) and (
-        isinstance(freq, bool) or not hasattr(freq, "__index__") or int(freq) < 1
-    ):
-        raise ValueError(
-            f"`validation_freq` must be an int of at least 1 or a list of epochs. Received: {freq!r}"
-        )
+        setattr(arguments, name, whole_number(name, getattr(arguments, name), least))
+    for name in ("batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size"):
+        setattr(arguments, name, whole_number(name, getattr(arguments, name), optional=True))
+    check_loop(arguments.verbose, arguments.callbacks)
+    arguments.validation_freq = _validation_freq(arguments.validation_freq)
     split = arguments.validation_split
-    if split and not 0 < split < 1:
-        raise ValueError(f"`validation_split` must be between 0 and 1. Received: {split!r}")
+    share = float(split) if isinstance(split, numbers.Real) and not isinstance(split, bool) else -1.0
+    if split is not None and split is not False and not 0 <= share < 1:
+        raise ValueError(f"`validation_split` must be a number between 0 and 1. Received: {shown(split)}")
+    truth("fast_dev_run", arguments.fast_dev_run)
+    if arguments.validation_data is not None:
+        _check_validation_data(arguments.validation_data)
+
+
+def _validation_freq(freq: Any) -> int | list[int]:
+    """An int of at least 1, or a list of ints of at least 1, which is what Keras' own loop takes."""
+    several = isinstance(freq, list | tuple | set | range | np.ndarray) and np.ndim(list(freq)) == 1
+    try:
+        if several:
+            return [whole_number("validation_freq", epoch) for epoch in freq]
+        return whole_number("validation_freq", freq)
+    except ValueError as error:
+        raise ValueError(
+            "`validation_freq` must be a whole number of at least 1 or a list of epochs, counted from 1. "
+            f"Received: {shown(freq)}"
+        ) from error
+
+
+def _check_validation_data(data: Any) -> None:
+    """Refuses what is no data, and arrays beside which targets are missing or something is too much."""
+    if isinstance(data, tuple | list) and not 1 <= len(data) <= 3:
+        raise ValueError(
+            f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: a {type(data).__name__} of "
+            f"{len(data)}"
+        )
+    if isinstance(data, str | bytes | numbers.Number):
+        raise ValueError(
+            f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: {shown(data)}"
+        )
+
+
+def check_loop(verbose: Any, callbacks: Any) -> None:
+    """Refuses what `fit`, `evaluate` and `predict` cannot show or call."""
+    if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, "auto"):
+        raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: {shown(verbose)}')
+    check_callbacks(callbacks)
 
 
 def check_callbacks(callbacks: Any) -> None:
@@ -135,17 +162,9 @@ def check_callbacks(callbacks: Any) -> None:
         if isinstance(callback, type) or not hasattr(callback, "set_model"):
             raise TypeError(
                 "`callbacks` must be a list of instances of keras.callbacks.Callback. "
-                f"Received: callbacks={callbacks!r}"
+                f"Received: {shown(callback)} in callbacks={shown(callbacks)}"
             )
-
-
-def check_targets(model: TrainedModel, spec: Any, error: Exception) -> None:
-    """Says that the targets are missing, where that is why a model with a loss could not be built."""
-    if model.loss is not None and unpack(spec)[1] is None:
-        raise ValueError(
-            f"`y` is None, but the model was compiled with loss={model.loss!r}: give the targets as `y`, or as the second "
-            "part of what the dataset gives."
-        ) from error
+    check_keras_callbacks(keras.tree.flatten(callbacks))
 
 
 def check_structure(model: TrainedModel, spec: Any, step: str) -> None:

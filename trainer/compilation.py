@@ -12,7 +12,8 @@ from ..callbacks.fit_state import FitState
 from ..compat.serialization import deserialize_keras_object, our_classes
 from ..compat.training import KerasTrainer, TensorFlowTrainer, compile_config, filter_traceback, strategy_of
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
-from . import checks
+from . import compile_checks
+from .compile_checks import optimizer_from
 from .pipeline import step as pipeline_step
 from .runner import runner_of
 from .step.variable_placement import bring_along
@@ -63,12 +64,29 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         Raises:
             ValueError, TypeError: an argument cannot be used. The model is then unchanged.
         """
-        checks.check_compile(steps_per_execution, jit_compile)
+        if self.fit_state is not None:
+            raise ValueError(
+                "`compile()` was called while `fit` runs: compile the model before `fit`, or end it with "
+                "`model.stop_training = True` first."
+            )
+        compile_checks.check_compile(
+            self,
+            dict(
+                loss=loss,
+                loss_weights=loss_weights,
+                metrics=metrics,
+                weighted_metrics=weighted_metrics,
+                run_eagerly=run_eagerly,
+                steps_per_execution=steps_per_execution,
+                jit_compile=jit_compile,
+                auto_scale_loss=auto_scale_loss,
+            ),
+        )
         bring_along(self, "compile")
         pipeline_step.attach(self)
         check_policy_order(self)
         with self._strategy_scope():
-            optimizer = wrap_optimizer(keras.optimizers.get(optimizer), self, auto_scale_loss)
+            optimizer = wrap_optimizer(optimizer_from(optimizer), self, auto_scale_loss)
             plain_steps = 1 if steps_per_execution == "auto" else steps_per_execution
             TensorFlowTrainer.compile(
                 self,

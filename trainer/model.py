@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import zipfile
 from typing import Any, Self, cast
 
@@ -12,6 +13,7 @@ import keras
 
 from ..compat.serialization import our_classes, save_as
 from ..compat.training import KerasFunctional, TensorFlowTrainer
+from ..distribute.arguments import path, shown, truth
 from .pipeline import step as pipeline_step
 from .step.variable_placement import place_with_model
 from .trainer import Trainer
@@ -96,7 +98,10 @@ def adopt(model: keras.Model) -> Model:
 def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     """See `adopt`; `arguments` are those of `compile` in the file that the model was loaded from."""
     if not isinstance(model, keras.Model):
-        raise TypeError(f"`adopt` takes a keras.Model. Received: {model!r} of type {type(model).__name__}")
+        raise TypeError(
+            f"`model` must be a keras.Model: give an instance, or load a file first. Received: {shown(model)} of type "
+            f"{type(model).__name__}"
+        )
     pipeline_step.attach(model)
     if isinstance(model, Model):
         return model
@@ -145,6 +150,17 @@ def load_model(
     Returns:
         The model, adopted.
     """
+    path("filepath", filepath)
+    if custom_objects is not None and not isinstance(custom_objects, dict):
+        raise TypeError(
+            f"`custom_objects` must be a dict from names to classes. Received: {shown(custom_objects)}"
+        )
+    truth("compile", compile)
+    truth("safe_mode", safe_mode)
+    if "://" not in os.fspath(filepath) and not os.path.exists(filepath):
+        raise ValueError(
+            f"File not found: `filepath` {os.fspath(filepath)!r} does not exist: give a `.keras` or `.h5` file."
+        )
     with our_classes():
         model = keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode)
     return _adopt(cast(keras.Model, model), _compile_arguments(filepath))
@@ -160,5 +176,7 @@ def _compile_arguments(filepath: Any) -> dict[str, Any]:
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
     """`keras.models.clone_model`, for a model that then trains with Unisono."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
     with our_classes():
         return adopt(cast(keras.Model, keras.models.clone_model(model, *args, **kwargs)))

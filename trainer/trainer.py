@@ -22,11 +22,12 @@ from ..compat.training import (
     logs_in_order,
     strategy_of,
 )
+from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
 from ..mixed_precision.skipped_steps import step_logs
-from . import checks
+from . import checks, compile_checks
 from .compilation import Compilation
 from .inputs import make_source
 from .run import fit_loop
@@ -195,12 +196,13 @@ class Trainer(Compilation):
             dict of floats.
         """
         self._ready("evaluate")
+        checks.check_loop(verbose, callbacks)
         source = make_source(
             x,
             y,
             sample_weight,
             batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
-            steps_per_epoch=steps,
+            steps_per_epoch=whole_number("steps", steps, optional=True),
             strategy=self.distribute_strategy,
         )
         with contextlib.closing(source):
@@ -231,10 +233,11 @@ class Trainer(Compilation):
             A NumPy array `[rows, ...]` or a nest of them; ragged and sparse outputs stay tensors.
         """
         bring_along(self, "predict")
+        checks.check_loop(verbose, callbacks)
         source = make_source(
             x,
             batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
-            steps_per_epoch=steps,
+            steps_per_epoch=whole_number("steps", steps, optional=True),
             strategy=self.distribute_strategy,
         )
         with contextlib.closing(source):
@@ -268,8 +271,10 @@ class Trainer(Compilation):
         """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""
         bring_along(self, method)
         check_compiled(self, method)
+        compile_checks.check_outside(method)
         if method in ("fit", "train_on_batch"):
             checks.check_compiles(self, method)
+            compile_checks.check_optimizer(self, method)
             check_policy_order(self, unless_trained=True)
         place_with_model(self)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from ...distribute.arguments import whole_number
+from ...distribute.arguments import path, truth, whole_number
 from ...distribute.workers.agreement import exchange
 from ..fit_state import FitState
 from ..trained_model import ModelInFit
@@ -85,17 +85,26 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise ValueError(
                 f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
             )
+        path("directory", directory)
         if "://" in os.fspath(directory):
             raise ValueError(
                 f"`directory` must be in a local or mounted file system, where renaming is safe. Received: {directory}"
             )
         if double_checkpoint is not None or isinstance(keep, bool):
-            keep = 2 if (keep if double_checkpoint is None else double_checkpoint) else 1
+            keep = (
+                2
+                if truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
+                else 1
+            )
         self.directory = Path(directory)
         self.schedule = SaveSchedule.parse(save_freq)
-        self.save_before_preemption = save_before_preemption
-        self.delete_when_done = delete_when_done if delete_checkpoint is None else delete_checkpoint
-        self.background = background
+        self.save_before_preemption = truth("save_before_preemption", save_before_preemption)
+        self.delete_when_done = (
+            truth("delete_when_done", delete_when_done)
+            if delete_checkpoint is None
+            else truth("delete_checkpoint", delete_checkpoint)
+        )
+        self.background = truth("background", background)
         self.stall_seconds = 0.0
         self.saves = 0
         self._clock = time.monotonic

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import re
 from typing import Any
+
+from ...distribute.arguments import shown
 
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?)\s*$")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -25,13 +28,13 @@ class SaveSchedule:
             return cls("epoch")
         if save_freq is False or save_freq is None:
             return cls("never")
-        if isinstance(save_freq, int) and save_freq is not True and save_freq >= 1:
-            return cls("steps", save_freq)
+        if hasattr(save_freq, "__index__") and save_freq is not True and save_freq >= 1:
+            return cls("steps", int(save_freq))
         seconds = _seconds(save_freq)
-        if seconds is not None and seconds >= 1:
+        if seconds is not None and 1 <= seconds < math.inf:
             return cls("seconds", seconds)
         raise ValueError(
-            f"Invalid value for argument `save_freq`. Received: save_freq={save_freq!r}. Use 'epoch', an int of "
+            f"Invalid value for argument `save_freq`. Received: save_freq={shown(save_freq)}. Use 'epoch', an int of "
             "steps, seconds (at least 1) as a float, a timedelta or a string such as '30s', '10min', '1h', or False "
             "for saves before preemption only."
         )

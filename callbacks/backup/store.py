@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...distribute.arguments import path as a_path
 from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
 from . import container, schema
 
@@ -40,7 +41,7 @@ class BackupInfo:
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
     """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory."""
-    return [_inspect(path) for path in backup_paths(directory)]
+    return [_inspect(path) for path in backup_paths(a_path("directory", directory))]
 
 
 def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
@@ -48,7 +49,8 @@ def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
 
     It is a path, with the epoch, step, time and size as attributes.
     """
-    return next((info for info in map(_inspect, backup_paths(directory)) if info.status == "good"), None)
+    paths = backup_paths(a_path("directory", directory))
+    return next((info for info in map(_inspect, paths) if info.status == "good"), None)
 
 
 def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
@@ -58,7 +60,7 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
     """
-    summary, content = container.read(Path(path))
+    summary, content = container.read(Path(a_path("path", path)))
     schema.check(path, summary, content)
     return summary, content
 

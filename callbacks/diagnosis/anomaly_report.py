@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...distribute.arguments import path as a_path
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..json_lines import jsonable
@@ -49,7 +50,7 @@ class AnomalyReport(keras.callbacks.Callback):
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else Path(a_path("path", path))
         self.report: dict[str, Any] | None = None
         self._watches: list[Any] = []
         self._batch: Any = None

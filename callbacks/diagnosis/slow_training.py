@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...distribute.arguments import whole_number
+from ...distribute.arguments import number, whole_number
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
 from ...optimizers.stages.gradient_watch import watch_gradients
 from ..fit_state import FitState
@@ -56,11 +56,10 @@ class Diagnosis(keras.callbacks.Callback):
         least_seconds: float = 1.0,
     ) -> None:
         super().__init__()
-        for name, value in (("slow_input", slow_input), ("straggler", straggler)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"`{name}` must be a share from 0 to 1. Received: {value!r}")
-        self.slow_input, self.straggler = slow_input, straggler
-        self.compilations, self.least_seconds = whole_number("compilations", compilations, 0), least_seconds
+        self.slow_input = number("slow_input", slow_input, least=0, most=1)
+        self.straggler = number("straggler", straggler, least=0, most=1)
+        self.compilations = whole_number("compilations", compilations, 0)
+        self.least_seconds = number("least_seconds", least_seconds, least=0)
         self._watch: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from ...distribute.arguments import function, number, truth
+from ...distribute.arguments import path as a_path
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.workers.agreement import gather_json
 from ...optimizers.stages.gradient_watch import watch_gradients
@@ -52,15 +54,15 @@ class TrainingReport(keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self.path = Path(path)
+        self.path = Path(a_path("path", path))
         if self.path.suffix not in (".html", ".htm"):
             raise ValueError(
                 f"`path` must end in .html; the numbers are written beside it as .jsonl. Received: {str(path)!r}"
             )
-        self.title = title
-        self.refresh_seconds = refresh_seconds
-        self.gradient_norm = gradient_norm
-        self._clock = clock
+        self.title = None if title is None else str(title)
+        self.refresh_seconds = number("refresh_seconds", refresh_seconds, least=0)
+        self.gradient_norm = truth("gradient_norm", gradient_norm)
+        self._clock = function("clock", clock)
         self._file = LineFile(self.path.with_suffix(".jsonl"))
         self._resumed = False
         self._began: float | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.parameter_servers import resolver_of
-from ..arguments import whole_number
+from ..arguments import number, shown, whole_number
 from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_tf_config
 from .worker_pool import WorkerPool
@@ -49,8 +49,7 @@ class ParameterServerMode:
                 f"`backup_workers` ({self.backup_workers}) must be less than the number of workers ({num_workers}): "
                 "at least one gradient must make a step."
             )
-        if not self.timeout > 0:
-            raise ValueError(f"`timeout` must be a number of seconds above 0. Received: {self.timeout!r}")
+        number("timeout", self.timeout, above=0, finite=False)
 
 
 class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
@@ -85,6 +84,16 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
                     "`python -m unisono launch --workers N --parameter-servers M`, or describe the cluster in TF_CONFIG."
                 )
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if not isinstance(cluster_resolver, tf.distribute.cluster_resolver.ClusterResolver):
+            raise TypeError(
+                "`cluster_resolver` must be a tf.distribute.cluster_resolver.ClusterResolver, or None for the cluster of "
+                f"TF_CONFIG. Received: {shown(cluster_resolver)}"
+            )
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise TypeError(
+                "`variable_partitioner` must be a tf.distribute.experimental.partitioners.Partitioner or None. "
+                f"Received: {shown(variable_partitioner)}"
+            )
         spec = cluster_resolver.cluster_spec().as_dict()
         check_cluster(spec, cluster_resolver.task_type)
         mode = ParameterServerMode(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ..arguments import whole_number
+from ..arguments import number, one_of, shown, truth, whole_number
 from ..devices import resolve_devices
 from . import remote
 from .schedule import SCHEDULES
@@ -44,15 +44,29 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuses values that cannot be used, naming them."""
         for name, choices in (("schedule", sorted(SCHEDULES)), ("cost", ["estimated", "measured"])):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {choices}; received {name}={getattr(self, name)!r}")
-        if self.partition != "auto" and not isinstance(self.partition, list | tuple):
-            raise ValueError(f"partition must be 'auto' or a list; received partition={self.partition!r}")
-        limit = self.memory_limit
-        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-            raise ValueError(f"memory_limit must be None or a number of bytes; received {limit!r}")
+            one_of(name, getattr(self, name), choices)
+        number("memory_limit", self.memory_limit, above=0, optional=True, finite=False)
         if len(self.devices) % self.replicas:
-            raise ValueError(f"devices ({len(self.devices)}) must be divisible by replicas ({self.replicas})")
+            raise ValueError(
+                f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): give as many for each."
+            )
+        self._check_partition()
+
+    def _check_partition(self) -> None:
+        parts: Any = self.partition
+        stages = self.stages
+        if isinstance(parts, str) and parts == "auto":
+            return
+        several = isinstance(parts, list | tuple)
+        counts = (
+            several and len(parts) == stages and all(isinstance(part, int) and part > 0 for part in parts)
+        )
+        names = several and len(parts) == stages - 1 and all(isinstance(part, str) for part in parts)
+        if not counts and not names:
+            raise ValueError(
+                f'`partition` must be "auto", {stages} counts of layers above 0, one for each stage, or {stages - 1} names '
+                f"of the first layers of all stages but the first. Received: {shown(parts)}"
+            )
 
     @property
     def stages(self) -> int:
@@ -138,7 +152,14 @@ class Pipeline:
         remote.connect_if_launched(devices)
         names = resolve_devices(devices)
         self.settings = Settings(
-            names, micro_batches, schedule, partition, cost, bool(rematerialize), memory_limit, replicas
+            names,
+            micro_batches,
+            schedule,
+            partition,
+            cost,
+            truth("rematerialize", rematerialize),
+            memory_limit,
+            replicas,
         )
         self._plans: weakref.WeakKeyDictionary[Any, PlannedModel] = weakref.WeakKeyDictionary()
         self._newest: weakref.ref[Any] | None = None
@@ -198,6 +219,8 @@ class Pipeline:
         Returns:
             A `Timeline`: it shows itself in a notebook, and `save(path)` writes an SVG file.
         """
+        if not isinstance(transfer, list | tuple):
+            number("transfer", transfer, least=0)
         return self._plan_of(model).timeline(transfer)
 
     def raise_if_lost(self, cause: Exception) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...distribute.arguments import one_of, whole_number
 from ...distribute.replicas import all_reduce_sum, num_replicas
 from .slices import Piece, map_values
 
@@ -92,6 +93,9 @@ class PackedAggregation(Piece):
 
     max_elements: int = 16 * 1024 * 1024
 
+    def __post_init__(self) -> None:
+        whole_number("max_elements", self.max_elements)
+
     def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
         """Context: replica."""
         return all_reduce_sum_pairs(grads_and_vars, self.max_elements)
@@ -114,7 +118,9 @@ class HalfPrecisionAggregation(Piece):
     dtype: str = "float16"
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float16", "bfloat16"):
+        if not isinstance(self.dtype, tf.DType):
+            one_of("dtype", self.dtype, ("float16", "bfloat16"))
+        elif self.dtype not in (tf.float16, tf.bfloat16):
             raise ValueError(f'`dtype` must be "float16" or "bfloat16". Received: {self.dtype!r}')
 
     def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...distribute.arguments import number, whole_number
 from ...distribute.replicas import local_copy
 from ..call_options import updates_so_far
 from . import clipping
@@ -20,11 +21,6 @@ from .slices import Piece, dense, map_values
 
 Pairs = list[tuple[Any, Any]]
 GradsAndVars = Iterable[tuple[Any, Any]]
-
-
-def _positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"`{name}` must be a number above 0. Received: {value!r}")
 
 
 @keras.saving.register_keras_serializable("unisono")
@@ -42,7 +38,7 @@ class ClipByGlobalNorm(Piece):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        _positive("clip_norm", self.clip_norm)
+        number("clip_norm", self.clip_norm, above=0, finite=False)
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica."""
@@ -64,7 +60,7 @@ class ClipByNorm(Piece):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        _positive("clip_norm", self.clip_norm)
+        number("clip_norm", self.clip_norm, above=0, finite=False)
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica."""
@@ -84,7 +80,7 @@ class ClipByValue(Piece):
     clip_value: float
 
     def __post_init__(self) -> None:
-        _positive("clip_value", self.clip_value)
+        number("clip_value", self.clip_value, above=0, finite=False)
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica."""
@@ -112,8 +108,8 @@ class AdaptiveClip(Piece):
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        _positive("factor", self.factor)
-        _positive("epsilon", self.epsilon)
+        number("factor", self.factor, above=0, finite=False)
+        number("epsilon", self.epsilon, above=0, finite=False)
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Slices become dense: norms cross their rows."""
@@ -173,8 +169,8 @@ class AddDecayedWeights(Piece):
     min_rank: int = 0
 
     def __post_init__(self) -> None:
-        if not self.rate >= 0:
-            raise ValueError(f"`rate` must be 0 or above. Received: {self.rate!r}")
+        number("rate", self.rate, least=0)
+        whole_number("min_rank", self.min_rank, least=0)
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica. Slices become dense: every row decays."""
@@ -210,9 +206,9 @@ class GradientNoise(Piece):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _positive("eta", self.eta)
-        if not self.gamma >= 0:
-            raise ValueError(f"`gamma` must be 0 or above. Received: {self.gamma!r}")
+        number("eta", self.eta, above=0, finite=False)
+        number("gamma", self.gamma, least=0)
+        whole_number("seed", self.seed, least=-(2**63))
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: inside an optimizer, where gradients are the same on every replica. Slices keep their rows."""

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...distribute.arguments import shown
 from .checks import named_leaves, weights_like_targets
 from .rows import is_extension, sparse_rows
 
@@ -54,7 +55,13 @@ def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) 
     Raises:
         TypeError: for such a leaf.
     """
-    structure = _standard_nest(structure, merge)
+    try:
+        structure = _standard_nest(structure, merge)
+    except ValueError as error:  # NumPy's, of lists that are no array
+        raise ValueError(
+            f"`{name}` is lists of different lengths, which are no array: give a tf.RaggedTensor (tf.ragged.constant), or "
+            f"pad them to one length. Received: {shown(structure)}"
+        ) from error
     for place, leaf in named_leaves(name, structure):
         if not is_array(leaf):
             raise TypeError(complaint.format(place=place, kind=type(leaf).__name__))
@@ -81,6 +88,8 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
 
 def is_array(leaf: Any) -> bool:
     """Whether `as_host_array` takes it."""
+    if isinstance(leaf, keras.KerasTensor):  # the symbol of a tensor, without numbers
+        return False
     return (
         leaf is None
         or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable | tf.experimental.ExtensionType)

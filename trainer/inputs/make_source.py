@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.arguments import whole_number
+from ...distribute.arguments import shown, takes_arguments, whole_number
 from . import checks
 from .arrays import ArraySource, StreamedArrays
 from .calendar import RowOrder
@@ -67,8 +67,10 @@ def make_source(
     if most_steps and (steps_per_epoch is None or most_steps < steps_per_epoch):
         warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=4)
         steps_per_epoch = most_steps
-    if shuffle not in (True, False, "batch"):
-        raise ValueError(f'shuffle ({shuffle!r}) must be True, False or "batch".')
+    if shuffle != "batch" and shuffle is not None:
+        if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
+            raise ValueError(f'`shuffle` must be True, False or "batch". Received: {shown(shuffle)}')
+        shuffle = bool(shuffle)
     weights = class_weights(class_weight)
     strategy = strategy or tf.distribute.get_strategy()
     kind = kind_of(x)
@@ -100,6 +102,8 @@ def kind_of(x: Any) -> str:
     Raises:
         TypeError: if it is none.
     """
+    if isinstance(x, type):
+        raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {shown(x)}")
     if isinstance(x, tf.data.Dataset):
         return "tf.data.Dataset"
     if (
@@ -111,7 +115,7 @@ def kind_of(x: Any) -> str:
         return "PyDataset"
     if hasattr(x, "get_tf_dataset"):
         return "Keras data adapter"
-    if isinstance(x, list | tuple | dict | str | bytes) or is_array(x) or isinstance(x, np.generic):
+    if isinstance(x, list | tuple | dict | str | bytes | keras.KerasTensor | np.generic) or is_array(x):
         return "array"
     if hasattr(x, "__next__"):
         return "generator"
@@ -171,6 +175,11 @@ def _from_batches(
 
 
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:
+    if not takes_arguments(function, 1):
+        raise TypeError(
+            "`x` is a function without argument, but it is called with a tf.distribute.InputContext. Call a generator "
+            f"function, and give what it returns. Received: {shown(function)}"
+        )
     try:
         dataset = function(context)
     except TypeError as error:

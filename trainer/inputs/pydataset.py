@@ -131,7 +131,12 @@ def _noted(items: Iterator[Any], numbers: list[int], first: int) -> Iterator[Any
 
 def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | None) -> RowOrder:
     """The order of a dataset's batches, which may be others in every epoch."""
-    count = dataset.num_batches
+    try:
+        count = dataset.num_batches
+    except TypeError as error:  # of Python's `len`
+        raise TypeError(
+            f"`x`: {type(dataset).__name__}.__len__ must return a whole number of batches ({error})."
+        ) from error
     if count is None and steps_per_epoch is None:
         raise ValueError(
             "steps_per_epoch (None) must be given for a PyDataset without end (its num_batches is None)."

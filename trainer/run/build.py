@@ -24,6 +24,7 @@ from ...compat.training import (
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from .. import checks
+from .misfits import explained
 
 
 def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
@@ -45,18 +46,19 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
     if model._overrides_step(name):
         _build_by_own_step(model, spec, getattr(model, name), _symbolically)
         return
-    own_training = model._overrides_step("train_step")
-    try:
-        _symbolically(model, spec, build_optimizer=not own_training)
-    except Exception as error:
-        if not own_training:
-            checks.check_targets(model, spec, error)
-            raise
+    if model._overrides_step("train_step"):  # what it does with batches need not be what Keras' own steps do
+        with contextlib.suppress(Exception):
+            _symbolically(model, spec)
+        return
+    with explained(model, spec, step=name):
+        _symbolically(model, spec, build_optimizer=True)
 
 
 def build_for_prediction(model: TrainedModel, spec: Any) -> None:
     """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
     checks.check_structure(model, spec, "predict_step")
+    if not model._overrides_step("predict_step"):
+        checks.check_text(model, spec)
     if all(layer.built for layer in layers_of(model)):
         return
     if model._overrides_step("predict_step"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -35,3 +36,17 @@ def callback_list(
     )
     result.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
     return result
+
+
+def log_names(model: TrainedModel, callbacks: list[Any]) -> Callable[[], set[str]] | None:
+    """() -> the names of the logs of an epoch; None where steps or callbacks of the user's own may give others."""
+    if model._has_own_logs(True) or model._has_own_logs(False):
+        return None
+    if any(not type(each).__module__.startswith(("keras.", "unisono.")) for each in callbacks):
+        return None
+
+    def names() -> set[str]:
+        own = {*model.get_metrics_result(), *model._optimizer_logs()}
+        return {*own, *(f"val_{name}" for name in own), "learning_rate"}
+
+    return names

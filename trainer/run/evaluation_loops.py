@@ -14,6 +14,7 @@ from ..inputs import Source
 from .callback_list import callback_list
 from .execution_length import ExecutionLength
 from .executions import executions
+from .misfits import explained
 from .runner import Runner
 from .worker_settlement import Workers
 
@@ -90,7 +91,8 @@ def _pass(
     workers = Workers(model, stop)
     for execution in executions(source, length.next, workers):
         getattr(callbacks, f"on_{phase}_batch_begin")(length.step)
-        done, result = function(execution, length.step)
+        with explained(model, source.spec, source.batch_rows, f"{phase}_step", first=length.step == 0):
+            done, result = function(execution, length.step)
         execution.tell(source, done)
         if done:
             result = finish(result)

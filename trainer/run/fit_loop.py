@@ -17,6 +17,7 @@ import keras
 from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
+from ...callbacks.places import check_places
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.workers.agreement import spans_workers
@@ -25,10 +26,11 @@ from ...distribute.workers.recorder import telling
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.make_source import kind_of
-from .callback_list import callback_list
+from .callback_list import callback_list, log_names
 from .evaluation_loops import evaluate
 from .execution_length import ExecutionLength
 from .executions import executions
+from .misfits import check_validation, explained
 from .overflow import check_progress
 from .runner import Runner
 from .worker_settlement import Workers, check_same_begin, check_same_fit, same_random
@@ -69,6 +71,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         if validation is not None:
             at_exit.callback(validation.close)
         runner.build(model, source.spec, source.batch_rows)
+        if validation is not None:
+            check_validation(model, validation.spec, validation.batch_rows, source.spec)
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
         callbacks, state = _begin(model, a, source, validation, at_exit)
         at_exit.enter_context(telling(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
@@ -100,7 +104,10 @@ def _begin(
     """The callbacks of this fit and its calendar, and what happens to both at its end."""
     at_exit.callback(setattr, model, "fit_state", None)
     given = a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
-    at_exit.enter_context(only_chief_writes(keras.tree.flatten(given or []), is_chief()))
+    given = keras.tree.flatten(given or [])
+    if is_chief():
+        check_places(given, log_names(model, given))
+    at_exit.enter_context(only_chief_writes(given, is_chief()))
     callbacks = callback_list(
         model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
     )
@@ -210,7 +217,8 @@ def train_steps(
         state.execution = execution
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
-        done, new = function(execution, state.step)
+        with explained(model, state.source.spec, state.source.batch_rows, first=state.step == 0):
+            done, new = function(execution, state.step)
         execution.tell(state.source, done)
         if done:
             logs = pythonify_logs({**new, **model._optimizer_logs()})

@@ -9,10 +9,13 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
+from ...distribute.arguments import shown
 from ..inputs import Chunk, make_source
+from ..inputs.make_source import kind_of
 from ..inputs.rows import batch_spec
 from ..inputs.structure import unpack
 from .executions import Execution
+from .misfits import explained
 from .overflow import check_progress
 from .runner import Runner
 
@@ -30,10 +33,12 @@ def on_batch(
     """One step of training or evaluation, which gets `(x, y, sample_weight)`, as in Keras. Context: host."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
     with runner.watching(model):
-        runner.build(model, batch_spec(chunk.inputs), chunk.rows, training)
+        spec = batch_spec(chunk.inputs)
+        runner.build(model, spec, chunk.rows, training)
         model.reset_metrics()
         function = model.make_train_function() if training else model.make_test_function()
-        _, logs = function(Execution([chunk]))
+        with explained(model, spec, chunk.rows, "train_step" if training else "test_step"):
+            _, logs = function(Execution([chunk]))
         if training:
             check_progress(model, chunk, 1)
     logs = pythonify_logs(logs)
@@ -45,16 +50,24 @@ def predict_on_batch(model: TrainedModel, runner: Runner, x: Any) -> Any:
     chunk = _whole_batch(model, x, None, None, None)
     chunk = Chunk(chunk.inputs[:1], 1, None, _same)
     with runner.watching(model):
-        runner.build_for_prediction(model, batch_spec(chunk.inputs))
-        _, outputs = model.make_predict_function()(Execution([chunk]))
+        spec = batch_spec(chunk.inputs)
+        runner.build_for_prediction(model, spec)
+        with explained(model, spec, step="predict_step"):
+            _, outputs = model.make_predict_function()(Execution([chunk]))
     return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
 
 
 def _whole_batch(model: TrainedModel, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Chunk:
     if class_weight is not None and sample_weight is not None:
         raise ValueError(
-            "Arguments `sample_weight` and `class_weight` cannot be specified at the same time. Received: "
-            f"sample_weight={sample_weight}, class_weight={class_weight}"
+            "Arguments `sample_weight` and `class_weight` cannot be specified at the same time: give the product of the two "
+            f"as `sample_weight`. Received: sample_weight={shown(sample_weight)}, class_weight={shown(class_weight)}"
+        )
+    kind = kind_of(x)
+    if kind != "array":
+        raise TypeError(
+            f"`x` must be one batch of arrays, but it is a {kind}: give one of its batches, or call `fit`, `evaluate` or "
+            "`predict`."
         )
     source = make_source(
         x,

@@ -39,6 +39,7 @@ from ...compat.training import (
     squeeze_or_expand_to_same_rank,
     with_each_loss,
 )
+from ...distribute.arguments import shown
 from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.replicas import all_reduce_sum
@@ -68,7 +69,16 @@ def rowwise(fn: Any) -> Any:
     Returns:
         `fn` itself.
     """
-    fn._unisono_rowwise = True
+    if not callable(fn):
+        raise TypeError(
+            f"`fn` must be a function of (y_true, y_pred), a loss or a metric. Received: {shown(fn)}"
+        )
+    try:
+        fn._unisono_rowwise = True
+    except AttributeError as error:
+        raise TypeError(
+            f"`fn` cannot be marked: put it into a function of your own. Received: {shown(fn)}"
+        ) from error
     return fn
 
 

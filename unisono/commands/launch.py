@@ -29,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
         timeout = peer_timeout() if options.timeout is None else options.timeout
     except ValueError as error:
         parser.error(str(error))
+    if options.log_dir is not None and options.log_dir.exists() and not options.log_dir.is_dir():
+        parser.error(f"argument --log-dir: must be a folder, received the file {str(options.log_dir)!r}")
     layout = Layout(
         workers=options.workers,
         replicas_per_worker=options.replicas_per_worker,

@@ -1,0 +1,96 @@
+"""What Keras' own callbacks are given and would find out only after the first epoch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from ..distribute.arguments import number, shown, takes_arguments
+
+_CALLBACKS = keras.callbacks
+# class -> attribute -> the range of `number`.
+_NUMBERS: dict[type, dict[str, dict[str, Any]]] = {
+    _CALLBACKS.EarlyStopping: {
+        "patience": {"least": 0, "finite": False},
+        "start_from_epoch": {"least": 0},
+        "min_delta": {},
+        "baseline": {"optional": True},
+    },
+    _CALLBACKS.ReduceLROnPlateau: {
+        "factor": {"above": 0},
+        "patience": {"least": 0, "finite": False},
+        "cooldown": {"least": 0},
+        "min_delta": {},
+        "min_lr": {"least": 0},
+    },
+}
+_LOG_NAMES = {
+    _CALLBACKS.EarlyStopping: "monitor",
+    _CALLBACKS.ReduceLROnPlateau: "monitor",
+    _CALLBACKS.ModelCheckpoint: "monitor",
+}
+
+
+def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
+    """Refuses what these callbacks cannot work with, in one sentence with the cure.
+
+    Raises:
+        ValueError, TypeError: an argument of one of them is of a wrong kind or out of range.
+    """
+    for callback in callbacks:
+        for kind, ranges in _NUMBERS.items():
+            if isinstance(callback, kind):
+                for name, limits in ranges.items():
+                    number(f"{name}` of `{kind.__name__}", getattr(callback, name), **limits)
+        for kind, name in _LOG_NAMES.items():
+            value = getattr(callback, name, "")
+            if isinstance(callback, kind) and not isinstance(value, str):
+                raise ValueError(
+                    f'`{name}` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(value)}'
+                )
+        if isinstance(callback, _CALLBACKS.LearningRateScheduler):
+            _check_schedule(callback.schedule)
+        if isinstance(callback, _CALLBACKS.LambdaCallback):
+            _check_hooks(callback)
+        if isinstance(callback, _CALLBACKS.CSVLogger):
+            separator = callback.sep
+            if not isinstance(separator, str) or len(separator) != 1:
+                raise ValueError(
+                    f"`separator` of `CSVLogger` must be one character. Received: {shown(separator)}"
+                )
+
+
+def _check_schedule(schedule: Any) -> None:
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise ValueError(
+            f"`schedule` of `LearningRateScheduler` must be a function of the epoch, and {shown(schedule)} counts steps: "
+            "give it to the optimizer as `learning_rate`."
+        )
+    if (
+        not callable(schedule)
+        or isinstance(schedule, type)
+        or not (takes_arguments(schedule, 1) or takes_arguments(schedule, 2))
+    ):
+        raise ValueError(
+            "`schedule` of `LearningRateScheduler` must be a function (epoch) or (epoch, learning_rate) that returns a "
+            f"float. Received: {shown(schedule)}"
+        )
+
+
+def _check_hooks(callback: Any) -> None:
+    for name, value in vars(callback).items():
+        if not name.startswith("on_"):
+            continue
+        known = hasattr(_CALLBACKS.Callback, name)
+        arguments = 2 if "epoch" in name or "batch" in name else 1
+        if not known:
+            hooks = [each for each in dir(_CALLBACKS.Callback) if each.startswith("on_")]
+            raise ValueError(f"`{name}` of `LambdaCallback` is no hook: use one of {', '.join(hooks)}.")
+        if not callable(value) or (inspect.isfunction(value) and not takes_arguments(value, arguments)):
+            takes = "(logs)" if arguments == 1 else "(epoch or batch, logs)"
+            raise ValueError(
+                f"`{name}` of `LambdaCallback` must be a function of {takes}. Received: {shown(value)}"
+            )

@@ -1,0 +1,90 @@
+"""Where callbacks write: a place that cannot be made is refused before the first step, not after the first epoch."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from ..distribute.arguments import shown
+from .backup.backup_and_restore import BackupAndRestore
+from .diagnosis.anomaly_report import AnomalyReport
+from .json_lines import JSONLines
+from .patterns import check_pattern, fields
+from .profiler import Profiler
+from .report.training_report import TrainingReport
+from .safe_file import SaveError
+
+# class -> (argument, its value in an instance, whether it is a folder)
+_PLACES: dict[type, tuple[str, Callable[[Any], Any], bool]] = {
+    AnomalyReport: ("path", lambda callback: callback.path, False),
+    BackupAndRestore: ("directory", lambda callback: callback.directory, True),
+    JSONLines: ("path", lambda callback: callback.path, False),
+    Profiler: ("log_dir", lambda callback: callback.log_dir, True),
+    TrainingReport: ("path", lambda callback: callback.path, False),
+    keras.callbacks.BackupAndRestore: ("backup_dir", lambda callback: callback.backup_dir, True),
+    keras.callbacks.CSVLogger: ("filename", lambda callback: callback.filename, False),
+    keras.callbacks.ModelCheckpoint: ("filepath", lambda callback: callback.filepath, False),
+    keras.callbacks.TensorBoard: ("log_dir", lambda callback: callback.log_dir, True),
+}
+
+
+def check_places(callbacks: Iterable[Any], logs: Callable[[], set[str]] | None) -> None:
+    """Refuses the places of callbacks in which nothing can be written. For the process that writes.
+
+    Args:
+        callbacks: of a fit.
+        logs: () -> the names of its logs; None where they are not known beforehand.
+
+    Raises:
+        SaveError: (an OSError) a place cannot be made.
+        ValueError: it is no path, or has a placeholder for a log that there is not.
+    """
+    for callback in callbacks:
+        for kind, (name, place_of, folder) in _PLACES.items():
+            place = place_of(callback) if isinstance(callback, kind) else None
+            if place is not None:
+                argument = f"`{name}` of `{kind.__name__}`"
+                check_pattern(argument, place)
+                if isinstance(callback, keras.callbacks.ModelCheckpoint):
+                    _check_logs(argument, str(place), logs)
+                _check_place(argument, os.fspath(place), folder)
+
+
+def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None) -> None:
+    wanted = [field for field, _ in fields(pattern) if field not in ("epoch", "batch")]
+    if wanted and logs is not None:
+        known = logs()
+        for name in wanted:
+            if name not in known:
+                raise ValueError(
+                    f"{argument} names the log {name!r}, which this fit does not have: use epoch, batch or one of "
+                    f"{', '.join(sorted(known))}. Received: {shown(pattern)}"
+                )
+
+
+def _check_place(argument: str, place: str, folder: bool) -> None:
+    if "://" in place:  # another file system: only writing tells
+        return
+    path = Path(place)
+    if not folder and path.is_dir():
+        raise SaveError(
+            errno.EISDIR, f"{argument} is a folder: give the name of a file in it. Received: {place}"
+        )
+    fixed = next((index for index, part in enumerate(path.parts) if "{" in part), len(path.parts))
+    wanted = Path(*path.parts[:fixed]) if folder or fixed < len(path.parts) else path.parent
+    there = next((each for each in (wanted, *wanted.parents) if each.exists()), Path())
+    if not there.is_dir():
+        raise SaveError(
+            errno.ENOTDIR,
+            f"{argument} cannot be made, because {there} is a file: choose another place. Received: {place}",
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SaveError(
+            errno.EACCES,
+            f"{argument} cannot be made, because {there} is read-only: make it writable. Received: {place}",
+        )

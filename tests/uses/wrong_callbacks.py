@@ -1,0 +1,240 @@
+"""Wrong uses of callbacks: of what they are made with, and of where they write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uses.bench import NAN, Bench, Use, keras, unisono
+
+callbacks = unisono.callbacks
+
+
+def made(make: Callable[[Bench], Any], *words: str) -> Use:
+    return lambda bench: bench.called_back(make(bench), epochs=2), words
+
+
+def _of(name: str, argument: str, cure: str, *values: Any, **others: Any) -> dict[str, Use]:
+    """One argument of one callback, with each of the values."""
+    places = {"ModelCheckpoint": "{epoch}.keras", "JSONLines": "log.jsonl", "TrainingReport": "report.html"}
+    first = {
+        "Diagnosis": None,
+        "ProgressBar": None,
+        "EarlyStopping": None,
+        "ReduceLROnPlateau": None,
+        "AnomalyReport": None,
+    }
+
+    def make(bench: Bench, value: Any) -> Any:
+        place = [] if name in first else [str(bench.folder / places.get(name, "place"))]
+        return getattr(callbacks, name)(*place, **{argument: value}, **others)
+
+    return {
+        f"{name} {argument}={v!r}": made(lambda b, v=v: make(b, v), f"`{argument}`", cure, re.escape(repr(v)))
+        for v in values
+    }
+
+
+def _below_file(bench: Bench) -> Path:
+    return bench.file / "below"
+
+
+PLACES: dict[str, Use] = {}
+for _name, _argument in (
+    ("ModelCheckpoint", "filepath"),
+    ("BackupAndRestore", "directory"),
+    ("JSONLines", "path"),
+    ("AnomalyReport", "path"),
+    ("Profiler", "log_dir"),
+    ("TensorBoard", "log_dir"),
+    ("TrainingReport", "path"),
+    ("CSVLogger", "filename"),
+):
+    _suffix = {"ModelCheckpoint": ".keras", "TrainingReport": ".html"}.get(_name, "")
+    PLACES[f"{_name} below a file"] = made(
+        lambda b, n=_name, s=_suffix: getattr(callbacks, n)(str(_below_file(b)) + s),
+        f"`{_argument}` of `{_name}` cannot be made",
+        "is a file",
+        "another place",
+    )
+    if _name != "CSVLogger":
+        PLACES[f"{_name} in a number"] = made(
+            lambda b, n=_name: getattr(callbacks, n)(3), f"`{_argument}`", "must be a path", "Received: 3"
+        )
+PLACES |= {
+    "ModelCheckpoint in a folder": made(
+        lambda b: callbacks.ModelCheckpoint(_folder(b, "m.keras")),
+        "`filepath`",
+        "is a folder",
+        "name of a file",
+    ),
+    "JSONLines in a folder": made(
+        lambda b: callbacks.JSONLines(b.folder), "`path`", "is a folder", "name of a file"
+    ),
+    "TrainingReport in a folder": made(
+        lambda b: callbacks.TrainingReport(_folder(b, "r.html")), "`path`", "is a folder", "name of a file"
+    ),
+    "TrainingReport as a PDF": made(
+        lambda b: callbacks.TrainingReport("r.pdf"), "`path`", "end in .html", "r.pdf"
+    ),
+    "BackupAndRestore in a file": made(
+        lambda b: callbacks.BackupAndRestore(b.file), "`directory`", "is a file", "another"
+    ),
+    "BackupAndRestore nowhere": made(
+        lambda b: callbacks.BackupAndRestore(None), "`directory`", "None", "give a directory"
+    ),
+    "BackupAndRestore in a bucket": made(
+        lambda b: callbacks.BackupAndRestore("gs://a"), "`directory`", "gs://a", "mounted"
+    ),
+    "TensorBoard nowhere": made(lambda b: callbacks.TensorBoard(None), "`log_dir`", "must be a path", "None"),
+    "Keras' ModelCheckpoint below a file": made(
+        lambda b: keras.callbacks.ModelCheckpoint(str(_below_file(b)) + ".keras"),
+        "`filepath`",
+        "is a file",
+        "another",
+    ),
+    "Keras' BackupAndRestore below a file": made(
+        lambda b: keras.callbacks.BackupAndRestore(str(_below_file(b))),
+        "`backup_dir`",
+        "is a file",
+        "another place",
+    ),
+    "ModelCheckpoint of an unknown log": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "{val_acc}.keras"),
+        "`filepath`",
+        "'val_acc'",
+        "use epoch",
+    ),
+    "ModelCheckpoint of a bad format": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "{epoch:03q}.keras"),
+        "`filepath`",
+        "03q",
+        r"\{epoch:03d\}",
+    ),
+    "ModelCheckpoint of an open brace": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "{epoch.keras"),
+        "`filepath`",
+        "epoch.keras",
+        r"\{epoch:03d\}",
+    ),
+    "ModelCheckpoint of no name": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "{}.keras"), "`filepath`", "no name", r"\{epoch:03d\}"
+    ),
+    "ModelCheckpoint of another suffix": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "m.ckpt"), "filepath", ".keras", "m.ckpt"
+    ),
+    "ModelCheckpoint of whole weights": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "m.keras", save_weights_only=True),
+        "filepath",
+        ".weights.h5",
+    ),
+    "ModelCheckpoint keeps one name": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "m.keras", keep_best=2),
+        "`keep_best`",
+        r"put \{epoch\}",
+    ),
+    **{
+        f"{name}(None)": (
+            lambda b, n=name: getattr(callbacks, n)(None),
+            (f"`{argument}`", "must be a path", "None"),
+        )
+        for name, argument in (
+            ("latest_backup", "directory"),
+            ("list_backups", "directory"),
+            ("read_backup", "path"),
+            ("verify_checkpoint", "path"),
+        )
+    },
+}
+
+
+def _folder(bench: Bench, name: str) -> Path:
+    folder = bench.folder / name
+    folder.mkdir()
+    return folder
+
+
+SETTINGS: dict[str, Use] = {
+    **_of("ModelCheckpoint", "monitor", "name of a log", None, 3),
+    **_of("ModelCheckpoint", "save_freq", "whole number", 0, -1, "batch", 2.5, True, None),
+    **_of("ModelCheckpoint", "verbose", "whole number", "yes"),
+    **_of("ModelCheckpoint", "initial_value_threshold", "number", "a", NAN),
+    **_of("ModelCheckpoint", "keep_best", "whole number", 0, "2", 1.5),
+    **_of("ModelCheckpoint", "keep_last", "whole number", 0),
+    **_of("ModelCheckpoint", "save_best_only", "True or False", "yes"),
+    **_of(
+        "BackupAndRestore", "save_freq", "an int of steps", 0, -1, "often", NAN, "0s", True, [1], float("inf")
+    ),
+    **_of("BackupAndRestore", "keep", "whole number", 0, "2", 1.5),
+    **_of("BackupAndRestore", "background", "True or False", "no"),
+    **_of("BackupAndRestore", "delete_when_done", "True or False", "no"),
+    **_of("BackupAndRestore", "save_before_preemption", "True or False", "no"),
+    **_of("JSONLines", "every", "whole number", 0, "step", 1.5, True, None),
+    **_of("JSONLines", "clock", "function", 3),
+    **_of("Profiler", "steps", "(first, last)|whole number", (20, 10), (0, 5), "10", 10, (1, 2, 3), ()),
+    **_of("Profiler", "port", "port", 0, 70000, "6006", True),
+    **_of("TensorBoard", "update_freq", "whole number", 0, -1, "step", 1.5, None),
+    **_of("TensorBoard", "histogram_freq", "whole number", -1, "1", 1.5),
+    "TensorBoard of a bad range": made(
+        lambda b: callbacks.TensorBoard(str(b.folder), profile_batch=(20, 10)),
+        "profile_batch",
+        "pair of positive",
+        "20",
+    ),
+    **_of("TensorBoard", "write_graph", "True or False", "no"),
+    **_of("TrainingReport", "refresh_seconds", "number", -1, "a", NAN, None),
+    **_of("TrainingReport", "gradient_norm", "True or False", "no"),
+    **_of("TrainingReport", "clock", "function", 3),
+    **_of("Diagnosis", "slow_input", "of at least 0 and of at most 1", 1.5, -1, "a", NAN, None),
+    **_of("Diagnosis", "straggler", "at most 1", 2),
+    **_of("Diagnosis", "compilations", "whole number", -1, "a"),
+    **_of("Diagnosis", "least_seconds", "at least 0", -1, "a"),
+    **_of("ProgressBar", "stream", "open file", 3, "log.txt"),
+    **_of("ProgressBar", "clock", "function", 3),
+    **_of("EarlyStopping", "patience", "at least 0", "3", -1, monitor="loss"),
+    **_of("EarlyStopping", "start_from_epoch", "at least 0", "2", monitor="loss"),
+    **_of("EarlyStopping", "baseline", "number", "a", monitor="loss"),
+    **_of("EarlyStopping", "monitor", "name of a log", 3),
+    **_of("ReduceLROnPlateau", "patience", "at least 0", "2", monitor="loss"),
+    **_of("ReduceLROnPlateau", "factor", "above 0", -1, monitor="loss"),
+    **_of("ReduceLROnPlateau", "min_lr", "at least 0", "0", monitor="loss"),
+    "LearningRateScheduler of a number": made(
+        lambda b: callbacks.LearningRateScheduler(0.1), "`schedule`", "function", "0.1"
+    ),
+    "LearningRateScheduler of a class": made(
+        lambda b: callbacks.LearningRateScheduler(keras.optimizers.schedules.ExponentialDecay),
+        "`schedule`",
+        "function",
+    ),
+    "LearningRateScheduler of a schedule": made(
+        lambda b: callbacks.LearningRateScheduler(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.1)),
+        "`schedule`",
+        "give it to the optimizer",
+    ),
+    "LearningRateScheduler without argument": made(
+        lambda b: callbacks.LearningRateScheduler(lambda: 0.1), "`schedule`", "function"
+    ),
+    "LearningRateScheduler gives NaN": made(
+        lambda b: callbacks.LearningRateScheduler(lambda epoch: NAN), "`learning_rate`", "nan", "at least 0"
+    ),
+    "LearningRateScheduler gives None": made(
+        lambda b: callbacks.LearningRateScheduler(lambda epoch: None), "`schedule`", "None", "float"
+    ),
+    "LambdaCallback of a number": made(
+        lambda b: callbacks.LambdaCallback(on_epoch_end=3), "`on_epoch_end`", "function", "3"
+    ),
+    "LambdaCallback misspelt": made(
+        lambda b: callbacks.LambdaCallback(on_epoc_end=print), "`on_epoc_end`", "on_epoch_end"
+    ),
+    "LambdaCallback without arguments": made(
+        lambda b: callbacks.LambdaCallback(on_epoch_end=lambda: 0), "`on_epoch_end`", "logs"
+    ),
+    "CSVLogger of two separators": made(
+        lambda b: callbacks.CSVLogger(b.folder / "a.csv", separator="ab"),
+        "`separator`",
+        "'ab'",
+        "one character",
+    ),
+}

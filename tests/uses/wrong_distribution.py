@@ -1,0 +1,283 @@
+"""Wrong uses of strategies, pipelines, parameter servers, policies, variables of the environment and commands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from unisono.distribute.environment import peer_timeout, replicas_per_worker
+from uses.bench import NAN, Bench, Use, X, Y, keras, tf, unisono
+
+distribute, precision = unisono.distribute, unisono.mixed_precision
+Servers = distribute.ParameterServerStrategy
+AB = ["CPU:0", "CPU:1"]
+
+
+def call(function: Callable[..., Any], *words: str, given: tuple[Any, ...] = (), **named: Any) -> Use:
+    return lambda bench: function(*given, **named), words
+
+
+def _each(
+    name: str, function: Callable[[Any], Any], argument: str, cure: str, *values: Any
+) -> dict[str, Use]:
+    return {
+        f"{name} {argument} {v!r}": (lambda b, v=v: function(v), (f"`{argument}`", cure, re.escape(repr(v))))
+        for v in values
+    }
+
+
+def _resolver() -> Any:
+    jobs = {"worker": ["localhost:1"], "ps": ["localhost:2"], "chief": ["localhost:3"]}
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), rpc_layer="grpc", task_type="chief", task_id=0
+    )
+
+
+def _fit_under(make: Callable[[], Any]) -> Callable[[Bench], Any]:
+    def run(bench: Bench) -> Any:
+        with make().scope():
+            return bench.compiled()
+
+    return run
+
+
+def _pipeline(then: Callable[[Any, Any], Any], *given: Any, **named: Any) -> Callable[[Bench], Any]:
+    def run(bench: Bench) -> Any:
+        pipeline = distribute.Pipeline(*given, **named)
+        with pipeline.scope():
+            layers = [keras.layers.Dense(2, name=name) for name in "ab"]
+            model = unisono.Sequential([keras.Input((3,)), *layers])
+            model.compile("sgd", "mse")
+        return then(pipeline, model)
+
+    return run
+
+
+def _fit(pipeline: Any, model: Any) -> Any:
+    return model.fit(X, Y, verbose=0)
+
+
+def _with_variable(name: str, value: str, function: Callable[[], Any]) -> Callable[[Bench], Any]:
+    def run(bench: Bench) -> Any:
+        with mock.patch.dict(os.environ, {name: value}):
+            return function()
+
+    return run
+
+
+STRATEGIES: dict[str, Use] = {
+    "OneDevice on no GPU": (
+        _fit_under(lambda: tf.distribute.OneDeviceStrategy("GPU:9")),
+        ("OneDevice", "GPU:9", "there are"),
+    ),
+    "Mirrored on no GPU": (
+        _fit_under(lambda: tf.distribute.MirroredStrategy(["GPU:9"])),
+        ("Mirrored", "GPU:9", "does not exist"),
+    ),
+    "Mirrored on no CPU": (
+        _fit_under(lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:9"])),
+        ("Mirrored", "CPU:9", "does not exist"),
+    ),
+    "Central on no GPU": (
+        _fit_under(lambda: tf.distribute.experimental.CentralStorageStrategy(["GPU:8", "GPU:9"], "CPU:0")),
+        ("Central", "GPU:8", "does not exist"),
+    ),
+    **_each(
+        "auto_strategy", distribute.auto_strategy, "communication_options", "CommunicationOptions", 7, "nccl"
+    ),
+    **_each(
+        "global_batch_size",
+        distribute.global_batch_size,
+        "per_replica",
+        "whole number",
+        0,
+        "8",
+        2.5,
+        None,
+        True,
+    ),
+    **_each(
+        "global_batch_size",
+        lambda v: distribute.global_batch_size(8, v),
+        "strategy",
+        "Strategy",
+        3,
+        "mirrored",
+    ),
+    **_each("simulate_devices", distribute.simulate_devices, "count", "whole number", 0, "2", 1.5, None),
+    "simulate_devices too late": call(distribute.simulate_devices, "`count`", "9", "before", given=(9,)),
+    **_each("global_mean", distribute.global_mean, "values", "tensor of numbers", "a", None),
+    **_each("global_mean", lambda v: distribute.global_mean([1.0], v), "sample_weight", "numbers", "a"),
+    **_each(
+        "global_mean",
+        lambda v: distribute.global_mean([1.0], reduction=v),
+        "reduction",
+        "mean_with",
+        "sum",
+        None,
+    ),
+    "global_mean of unequal": call(
+        distribute.global_mean, "`sample_weight`", r"\(3,\)", "one weight", given=([1.0, 2.0], [1.0] * 3)
+    ),
+    **_each("gather", distribute.gather, "values", "tensor", "a", None),
+    "ParameterServers without cluster": call(Servers, "`cluster_resolver`", "TF_CONFIG", "launch"),
+    **_each("ParameterServers", Servers, "cluster_resolver", "ClusterResolver", 3, "localhost:1"),
+    **{
+        f"ParameterServers {name}={v!r}": (
+            lambda b, name=name, v=v: Servers(_resolver(), **{name: v}),
+            (f"`{name}`", cure, re.escape(repr(v))),
+        )
+        for name, cure, values in (
+            ("max_staleness", "whole number", (0, "2", 1.5)),
+            ("backup_workers", "whole number|less than", (-1, 1, "a")),
+            ("timeout", "above 0", (0, -1, NAN, "60", True)),
+            ("variable_partitioner", "Partitioner", (3,)),
+        )
+        for v in values
+    },
+    "ParameterServers of both modes": (
+        lambda b: Servers(_resolver(), max_staleness=1, backup_workers=0),
+        ("`max_staleness`", "`backup_workers`", "Received: max_staleness=1"),
+    ),
+}
+
+PIPELINES: dict[str, Use] = {
+    **_each(
+        "Pipeline", lambda v: distribute.Pipeline(v, 2), "devices", "at least one name", "CPU:0", [], None
+    ),
+    **{
+        f"Pipeline on {v!r}": (
+            lambda b, v=v: distribute.Pipeline(["CPU:0", v], 2),
+            ("`devices`", "does not exist: there are", re.escape(repr(v))),
+        )
+        for v in (3, "GPU:9", "nonsense", None, "")
+    },
+    **_each(
+        "Pipeline", lambda v: distribute.Pipeline(AB, v), "micro_batches", "whole number", 0, 1.5, "8", None
+    ),
+    **{
+        f"Pipeline {name}={v!r}": (
+            lambda b, name=name, v=v: distribute.Pipeline(AB, 2, **{name: v}),
+            (f"`{name}`", cure, re.escape(str(v))),
+        )
+        for name, cure, values in (
+            ("schedule", '"1f1b" or "gpipe"', ("zigzag", None, 3)),
+            ("partition", "counts of layers", ("equal", 3, [0, 3], [1.5, 1], ["a", "b", "c"], [], None)),
+            ("cost", '"estimated" or "measured"', ("guess", None)),
+            ("rematerialize", "True or False", ("yes", 2)),
+            ("memory_limit", "above 0", (-1, NAN, "1G", True, 0)),
+            ("replicas", "whole number", (0, "2", 1.5)),
+        )
+        for v in values
+    },
+    "Pipeline of odd replicas": call(
+        distribute.Pipeline, "`devices`", "divisible", "3", given=(AB, 2), replicas=3
+    ),
+    "Pipeline of more layers": (_pipeline(_fit, AB, 2, partition=[1, 5]), ("partition", r"\[1, 5\]", "2")),
+    "Pipeline of unknown layers": (_pipeline(_fit, AB, 2, partition=["zzz"]), ("partition", "zzz", "")),
+    "Pipeline of too many stages": (_pipeline(_fit, ["CPU:0"] * 4, 2), ("stages", "4", "2")),
+    "Pipeline in little memory": (_pipeline(_fit, AB, 2, memory_limit=1), ("memory", "1", "")),
+    "Pipeline summary of nothing": (
+        lambda b: distribute.Pipeline(AB, 2).summary(),
+        ("model", "None", "scope"),
+    ),
+    "Pipeline timeline of text": (
+        _pipeline(lambda p, m: p.timeline(m, "a"), AB, 2),
+        ("`transfer`", "'a'", "number"),
+    ),
+    "Pipeline timeline of cuts": (
+        _pipeline(lambda p, m: p.timeline(m, [1.0, 2.0]), AB, 2),
+        ("transfer", "2", "1"),
+    ),
+}
+
+PRECISION: dict[str, Use] = {
+    **{
+        f"policy {given}": call(precision.set_global_policy, *words, given=given)
+        for given, words in (
+            (("mixed_float17",), ("'mixed_float17'", "use one of")),
+            ((None,), ("name", "None", "'mixed_float16'")),
+            ((tf.float16,), ("name", "float16", "'mixed_float16'")),
+            (("float16",), ("'float16'", "use 'mixed_float16'")),
+            (("int8",), ("'int8'", "use one of")),
+            (("mixed_float16", "static"), ("loss_scale", "'static'", "'dynamic'")),
+            (("mixed_float16", -1), ("loss_scale", "-1", "positive")),
+            (("mixed_float16", NAN), ("loss_scale", "nan", "positive")),
+            (("mixed_float16", True), ("loss_scale", "True", "positive")),
+            (("mixed_bfloat16", 8.0), ("loss_scale=8", "leave loss_scale out")),
+        )
+    },
+    "policy_scope of a number": (
+        lambda b: precision.policy_scope(3).__enter__(),
+        ("name", "3", "'mixed_float16'"),
+    ),
+    "tensor float text": call(
+        precision.enable_tensor_float_32, "enabled", "'yes'", "True or False", given=("yes",)
+    ),
+    "diagnose a number": call(precision.diagnose, "`model`", "3", "keras.Model", given=(3, (X, Y))),
+    "diagnose None": (lambda b: precision.diagnose(b.model, None), ("`batch`", "None", "one batch")),
+    "diagnose a loss name": (
+        lambda b: precision.diagnose(b.model, (X, Y), "mse"),
+        ("`loss`", "'mse'", "function"),
+    ),
+    "diagnose a scale": (
+        lambda b: precision.diagnose(b.model, (X, Y), loss_scale=-1),
+        ("loss_scale", "-1", "positive"),
+    ),
+}
+
+ENVIRONMENT: dict[str, Use] = {
+    **{
+        f"UNISONO_TIMEOUT={text}": (
+            _with_variable("UNISONO_TIMEOUT", text, peer_timeout),
+            ("UNISONO_TIMEOUT", repr(text), "at least 1"),
+        )
+        for text in ("soon", "0", "-5", "nan")
+    },
+    **{
+        f"UNISONO_REPLICAS_PER_WORKER={text}": (
+            _with_variable("UNISONO_REPLICAS_PER_WORKER", text, replicas_per_worker),
+            ("UNISONO_REPLICAS_PER_WORKER", repr(text), "whole number"),
+        )
+        for text in ("0", "two", "1.5", "-1")
+    },
+    **{
+        f"TF_CONFIG={text}": (
+            _with_variable("TF_CONFIG", text, distribute.auto_strategy),
+            ("TF_CONFIG", cure),
+        )
+        for text, cure in (
+            ("no json", ""),
+            ("[]", ""),
+            ('{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}', ""),
+            ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 7}}', "7"),
+            ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "boss", "index": 0}}', "boss"),
+            ('{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}', "port"),
+        )
+    },
+}
+
+# What is written to the command line, and what the answer must say.
+COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "no script": (["launch"], ("script",)),
+    "missing script": (["launch", "nope.py"], ("nope.py", "no file")),
+    "no workers": (["launch", "--workers", "0", __file__], ("--workers", "at least 1", "0")),
+    "workers of text": (["launch", "--workers", "two", __file__], ("--workers", "whole number", "two")),
+    "negative servers": (
+        ["launch", "--parameter-servers", "-1", __file__],
+        ("--parameter-servers", "at least 0"),
+    ),
+    "no replicas": (
+        ["launch", "--replicas-per-worker", "0", __file__],
+        ("--replicas-per-worker", "at least 1"),
+    ),
+    "no timeout": (["launch", "--timeout", "0", __file__], ("--timeout", "at least 1", "0")),
+    "timeout of NaN": (["launch", "--timeout", "nan", __file__], ("--timeout", "at least 1", "nan")),
+    "unknown option": (["launch", "--worker-count", "2", __file__], ("--worker-count",)),
+    "logs in a file": (["launch", "--log-dir", __file__, __file__], ("--log-dir", "folder")),
+    "unknown command": (["lanch"], ("lanch", "not a command")),
+    "report of nothing": (["report", "nope.jsonl"], ("nope.jsonl",)),
+}

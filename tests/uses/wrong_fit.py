@@ -1,0 +1,287 @@
+"""Wrong uses of `fit`, `evaluate`, `predict` and their sisters for one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uses.bench import COLUMN, NAN, Bench, Use, Within, X, Y, keras, np, rows, tf
+
+
+def fit(*words: str, **arguments: Any) -> Use:
+    return lambda bench: bench.fit(**arguments), words
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, count: Any = 1) -> None:
+        super().__init__()
+        self.count = count
+
+    def __len__(self) -> Any:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return X, Y
+
+
+V = (X, Y)
+VALID = "`validation_data`"
+BATCHED = "batch (it|them) first"
+
+INPUTS: dict[str, Use] = {
+    "x is a file name": fit("x is a str", "tf.data.Dataset", x="data.csv", y=None),
+    "x is a number": fit("x is a int", "arrays or tensors", x=3),
+    "x is strings": fit("`x` holds strings", "StringLookup", x=np.array([["a", "b", "c"]] * 6)),
+    "x is rows of different lengths": fit("`x`", "RaggedTensor", x=[[1.0, 2.0, 3.0], [1.0]] * 3),
+    "x is objects": fit("dtype object", "convert it first", x=np.array([{1}, 2, None, 3, 4, 5], object)),
+    "x is dates": fit("datetime64", "convert it", x=np.array(["2020-01-01"] * 6, "datetime64[D]")),
+    "x is None": fit("x is None", "give at least one array", x=None, y=None),
+    "x is an empty list": fit("empty structure", "give at least one", x=[], y=None),
+    "x has an unknown name": fit("`x`", "nope", r"takes in \(None, 3\)", x={"nope": X}),
+    "x has other features": fit("`x`", r"\(None, 5\)", "takes in", x=np.ones((6, 5))),
+    "x lacks an axis": fit("`x`", r"\(None,\)", "takes in", x=np.ones(6)),
+    "x has an axis too many": fit("`x`", r"\(None, 3, 2\)", "takes in", x=np.ones((6, 3, 2))),
+    "x is a class": fit("`?x`?", "Dataset", "instance", x=tf.data.Dataset, y=None),
+    "x is symbolic": fit("`?x`?", "KerasTensor", "arrays", x=keras.Input((3,))),
+    "x is a generator function": fit(
+        "`x` is a function", "Call a generator function", x=lambda: iter([V]), y=None
+    ),
+    "x is used up": fit("generator gave no batch", "make a new one", x=iter([]), y=None),
+    "x is single rows": fit("dataset", BATCHED, x=rows(X, Y), y=None),
+    "x is single numbers": fit(
+        "x is a dataset of single rows", "batch it first", x=tf.data.Dataset.range(6), y=None
+    ),
+    "x never ends": fit("steps_per_epoch", "must be given", x=rows(X, Y).batch(2).repeat(), y=None),
+    "x has no targets": fit("`y` is None", "give the targets", x=rows(X).batch(2), y=None),
+    "x gives four parts": fit("`x` gives tuples of 4", "train_step", x=rows(X, Y, X, X).batch(2), y=None),
+    "x is empty": fit("dataset without any batch", "at least one row", x=rows(X, Y).take(0).batch(2), y=None),
+    "x gives numbers": fit(
+        "Batch 0 of the generator is a int", "must be a tuple", x=(i for i in range(9)), y=None
+    ),
+    "x gives strings": fit("Batch 0 .* is a str", "must be a tuple", x=(i for i in ["a"]), y=None),
+    "x gives None": fit("Batch 0 .* is a NoneType", "must be a tuple", x=(None for _ in range(2)), y=None),
+    "x gives unequal rows": fit(
+        "x: 6, y: 2", "same number of rows", x=((X, Y[:2]) for _ in range(2)), y=None
+    ),
+    "x is a class of batches": fit("`?x`?", "Batches", "instance", x=Batches, y=None),
+    "x has no batch": fit("PyDataset has 0 batches", "at least one", x=Batches(0), y=None),
+    "x has a length of text": fit("PyDataset|__len__", "'3'|str", x=Batches("3"), y=None),
+    "x dataset, with y": fit(r"y \(ndarray\) must not be given", "tuples", x=rows(X, Y).batch(2)),
+    "x dataset, with weights": fit(
+        "sample_weight", "let x give tuples", x=rows(X, Y).batch(2), y=None, sample_weight=np.ones(6)
+    ),
+    "x dataset, with batch_size": fit(
+        r"batch_size \(2\)", "own batches", x=rows(X, Y).batch(2), y=None, batch_size=2
+    ),
+    "x PyDataset, with batch_size": fit(
+        r"batch_size \(3\)", "own batches", x=Batches(1), y=None, batch_size=3
+    ),
+    "y is None": fit("`y` is None", "loss='mse'", "give the targets", y=None),
+    "y is names": fit("`y` holds strings", "StringLookup", y=np.array(["cat"] * 6)),
+    "y is a list of names": fit("`y` holds strings", "StringLookup", y=["cat"] * 6),
+    "y is a number": fit("y is a int", "arrays or tensors", y=1),
+    "y has more rows": fit("x: 6, y: 8", "same number of rows", y=np.ones((8, 2))),
+    "y has fewer rows": fit("x: 6, y: 3", "same number of rows", y=Y[:3]),
+    "y has other columns": fit("`y`", r"\(None, 5\)", "shape of the outputs", y=np.ones((6, 5))),
+    "y lacks an axis": fit("`y`", r"\(None,\)", "shape of the outputs", y=np.ones(6)),
+    "y has an axis too many": fit("`y`", r"\(None, 2, 2\)", "shape of the outputs", y=np.ones((6, 2, 2))),
+    "y is two arrays": fit("`y`", "structure", y=[Y, Y]),
+    "y has an unknown name": fit("`y`", "nope", "structure", y={"nope": Y}),
+    "y holds None": fit("NoneType", "convert it first", y=np.array([None] * 6, object)),
+    "sample_weight is strings": fit(
+        "`sample_weight` holds strings", "give numbers", sample_weight=np.array(["a"] * 6)
+    ),
+    "sample_weight is a text": fit("sample_weight is a str", "arrays", sample_weight="auto"),
+    "sample_weight is a number": fit("sample_weight is a float", "arrays", sample_weight=2.0),
+    "sample_weight is too short": fit("sample_weight: 4", "same number of rows", sample_weight=np.ones(4)),
+    "sample_weight is of classes": fit(r"sample_weight\[0\] is a float", "arrays", sample_weight={0: 1.0}),
+    "sample_weight has a name": fit(
+        "`sample_weight`", "one weight for each row", sample_weight={"out": np.ones(6)}
+    ),
+    "sample_weight has columns": fit(
+        "`sample_weight`", r"\(None, 3\)", "for each row", sample_weight=np.ones((6, 3))
+    ),
+    "class_weight is a list": fit(
+        "class_weight", r"\[1.0\]", "must be a dict", class_weight=[1.0], y=np.ones(6)
+    ),
+    "class_weight is a text": fit(
+        "class_weight", "'balanced'", "must be a dict", class_weight="balanced", y=COLUMN
+    ),
+    "class_weight has names": fit("class_weight", "'cat'", "as int", class_weight={"cat": 1.0}, y=COLUMN),
+    "class_weight is NaN": fit(
+        r"class_weight\[0\] \(nan\)", "must be finite", class_weight={0: NAN}, y=COLUMN
+    ),
+    "class_weight holds text": fit(
+        r"class_weight\[0\] \('2'\)", "must be a number", class_weight={0: "2"}, y=COLUMN
+    ),
+    "class_weight holds None": fit(
+        r"class_weight\[0\] \(None\)", "a number", class_weight={0: None}, y=COLUMN
+    ),
+    "class_weight and weights": fit(
+        "class_weight", "both given", "product", class_weight={0: 1.0}, sample_weight=np.ones(6), y=COLUMN
+    ),
+    "class_weight, several outputs": fit("class_weight", "one output", class_weight={0: 1.0}, y={"out": Y}),
+}
+
+
+def _numbers(name: str, values: tuple[Any, ...], **others: Any) -> dict[str, Use]:
+    """Numbers that are none, in an argument that takes whole ones."""
+    return {
+        f"{name} is {value!r}": fit(f"`{name}`", "whole number", _value(value), **{name: value}, **others)
+        for value in values
+    }
+
+
+def _value(value: Any) -> str:
+    """A pattern for a value in a message."""
+    import re
+
+    return "Received: " + re.escape(repr(value))
+
+
+def _of(name: str, values: Any, cure: str, **others: Any) -> dict[str, Use]:
+    return {f"{name} is {v!r}": fit(f"`{name}`", cure, _value(v), **{name: v}, **others) for v in values}
+
+
+ARGUMENTS: dict[str, Use] = {
+    **_numbers("batch_size", (0, -1, 2.5, "32", True, NAN, [4], np.array([4, 5]))),
+    **_numbers("per_replica_batch_size", (0, 2.5, "4", True)),
+    **_numbers("epochs", (-1, 2.5, "3", True, NAN, [3], None)),
+    **_numbers("initial_epoch", (-1, "1", 0.5, None)),
+    **_numbers("steps_per_epoch", (0, -1, "3", 2.5, True)),
+    **_numbers("validation_steps", (0, -1, "2", 1.5), validation_data=V),
+    **_numbers("validation_batch_size", (0, "8", 2.5), validation_data=V),
+    **_of("verbose", (7, "yes", -1, 1.5, "0", [1], None), '"auto", 0, 1 or 2'),
+    **_of("shuffle", ("rows", 2, "True", [True]), 'True, False or "batch"'),
+    **_of("validation_split", (-0.2, 1.0, 1.5, "0.2", NAN, True, [0.2]), "between 0 and 1"),
+    **_of(
+        "validation_freq",
+        (0, -1, "1", True, [0], [1.5], ["1"], NAN, None, {1: 2}),
+        "list of epochs",
+        validation_data=V,
+    ),
+    **_of("fast_dev_run", ("yes", 2), "True or False"),
+    "both batch sizes": fit(
+        "`batch_size`", "batch_size=4 and per_", "either", batch_size=4, per_replica_batch_size=2
+    ),
+    "validation_split leaves nothing": fit("validation_split", "0.99", "more rows", validation_split=0.99),
+    "validation_split of a dataset": fit(
+        "validation_split", "give validation_data", validation_split=0.5, x=rows(X, Y).batch(2), y=None
+    ),
+    "validation_split of a generator": fit(
+        "validation_split", "give validation_data", validation_split=0.5, x=iter([V]), y=None
+    ),
+    "validation_data is a number": fit(VALID, r"\(x, y\)", "Received: 3", validation_data=3),
+    "validation_data is a file": fit(VALID, r"\(x, y\)", "'val.csv'", validation_data="val.csv"),
+    "validation_data is False": fit(VALID, r"\(x, y\)", "False", validation_data=False),
+    "validation_data is x": fit(VALID, "`y` is None", "give the targets", validation_data=X),
+    "validation_data has no y": fit(VALID, "`y` is None", "give the targets", validation_data=(X, None)),
+    "validation_data of four": fit(VALID, "of 4", r"\(x, y, sample_weight\)", validation_data=(X, Y, X, Y)),
+    "validation_data is empty": fit(VALID, "of 0", r"\(x, y\)", validation_data=()),
+    "validation_data of unequal rows": fit("x: 6, y: 3", "same number of rows", validation_data=(X, Y[:3])),
+    "validation_data of features": fit(
+        VALID, r"\(None, 5\)", "takes in", validation_data=(np.ones((6, 5)), Y)
+    ),
+    "validation_data of columns": fit(VALID, r"\(None, 5\)", "outputs", validation_data=(X, np.ones((6, 5)))),
+    "validation_data of names": fit(
+        VALID, "holds strings", "encode", validation_data=(X, np.array(["a"] * 6))
+    ),
+    "validation_data is a dict": fit(
+        VALID, "`y` is None", "give the targets", validation_data={"x": X, "y": Y}
+    ),
+    "validation_data of weights": fit(
+        VALID, "`sample_weight`", "numbers", validation_data=(X, Y, np.array(["a"] * 6))
+    ),
+    "validation_data of rows": fit("dataset", BATCHED, validation_data=rows(X, Y)),
+    "validation_data of no rows": fit("no rows", "at least one", validation_data=(X[:0], Y[:0])),
+    "validation_data of no batch": fit(
+        "without any batch", "at least one", validation_data=rows(X, Y).take(0).batch(2)
+    ),
+    "callbacks is a number": fit("`callbacks`", "instances", "Received: 3", callbacks=3),
+    "callbacks is a text": fit("`callbacks`", "instances", "'early'", callbacks="early"),
+    "callbacks holds texts": fit("`callbacks`", "instances", "'early'", callbacks=["early"]),
+    "callbacks holds a class": fit(
+        "`callbacks`", "instances", "History", callbacks=[keras.callbacks.History]
+    ),
+    "callbacks holds a function": fit("`callbacks`", "instances", "print", callbacks=[print]),
+    "callbacks holds None": fit("`callbacks`", "instances", "None", callbacks=[None]),
+    "callbacks is a generator": fit("`callbacks`", "instances", "generator", callbacks=(c for c in [])),
+    "callbacks holds a metric": fit("`callbacks`", "instances", "Mean", callbacks=[keras.metrics.Mean()]),
+    "unknown name batchsize": fit("batchsize", batchsize=3),
+    "compile inside of fit": fit(
+        r"`compile\(\)`",
+        "while .*fit",
+        "before",
+        callbacks=[Within(lambda m: m.compile("adam", "mse"))],
+        epochs=2,
+    ),
+    "fit inside of tf.function": (
+        lambda b: tf.function(b.fit, autograph=False)(),
+        (r"`fit\(\)`", "tf.function", "call it outside"),
+    ),
+}
+
+
+def method(name: str, *arguments: Any, words: tuple[str, ...], **named: Any) -> Use:
+    def call(bench: Bench) -> Any:
+        if name in ("evaluate", "predict"):
+            return getattr(bench.model, name)(*arguments, **{"verbose": 0, **named})
+        return getattr(bench.model, name)(*arguments, **named)
+
+    return call, words
+
+
+DATASET = tf.data.Dataset.from_tensors(V)
+METHODS: dict[str, Use] = {
+    "evaluate None": method("evaluate", None, words=("x is None", "give at least one")),
+    "evaluate without y": method("evaluate", X, words=("`y` is None", "give the targets")),
+    "evaluate names": method("evaluate", X, np.array(["a"] * 6), words=("`y` holds strings", "encode")),
+    "evaluate columns": method("evaluate", X, np.ones((6, 5)), words=("`y`", r"\(None, 5\)", "outputs")),
+    "evaluate rows": method("evaluate", X, Y[:2], words=("x: 6, y: 2", "same number")),
+    "evaluate forever": method("evaluate", DATASET.repeat(), words=("steps", "must be given")),
+    "predict None": method("predict", None, words=("x is None", "give at least one")),
+    "predict a file": method("predict", "img.png", words=("x is a str", "arrays")),
+    "predict names": method("predict", np.array([["a", "b", "c"]]), words=("`x` holds strings", "Encode")),
+    "predict one row": method("predict", X[0], words=("`x`", r"\(None,\)", "takes in")),
+    "predict features": method("predict", np.ones((6, 5)), words=("`x`", r"\(None, 5\)", "takes in")),
+    "predict forever": method("predict", rows(X).batch(2).repeat(), words=("steps", "must be given")),
+    "predict with y": method("predict", X, Y, words=("`batch_size`", "whole number")),
+    "predict no rows": method("predict", X[:0], words=("no rows", "at least one")),
+    "train_on_batch None": method("train_on_batch", None, words=("x is None", "give at least one")),
+    "train_on_batch without y": method("train_on_batch", X, words=("`y` is None", "give the targets")),
+    "train_on_batch of a dataset": method("train_on_batch", DATASET, words=("`x`", "Dataset", "one batch")),
+    "train_on_batch of a generator": method(
+        "train_on_batch", iter([V]), words=("`x`", "generator", "one batch")
+    ),
+    "train_on_batch of a pair": method("train_on_batch", V, words=("`y` is None", "give the targets")),
+    "train_on_batch of text": method("train_on_batch", "x", words=("x is a str", "arrays")),
+    "train_on_batch columns": method(
+        "train_on_batch", X, np.ones((6, 5)), words=("`y`", r"\(None, 5\)", "outputs")
+    ),
+    "train_on_batch swapped": method(
+        "train_on_batch", X, Y, {0: 1.0}, words=(r"sample_weight\[0\]", "arrays")
+    ),
+    "train_on_batch both weights": method(
+        "train_on_batch", X, Y, np.ones(6), {0: 1.0}, words=("sample_weight", "class_weight", "product")
+    ),
+    "test_on_batch without y": method("test_on_batch", X, words=("`y` is None", "give the targets")),
+    "test_on_batch of a dataset": method("test_on_batch", DATASET, words=("`x`", "Dataset", "one batch")),
+    "predict_on_batch of a dataset": method(
+        "predict_on_batch", DATASET, words=("`x`", "Dataset", "one batch")
+    ),
+    "predict_on_batch features": method(
+        "predict_on_batch", np.ones((2, 9)), words=("`x`", r"\(None, 9\)", "takes in")
+    ),
+}
+for _name in ("evaluate", "predict"):
+    for _argument, _value_, _words in (
+        ("verbose", "yes", ("`verbose`", "'yes'", '"auto"')),
+        ("steps", "2", ("`steps`", "'2'", "whole number")),
+        ("steps", 0, ("`steps`", "Received: 0", "whole number")),
+        ("callbacks", 3, ("`callbacks`", "Received: 3", "instances")),
+        ("callbacks", [keras.callbacks.History], ("`callbacks`", "History", "instances")),
+        ("batch_size", -1, ("`batch_size`", "Received: -1", "whole number")),
+    ):
+        _given = (X, Y) if _name == "evaluate" else (X,)
+        METHODS[f"{_name} {_argument} {_value_!r}"] = method(
+            _name, *_given, words=_words, **{_argument: _value_}
+        )

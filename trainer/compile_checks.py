@@ -1,0 +1,156 @@
+"""What `compile` refuses: each in one sentence with the argument, the value and the cure."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import numbers
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..callbacks.trained_model import TrainedModel
+from ..compat.training import KerasFunctional
+from ..distribute.arguments import shown, takes_arguments, truth, whole_number
+
+_SHORT_NAMES = ("accuracy", "mae", "mape", "mse", "msle")
+
+
+def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
+    """Refuses arguments of `compile` that cannot be used, with the model and what it was compiled with unchanged."""
+    whole_number("steps_per_execution", arguments["steps_per_execution"], words=("auto",))
+    jit_compile = arguments["jit_compile"]
+    if isinstance(jit_compile, list | dict) or jit_compile not in ("auto", True, False, None):
+        raise ValueError(f'`jit_compile` must be "auto", True or False. Received: {shown(jit_compile)}')
+    for name in ("run_eagerly", "auto_scale_loss"):
+        if arguments[name] is not None:
+            truth(name, arguments[name])
+    for name, value in _leaves("loss", arguments["loss"]):
+        _check_function(name, value, keras.losses, (keras.metrics.Metric, keras.layers.Layer))
+    for argument in ("metrics", "weighted_metrics"):
+        if isinstance(arguments[argument], list | tuple | dict):
+            for name, value in _leaves(argument, arguments[argument]):
+                _check_function(name, value, keras.metrics, (keras.layers.Layer,))
+    for name, value in _leaves("loss_weights", arguments["loss_weights"]):
+        if isinstance(value, str) or (isinstance(value, numbers.Real) and not math.isfinite(value)):
+            raise ValueError(f"`{name}` must be a finite number. Received: {shown(value)}")
+    _check_outputs(model, arguments)
+
+
+def optimizer_from(identifier: Any) -> Any:
+    """`keras.optimizers.get`.
+
+    Raises:
+        ValueError: it is no optimizer, or one of another package.
+    """
+    try:
+        return keras.optimizers.get(identifier)
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(identifier, str):
+            cure = _similar(identifier, [name.lower() for name in dir(keras.optimizers) if name[0].isupper()])
+        elif inspect.isclass(identifier):
+            cure = f"give an instance, {identifier.__name__}()."
+        elif isinstance(identifier, dict) and "class_name" in identifier:
+            raise
+        else:
+            cure = 'give a name such as "adam", or an instance of a class of keras.optimizers or unisono.optimizers.'
+        raise ValueError(f"`optimizer` {shown(identifier)} is no optimizer of Keras 3: {cure}") from error
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The entries of a list or dict with their places; the value itself where it is neither, nothing for None."""
+    if isinstance(value, dict) and "class_name" not in value:
+        for key, item in value.items():
+            yield from _leaves(f"{name}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(f"{name}[{index}]", item)
+    elif value is not None:
+        yield name, value
+
+
+def _check_function(name: str, value: Any, module: Any, others: tuple[type, ...]) -> None:
+    """Refuses what is no loss or metric: an unknown name, an object of another kind, a function of one argument."""
+    kind = module.__name__.rpartition(".")[2].removesuffix("s").removesuffix("e") + "e"
+    kind = {"losse": "loss", "metrice": "metric"}[kind]
+    if isinstance(value, str):
+        if kind == "metric" and value in ("accuracy", "acc", "crossentropy", "ce"):
+            return
+        try:
+            module.get(value)
+        except ValueError as error:
+            known = [*_SHORT_NAMES, *(each for each in dir(module) if not each.startswith("_"))]
+            raise ValueError(f"`{name}` {value!r} is no {kind} of Keras: {_similar(value, known)}") from error
+    elif isinstance(value, others) or not (callable(value) or isinstance(value, dict)):
+        raise ValueError(
+            f"`{name}` must be the name of a {kind}, an object of keras.{kind}{'es' if kind == 'loss' else 's'} or a "
+            f"function of (y_true, y_pred). Received: {shown(value)}"
+        )
+    elif inspect.isfunction(value) and not takes_arguments(value, 2):
+        raise ValueError(
+            f"`{name}` must be a function of (y_true, y_pred), but {value.__name__}{inspect.signature(value)} takes other "
+            "arguments: change them."
+        )
+
+
+def _similar(name: str, known: Iterable[str]) -> str:
+    """What may have been meant: names in small letters before those of classes."""
+    for names in ([each for each in known if each.islower()], list(known)):
+        close = difflib.get_close_matches(name.lower(), names, 1, 0.6)
+        if close:
+            return f"did you mean {close[0]!r}?"
+    return "give one of its names, or an object."
+
+
+def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
+    """Refuses what Keras would pass over: weights of outputs that are none, and lists with too few entries."""
+    names = output_names(model)
+    weights = arguments["loss_weights"]
+    unknown = [key for key in weights if key not in names] if isinstance(weights, dict) and names else []
+    if unknown:
+        raise ValueError(
+            f"`loss_weights` names the output {unknown[0]!r}, which the model does not have: its outputs are "
+            f"{', '.join(map(repr, names))}."
+        )
+    for argument in ("loss", "loss_weights"):
+        value = arguments[argument]
+        if isinstance(value, list | tuple) and len(names) > 1 and len(value) != len(names):
+            raise ValueError(
+                f"`{argument}` must have one entry for each of the {len(names)} outputs ({', '.join(names)}). "
+                f"Received: {shown(value)}"
+            )
+
+
+def output_names(model: TrainedModel) -> list[str]:
+    """The names of a functional model's outputs; none where they are not known yet, or are nested."""
+    output = getattr(model, "output", None) if isinstance(model, KerasFunctional) else None
+    parts = list(output.values()) if isinstance(output, dict) else output
+    if not isinstance(parts, list | tuple):
+        return [] if parts is None else list(getattr(model, "output_names", ()))
+    if any(isinstance(part, list | tuple | dict) for part in parts):
+        return []
+    return list(output) if isinstance(output, dict) else list(getattr(model, "output_names", ()))
+
+
+def check_optimizer(model: TrainedModel, method: str) -> None:
+    """Refuses to train without an optimizer; a step of the user's own may have others."""
+    if model.optimizer is None and not model._overrides_step("train_step"):
+        raise ValueError(
+            f"`{method}()` needs an optimizer, but the model was compiled with optimizer=None: compile it with "
+            'optimizer="adam", say.'
+        )
+
+
+def check_outside(method: str) -> None:
+    """Refuses training inside of what the training itself is made of."""
+    if not tf.executing_eagerly():
+        raise ValueError(
+            f"`{method}()` was called inside of a tf.function: call it outside, it compiles its steps itself."
+        )
+    if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
+        raise ValueError(
+            f"`{method}()` was called inside of `strategy.run`: call it outside, it runs its steps on all replicas itself."
+        )
