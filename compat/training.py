@@ -86,7 +86,8 @@ def compiled_metrics(model: Any) -> Any | None:
 
 def given_metrics(model: Any) -> Any:
     """The argument `metrics` of `compile`, as it was given; None without any."""
-    return getattr(compiled_metrics(model), "_user_metrics", None)
+    metrics = compiled_metrics(model)
+    return None if metrics is None else metrics._user_metrics
 
 
 def loss_tracker(model: Any) -> Any:

@@ -43,6 +43,7 @@ ATTRIBUTES = {
     "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn _fn_kwargs",
     "keras.src.models.functional:Functional": "_nodes_by_depth _operations _outputs_struct _standardize_inputs",
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
+    "keras.src.trainers.compile_utils:CompileMetrics": "_user_metrics",
     "tensorflow:RegisterGradient": "_op_type",
     "tensorflow:data.Dataset": "_GeneratorState _as_serialized_graph _functions _inputs _variant_tensor",
     "tensorflow.python.data.ops.dataset_ops:DatasetV2._GeneratorState": "_generator",

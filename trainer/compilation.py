@@ -64,7 +64,8 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         Raises:
             ValueError, TypeError: an argument cannot be used. The model is then unchanged.
         """
-        if self.fit_state is not None:
+        state = self.fit_state
+        if state is not None and state.epoch < state.epochs and not self.stop_training:
             raise ValueError(
                 "`compile()` was called while `fit` runs: compile the model before `fit`, or end it with "
                 "`model.stop_training = True` first."

@@ -149,6 +149,13 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     "accumulation of NumPy": made_by(lambda o: o.SGD(gradient_accumulation_steps=np.int64(2))),
     "nesterov 1": made_by(lambda o: o.SGD(momentum=0.9, nesterov=1)),
     "decay of old": made_by(lambda o: o.SGD(decay=0.1)),
+    "compile at the end of fit": lambda b: b.fit(
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_train_end=lambda logs: b.model.compile("sgd", "mse", run_eagerly=True)
+            )
+        ]
+    ),
     "EarlyStopping without patience": called_back(lambda c, b: c.EarlyStopping(patience=0)),
     "EarlyStopping of NumPy": called_back(
         lambda c, b: c.EarlyStopping(patience=np.int64(2), min_delta=np.float32(0))
