@@ -44,18 +44,19 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
         for kind, ranges in _NUMBERS.items():
             if isinstance(callback, kind):
                 for name, limits in ranges.items():
-                    number(f"{name}` of `{kind.__name__}", getattr(callback, name), **limits)
+                    if hasattr(callback, name):
+                        number(f"{name}` of `{kind.__name__}", getattr(callback, name), **limits)
         for kind, name in _LOG_NAMES.items():
             value = getattr(callback, name, "")
             if isinstance(callback, kind) and not isinstance(value, str):
                 raise ValueError(
                     f'`{name}` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(value)}'
                 )
-        if isinstance(callback, _CALLBACKS.LearningRateScheduler):
+        if isinstance(callback, _CALLBACKS.LearningRateScheduler) and hasattr(callback, "schedule"):
             _check_schedule(callback.schedule)
         if isinstance(callback, _CALLBACKS.LambdaCallback):
             _check_hooks(callback)
-        if isinstance(callback, _CALLBACKS.CSVLogger):
+        if isinstance(callback, _CALLBACKS.CSVLogger) and hasattr(callback, "sep"):
             separator = callback.sep
             if not isinstance(separator, str) or len(separator) != 1:
                 raise ValueError(

@@ -19,17 +19,17 @@ from .profiler import Profiler
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 
-# class -> (argument, its value in an instance, whether it is a folder)
-_PLACES: dict[type, tuple[str, Callable[[Any], Any], bool]] = {
-    AnomalyReport: ("path", lambda callback: callback.path, False),
-    BackupAndRestore: ("directory", lambda callback: callback.directory, True),
-    JSONLines: ("path", lambda callback: callback.path, False),
-    Profiler: ("log_dir", lambda callback: callback.log_dir, True),
-    TrainingReport: ("path", lambda callback: callback.path, False),
-    keras.callbacks.BackupAndRestore: ("backup_dir", lambda callback: callback.backup_dir, True),
-    keras.callbacks.CSVLogger: ("filename", lambda callback: callback.filename, False),
-    keras.callbacks.ModelCheckpoint: ("filepath", lambda callback: callback.filepath, False),
-    keras.callbacks.TensorBoard: ("log_dir", lambda callback: callback.log_dir, True),
+# class -> (argument, the attribute that holds it, whether it is a folder)
+_PLACES: dict[type, tuple[str, str, bool]] = {
+    AnomalyReport: ("path", "path", False),
+    BackupAndRestore: ("directory", "directory", True),
+    JSONLines: ("path", "path", False),
+    Profiler: ("log_dir", "log_dir", True),
+    TrainingReport: ("path", "path", False),
+    keras.callbacks.BackupAndRestore: ("backup_dir", "backup_dir", True),
+    keras.callbacks.CSVLogger: ("filename", "filename", False),
+    keras.callbacks.ModelCheckpoint: ("filepath", "filepath", False),
+    keras.callbacks.TensorBoard: ("log_dir", "log_dir", True),
 }
 
 
@@ -45,8 +45,8 @@ def check_places(callbacks: Iterable[Any], logs: Callable[[], set[str]] | None) 
         ValueError: it is no path, or has a placeholder for a log that there is not.
     """
     for callback in callbacks:
-        for kind, (name, place_of, folder) in _PLACES.items():
-            place = place_of(callback) if isinstance(callback, kind) else None
+        for kind, (name, attribute, folder) in _PLACES.items():
+            place = getattr(callback, attribute, None) if isinstance(callback, kind) else None
             if place is not None:
                 argument = f"`{name}` of `{kind.__name__}`"
                 check_pattern(argument, place)

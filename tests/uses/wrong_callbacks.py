@@ -107,6 +107,12 @@ PLACES |= {
         "'val_acc'",
         "use epoch",
     ),
+    "ModelCheckpoint of a validation that is none": made(
+        lambda b: callbacks.ModelCheckpoint(b.folder / "{val_loss}.keras"),
+        "`filepath`",
+        "'val_loss'",
+        "use epoch",
+    ),
     "ModelCheckpoint of a bad format": made(
         lambda b: callbacks.ModelCheckpoint(b.folder / "{epoch:03q}.keras"),
         "`filepath`",

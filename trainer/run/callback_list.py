@@ -38,7 +38,7 @@ def callback_list(
     return result
 
 
-def log_names(model: TrainedModel, callbacks: list[Any]) -> Callable[[], set[str]] | None:
+def log_names(model: TrainedModel, callbacks: list[Any], validates: bool) -> Callable[[], set[str]] | None:
     """() -> the names of the logs of an epoch; None where steps or callbacks of the user's own may give others."""
     if model._has_own_logs(True) or model._has_own_logs(False):
         return None
@@ -47,6 +47,6 @@ def log_names(model: TrainedModel, callbacks: list[Any]) -> Callable[[], set[str
 
     def names() -> set[str]:
         own = {*model.get_metrics_result(), *model._optimizer_logs()}
-        return {*own, *(f"val_{name}" for name in own), "learning_rate"}
+        return {*own, "learning_rate", *(f"val_{name}" for name in own if validates)}
 
     return names

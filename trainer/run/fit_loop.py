@@ -106,7 +106,7 @@ def _begin(
     given = a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
     given = keras.tree.flatten(given or [])
     if is_chief():
-        check_places(given, log_names(model, given))
+        check_places(given, log_names(model, given, validation is not None))
     at_exit.enter_context(only_chief_writes(given, is_chief()))
     callbacks = callback_list(
         model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True

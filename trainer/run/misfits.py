@@ -20,6 +20,7 @@ from ...compat.training import compute_loss, compute_output_spec, given_metrics
 from ...distribute.arguments import shown
 from ..compile_checks import output_names
 from ..inputs.structure import is_standard, unpack
+from ..step.step_loss import overrides_compute_loss
 
 _ERRORS = (
     ValueError,
@@ -85,7 +86,7 @@ def misfit(model: TrainedModel, spec: Any, rows: int | None, step: str) -> str |
     if model._overrides_step(step) or not is_standard(spec):
         return None
     x, y, sample_weight = unpack(spec)
-    if step != "predict_step" and y is None and model.loss is not None:
+    if step != "predict_step" and y is None and model.loss is not None and not overrides_compute_loss(model):
         return (
             f"`y` is None, but the model was compiled with loss={shown(model.loss)}: give the targets as `y`, or as the "
             "second part of what the dataset gives."
@@ -97,7 +98,7 @@ def misfit(model: TrainedModel, spec: Any, rows: int | None, step: str) -> str |
 
     def call_one_after_the_other() -> Any:
         tensors = [_placeholders(part, rows) for part in (x, y, sample_weight)]
-        y_pred = model(tensors[0], training=step == "train_step")
+        y_pred = model(tensors[0], training=False)
         outputs.append(keras.tree.map_structure(lambda t: t.shape, y_pred))
         if step == "predict_step" or y is None:
             return y_pred
@@ -155,7 +156,9 @@ def _cure(model: TrainedModel, y: Any, outputs: Any) -> str:
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(
         list(outputs) if isinstance(outputs, dict) else outputs
     ):
-        more = y.shape.rank is not None and y.shape.rank >= len(outputs)
+        if y.shape.rank is None or tf.TensorShape(outputs).rank is None:
+            return "give targets in the structure and the shape of the outputs"
+        more = y.shape.rank >= len(outputs)
         if name.replace("_", "") == "sparsecategoricalcrossentropy" and more:
             return "it takes class numbers, so for one-hot targets use categorical_crossentropy"
         if name.replace("_", "") == "categoricalcrossentropy" and tuple(y.shape)[1:] in ((), (1,)):
@@ -184,7 +187,7 @@ def _placeholders(spec: Any, rows: int | None) -> Any:
 def _layout(spec: Any) -> Any:
     """What must be the same for two batches to fit the same model: everything but the rows."""
     leaves = [
-        part if part is None else (type(part), getattr(part, "dtype", None), tuple(part.shape[1:]))
+        part if part is None else (type(part), getattr(part, "dtype", None), str(part.shape[1:]))
         for part in tf.nest.flatten(spec)
     ]
     return str(tf.nest.map_structure(lambda _: 0, spec)), leaves
@@ -198,7 +201,7 @@ def _shapes(structure: Any) -> str:
     """The shapes of a nest in a few words, with the dtype where it is a text."""
 
     def text(part: Any) -> str:
-        shape = "None" if part is None else str(tuple(getattr(part, "shape", part)))
+        shape = "None" if part is None else _shape(getattr(part, "shape", part))
         return f"strings {shape}" if getattr(part, "dtype", None) == tf.string else shape
 
     if (
@@ -208,6 +211,11 @@ def _shapes(structure: Any) -> str:
     ):
         return f"shape {text(structure)}"
     return f"shapes {keras.tree.map_structure(text, structure)}".replace("'", "")
+
+
+def _shape(shape: Any) -> str:
+    shape = tf.TensorShape(shape)
+    return "unknown" if shape.rank is None else str(tuple(shape))
 
 
 def _reason(error: Exception) -> str:
