@@ -233,7 +233,7 @@ ENVIRONMENT: dict[str, Use] = {
     **{
         f"UNISONO_TIMEOUT={text}": (
             _with_variable("UNISONO_TIMEOUT", text, peer_timeout),
-            ("UNISONO_TIMEOUT", repr(text), "at least 1"),
+            ("UNISONO_TIMEOUT", repr(text), "from 1 to"),
         )
         for text in ("soon", "0", "-5", "nan")
     },
@@ -274,8 +274,8 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["launch", "--replicas-per-worker", "0", __file__],
         ("--replicas-per-worker", "at least 1"),
     ),
-    "no timeout": (["launch", "--timeout", "0", __file__], ("--timeout", "at least 1", "0")),
-    "timeout of NaN": (["launch", "--timeout", "nan", __file__], ("--timeout", "at least 1", "nan")),
+    "no timeout": (["launch", "--timeout", "0", __file__], ("--timeout", "from 1 to", "0")),
+    "timeout of NaN": (["launch", "--timeout", "nan", __file__], ("--timeout", "from 1 to", "nan")),
     "unknown option": (["launch", "--worker-count", "2", __file__], ("--worker-count",)),
     "logs in a file": (["launch", "--log-dir", __file__, __file__], ("--log-dir", "folder")),
     "unknown command": (["lanch"], ("lanch", "not a command")),
