@@ -15,7 +15,7 @@ import numpy as np
 
 from ..distribute.arguments import function, whole_number
 from ..distribute.arguments import path as a_path
-from .trained_model import ModelInFit
+from .by_hand import ByHand
 
 
 class LineFile:
@@ -75,7 +75,7 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-class JSONLines(keras.callbacks.Callback):
+class JSONLines(ByHand, keras.callbacks.Callback):
     """Writes the logs as JSON lines: `{"epoch": 0, "step": 100, "time": ..., "loss": ...}`.
 
     With several workers the chief writes. After a resume by `BackupAndRestore` the lines after the backup are dropped, so
@@ -86,8 +86,6 @@ class JSONLines(keras.callbacks.Callback):
         every: "epoch", or int: also after so many steps of an epoch (with "steps": true in the line).
         clock: () -> float; seconds since 1970.
     """
-
-    model: ModelInFit
 
     def __init__(
         self,
@@ -118,21 +116,26 @@ class JSONLines(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""
-        self._epoch = epoch
+        self._epoch = self._calendar(epoch=epoch).epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when one is due."""
+        self._calendar(batch=batch)
         if self._every is not None and (batch + 1) % self._every == 0:
             self._write({"epoch": self._epoch, "step": batch + 1, "steps": True}, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the line of the epoch."""
-        self._write({"epoch": epoch, "step": self.model.fit_state.step}, logs)
+        self._write({"epoch": epoch, "step": self._calendar().step}, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Closes the file."""
+        self._file.close()
 
     def on_fit_exit(self) -> None:
         """Closes the file, also after an error."""
         self._file.close()
 
     def _write(self, where: dict[str, Any], logs: Any) -> None:
-        if self.model.fit_state.chief:
+        if self._calendar().chief:
             self._file.write({**where, "time": self._clock(), **(logs or {})})

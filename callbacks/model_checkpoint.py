@@ -13,14 +13,14 @@ import keras
 
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import number, truth, whole_number
+from .by_hand import ByHand
 from .own_files import OwnFiles, Saved
 from .patterns import check_pattern
 from .safe_file import remove_leftovers
 from .sealed_file import write_sealed
-from .trained_model import ModelInFit
 
 
-class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
     """Saves the model or its weights.
 
     It does everything that `keras.callbacks.ModelCheckpoint` does, and:
@@ -51,8 +51,6 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         ValueError: as Keras; or `keep_best` or `keep_last` without a placeholder in `filepath`.
         SaveError: (an `OSError`) the directory is gone, full or read-only; earlier files are unchanged.
     """
-
-    model: ModelInFit
 
     def __init__(
         self,
@@ -168,8 +166,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._remove_unwanted()
 
     def _writes_files(self) -> bool:
-        fit_state = getattr(self.model, "fit_state", None)
-        return fit_state is None or fit_state.chief
+        return self._calendar().chief
 
     def _write(self, path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)

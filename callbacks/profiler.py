@@ -20,7 +20,7 @@ from ..distribute.arguments import path, shown, whole_number
 from ..distribute.environment import peer_timeout
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
-from .trained_model import ModelInFit
+from .by_hand import ByHand
 
 
 def _longest_stop() -> float:
@@ -50,7 +50,7 @@ def _stopped_in_time() -> bool:
     return not thread.is_alive()
 
 
-class Profiler(keras.callbacks.Callback):
+class Profiler(ByHand, keras.callbacks.Callback):
     """Captures what all workers do during a range of steps as one profile for TensorBoard's or XProf's profile plugin.
 
     All workers begin and end after the same steps. Each writes its part to
@@ -74,8 +74,6 @@ class Profiler(keras.callbacks.Callback):
     >>> Profiler("logs", steps=(10, 20)).steps
     (10, 20)
     """
-
-    model: ModelInFit
 
     def __init__(
         self, log_dir: str | os.PathLike, steps: tuple[int, int] | None = (10, 20), port: int | None = None
@@ -109,9 +107,9 @@ class Profiler(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Opens the server for profiles on demand."""
         self._captured = False
-        state = getattr(self.model, "fit_state", None)
+        state = self._calendar()
         self._steps_before_epoch = 0
-        if state is not None and state.steps_per_epoch:
+        if self._in_fit and state.steps_per_epoch:
             self._steps_before_epoch = state.epoch * state.steps_per_epoch
         if self.port is not None and not self._served:
             port = self.port + worker_index()
@@ -120,15 +118,15 @@ class Profiler(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins a range that starts with the first step."""
-        self._look(self._steps_before_epoch + self._step())
+        self._look(self._steps_before_epoch + self._calendar(epoch=epoch).step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Begins or ends the profile."""
-        self._look(self._steps_before_epoch + self._step(batch + 1))
+        self._look(self._steps_before_epoch + self._calendar(batch=batch).step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Counts the steps of the epoch."""
-        self._steps_before_epoch += self._step()
+        self._steps_before_epoch += self._calendar().step
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes a profile whose last step was not reached."""
@@ -146,10 +144,6 @@ class Profiler(keras.callbacks.Callback):
                 tf.profiler.experimental.stop(save=False)
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
-
-    def _step(self, otherwise: int = 0) -> int:
-        state = getattr(self.model, "fit_state", None)
-        return otherwise if state is None else state.step
 
     def _look(self, done: int) -> None:
         if self.steps is None or self._captured:

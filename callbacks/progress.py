@@ -82,7 +82,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Receives `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
-        super().set_params(params)
+        super().set_params({"verbose": 1, "epochs": 1, "steps": None, **params})
         self.params = params
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -116,7 +116,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         state = getattr(self.model, "fit_state", None)
         if state is not None and state.steps_per_epoch is not None:
             self.target = state.steps_per_epoch
-        done = state.step if state is not None else 0
+        done = state.step if state is not None else 0  # in a loop of the user's own there is no calendar
         self._begin(done)
         if self.verbose and self._chief and self.epochs > 1:
             resumed = f" (resumed after step {done})" if done else ""

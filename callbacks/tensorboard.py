@@ -21,11 +21,11 @@ from ..compat.callbacks import (
 )
 from ..distribute.arguments import path, truth, whole_number
 from ..distribute.parameter_servers.updates import on_parameter_servers
+from .by_hand import ByHand
 from .step_hooks import add_step_hook, remove_step_hook
-from .trained_model import ModelInFit
 
 
-class TensorBoard(keras.callbacks.TensorBoard):
+class TensorBoard(ByHand, keras.callbacks.TensorBoard):
     """Writes logs, histograms, graphs and profiles for TensorBoard. The arguments are those of Keras' callback.
 
     With `update_freq="batch"` or a number of steps, `tf.summary` calls inside layers, losses and custom steps are written
@@ -33,8 +33,6 @@ class TensorBoard(keras.callbacks.TensorBoard):
     counted over all epochs, and a resumed run continues the count. On parameter servers, calls inside steps are not
     written: the coordinator has the file, and the steps run elsewhere.
     """
-
-    model: ModelInFit
 
     def __init__(
         self,
@@ -86,20 +84,25 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._global_train_batch = self._global_test_batch = self._last_step = 0
         if self._writes_in_steps():
             self._enter("train", train_writer(self))
-            self.model.make_train_function(force=True)
+            if self._in_fit:
+                self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch begins. XLA cannot write summaries, so steps that contain some run in the plain graph."""
-        self._last_step = self.model.fit_state.step
+        state = self._calendar(epoch=epoch)
+        self._last_step = state.step
         self._epoch_first = self._global_train_batch
         self._epoch_start_time = time.time()
         if self._writes_in_steps():
-            self.model.fit_state.plan["way"] = self.model.train_function.way = "graph"
+            if self._in_fit:
+                state.plan["way"] = self.model.train_function.way = "graph"
             self._counters["train"].assign(self._global_train_batch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begins a profile when its first step is next."""
-        self._last_step = self.model.fit_state.step
+        self._last_step = self._calendar().step
+        if not self._in_fit and "train" in self._counters:
+            self._counters["train"].assign(self._global_train_batch + 1)
         self._batch_start_time = time.time()
         first, _ = profiled_steps(self) or (None, None)
         if self._global_train_batch + 1 == first:
@@ -107,7 +110,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes what is due, and ends a profile after its last step."""
-        step = self.model.fit_state.step
+        step = self._calendar(batch=batch).step
         steps, self._last_step = step - self._last_step, step
         self._global_train_batch += steps
         total = self._global_train_batch
@@ -135,25 +138,29 @@ class TensorBoard(keras.callbacks.TensorBoard):
             return
         if "test" not in self._counters:
             self._count("test", self._global_test_batch)
-            self.model.make_test_function(force=True)
-        self.model.test_function.way = "graph"
+            if getattr(self.model, "evaluating", False):
+                self.model.make_test_function(force=True)
+        if getattr(self.model, "evaluating", False):
+            self.model.test_function.way = "graph"
         self._enter("test", validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Nothing: the steps count themselves."""
+        """Counts the steps of a loop of the user's own; those of ours count themselves."""
+        if "test" in self._counters and not getattr(self.model, "evaluating", False):
+            self._counters["test"].assign_add(1)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Writes the results, with the number of updates made so far as the step, as Keras does."""
         if "test" in self._counters:
             self._global_test_batch = int(self._counters["test"].numpy())
-        optimizer = self.model.optimizer
+        optimizer = self._optimizer
         if optimizer is not None and hasattr(optimizer, "iterations"):
             with validation_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in (logs or {}).items():
                     step = int(optimizer.iterations.numpy())
                     tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
         self._leave("test")
-        if self.model.fit_state is None:
+        if not self._in_fit and "train" not in self._contexts:
             self._take_out()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -187,15 +194,16 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self._contexts.pop(phase).close()
 
     def _count(self, phase: str, done: int) -> None:
-        """Adds a count of steps to the steps: a variable on the host, the same for all replicas."""
+        """Adds a count of steps to the steps of a loop of ours: a variable on the host, the same for all replicas."""
         with tf.init_scope(), tf.device("CPU:0"):
             counter = self._counters[phase] = tf.Variable(tf.constant(done, tf.int64), trainable=False)
 
         def count(batch: Any) -> None:
             counter.assign_add(1)
 
-        self._hooks.append((phase, count))
-        add_step_hook(self.model, phase, count)
+        if self._in_fit or getattr(self.model, "evaluating", False):
+            self._hooks.append((phase, count))
+            add_step_hook(self.model, phase, count)
 
     def _take_out(self) -> None:
         """Removes the counts from the steps, which are compiled again without them."""
@@ -204,12 +212,16 @@ class TensorBoard(keras.callbacks.TensorBoard):
             setattr(self.model, f"{phase}_function", None)
         self._hooks, self._counters = [], {}
 
+    def _collect_learning_rate(self, logs: Any) -> Any:
+        return logs if self._optimizer is None else super()._collect_learning_rate(logs)
+
     def _compute_steps_per_second(self) -> float:
         seconds = max(time.time() - self._epoch_start_time, 1e-9)
         return (self._global_train_batch - self._epoch_first) / seconds
 
     def _write_keras_model_train_graph(self) -> None:
-        graph = self.model.train_function.graph()
+        function = getattr(self.model, "train_function", None)
+        graph = function.graph() if hasattr(function, "graph") else None
         if graph is not None:
             with train_writer(self).as_default(), tf.summary.record_if(True):
                 tf.summary.graph(graph)

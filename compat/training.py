@@ -140,6 +140,11 @@ def epoch_to_begin_with(model: Any) -> int | None:
     return model._initial_epoch
 
 
+def begin_with_epoch(model: Any, epoch: int) -> None:
+    """Has plain Keras' `fit` begin with this epoch; called in `on_train_begin`."""
+    model._initial_epoch = epoch
+
+
 def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
     """Whether `fit` evaluates after this epoch."""
     return model._should_eval(epoch, validation_freq)

@@ -91,6 +91,7 @@ OVERRIDDEN = {
     },
     "keras:callbacks.ProgbarLogger": {"_update_progbar": _ONCE, "_finalize_progbar": _ONCE},
     "keras:callbacks.TensorBoard": {
+        "_collect_learning_rate": "a model of a loop of the user's own may have no optimizer",
         "_compute_steps_per_second": _ONCE,
         "_write_keras_model_train_graph": "the graph is that of our own step function",
     },

@@ -10,10 +10,11 @@ from typing import Any
 
 import keras
 
+from ...compat.training import begin_with_epoch
 from ...distribute.arguments import path, truth, whole_number
-from ...distribute.workers.agreement import exchange
+from ...distribute.workers.agreement import exchange, spans_workers
+from ..by_hand import ByHand
 from ..fit_state import FitState
-from ..trained_model import ModelInFit
 from . import interruption
 from . import snapshot as fit_snapshot
 from .exactness import warn_if_inexact, warn_of_own_states
@@ -26,13 +27,17 @@ from .variable_state import HostBuffers
 from .writer_thread import BackgroundWriter
 
 
-class BackupAndRestore(keras.callbacks.Callback):
+class BackupAndRestore(ByHand, keras.callbacks.Callback):
     """Saves the whole state of training while it runs; the same script, run again, resumes it.
 
     A backup holds the model; the optimizer with its slots, loss scale, accumulators and moving averages; the random
     generators; the position in the data; the metrics of the current epoch; History; and the state of the callbacks.
     `fit` in the restarted script continues at the step after the last save. `docs/guides/checkpoints.md` describes the
     file format.
+
+    In a `keras.callbacks.CallbackList` that a loop of your own drives, and in plain Keras, a backup holds the model, the
+    optimizer of `compile`, the random generators, the epoch and the step. The loop then goes on at `initial_epoch` and
+    `initial_step`, skips the batches before, and keeps what else it has.
 
     Args:
         directory: where backups are stored; created if missing. Use a separate directory for each training: one that a
@@ -52,6 +57,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     Attributes:
         stall_seconds: float; the time for which saving has held up training in this `fit`.
         saves: int; backups that were begun in this `fit`.
+        initial_epoch: int; the epoch at which training began or was resumed; set when it begins.
+        initial_step: int; the steps of that epoch that were done.
 
     Raises:
         ValueError: an argument is wrong; or, as `BackupMismatchError` when `fit` begins, the backup belongs to another
@@ -60,8 +67,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             another training uses it.
         NewerFormatError: a newer version of unisono wrote the newest backup.
     """
-
-    model: ModelInFit
 
     # The loop calls it after all others: a backup holds what they have done at the same hook.
     runs_last = True
@@ -107,6 +112,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.background = truth("background", background)
         self.stall_seconds = 0.0
         self.saves = 0
+        self.initial_epoch = self.initial_step = 0
         self._clock = time.monotonic
         self._store = BackupStore(self.directory, whole_number("keep", keep))
         self._owner = FolderOwner(self.directory)
@@ -128,27 +134,36 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Resumes from the newest good backup, if there is one."""
-        fit_state = getattr(self.model, "fit_state", None)
-        if fit_state is None:
-            raise RuntimeError(
-                f"BackupAndRestore needs a model that trains with unisono, not a Keras {type(self.model).__name__}; "
-                "make it a unisono.Model or call unisono.adopt(model)."
-            )
+        fit_state = self._calendar()
+        if fit_state.by_hand:
+            self._build_optimizer()
         self.stall_seconds, self.saves = 0.0, 0
         self._steps_before_epoch = self._saved_at_step = 0
         self._identity = identity(self.model, fit_state)
-        self._resume(fit_state, *on_all_workers(self.model, self.directory, self._open))
+        self._resume(fit_state, *on_all_workers(self.model, fit_state.chief, self.directory, self._open))
+        self.initial_epoch, self.initial_step = fit_state.epoch, fit_state.step
         warn_if_inexact(self.model, fit_state)
         self._saved_at_time = self._clock()
         self._before_validation = None
         self._running = True
-        if self.save_before_preemption:
+        # In a loop of the user's own nothing brings several workers to the same step after a signal.
+        if self.save_before_preemption and not (
+            fit_state.by_hand and spans_workers(self.model.distribute_strategy)
+        ):
             self._handlers.install(fit_state)
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """In a loop of the user's own, restores what other callbacks did to a resumed epoch."""
+        fit_state = self._calendar(epoch=epoch)
+        if fit_state.by_hand and fit_state.after_epoch_begin is not None:
+            fit_state.step = self.initial_step
+            fit_state.after_epoch_begin()
+            fit_state.after_epoch_begin = None
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Saves if a backup is due, and stops training if that was requested."""
         self._writer.raise_error()
-        fit_state = self.model.fit_state
+        fit_state = self._calendar(batch=batch)
         steps = self._steps_before_epoch + fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
@@ -158,7 +173,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Saves the beginning of the next epoch, if a backup is due."""
         self._writer.raise_error()
-        fit_state = self.model.fit_state
+        fit_state = self._calendar()
         self._steps_before_epoch += fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(epoch + 1, 0)
@@ -174,8 +189,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stops a validation if that was requested."""
-        if self._running and self.model.fit_state.save_and_exit:
-            self._save_and_stop(self.model.fit_state.epoch, self.model.fit_state.step)
+        fit_state = self._calendar()
+        if self._running and fit_state.save_and_exit:
+            self._save_and_stop(fit_state.epoch, fit_state.step)
 
     def on_test_end(self, logs: dict | None = None) -> None:
         """Discards what `on_test_begin` captured."""
@@ -184,7 +200,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs: dict | None = None) -> None:
         """Waits for the last write, and removes the backups if training is done."""
         self._writer.wait()
-        if self.delete_when_done and self.model.fit_state.chief:
+        if self.delete_when_done and self._calendar().chief:
             self._owner.check()
             self._store.delete_all()
             self._owner.release()
@@ -195,7 +211,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_fit_exit(self) -> None:
         """Releases signals, memory, the thread and the directory. The loop calls it however `fit` ends."""
         self._running = False
-        fit_state = self.model.fit_state
+        fit_state = self._calendar()
         trained = bool(fit_state.steps_per_epoch) and fit_state.step >= fit_state.steps_per_epoch
         self._current_epoch, self._last_batch_seen = fit_state.epoch + trained, max(0, fit_state.step - 1)
         self._handlers.remove()
@@ -206,6 +222,19 @@ class BackupAndRestore(keras.callbacks.Callback):
             warnings.warn(str(error))
         finally:
             self._owner.release()
+
+    def _build_optimizer(self) -> None:
+        """Makes the slots that a backup is put back into. In a `fit` of ours they are made before it begins."""
+        optimizer = self._optimizer
+        if optimizer is None or not self.model.built:
+            raise RuntimeError(
+                "BackupAndRestore in a loop of your own needs a model that is built, and compiled with the optimizer of the "
+                f"loop: otherwise a resumed training begins with new slots. Received: the model {self.model.name!r}, "
+                f"{'not compiled' if optimizer is None else 'not built'}."
+            )
+        if not optimizer.built:
+            with self._scope():
+                optimizer.build(self.model.trainable_variables)
 
     def _open(self) -> Found:
         """Takes the directory and looks for a backup. Context: the chief."""
@@ -240,12 +269,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             fit_state.after_epoch_begin = lambda: self._after_epoch_begin(content)
         elif calendar["stop_training"]:
             fit_state.epoch = fit_state.epochs
+        if fit_state.by_hand:
+            begin_with_epoch(self.model, fit_state.epoch)
         if fit_state.chief:
             announce(path, content, fit_state, left_over)
 
     def _after_epoch_begin(self, content: dict[str, Any]) -> None:
         """Within an epoch: restores again, because `on_epoch_begin` may have changed something."""
-        fit_snapshot.restore_values(content, self.model, self.model.fit_state)
+        fit_snapshot.restore_values(content, self.model, self._calendar())
         self.model.stop_training = content["calendar"]["stop_training"]
 
     def _is_due(self, steps: int) -> bool:
@@ -257,7 +288,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return self.schedule.due(steps, self._saved_at_step, waited)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
-        reason = self.model.fit_state.save_and_exit
+        reason = self._calendar().save_and_exit
         assert reason is not None
         self._save(epoch, step, self._steps_before_epoch + step)
         self._writer.wait()
@@ -268,12 +299,13 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save(self, epoch: int, step: int, steps: int) -> None:
         begin = self._clock()
+        fit_state = self._calendar()
         self._writer.wait()
-        if not self.saves:
+        if not self.saves and self._in_fit:
             warn_of_own_states(self.model)
         content, summary = fit_snapshot.capture(
             self.model,
-            self.model.fit_state,
+            fit_state,
             epoch,
             step,
             self._buffers,
@@ -281,7 +313,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._before_validation,
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
-        if self.model.fit_state.chief:
+        if fit_state.chief:
             self._writer.submit(lambda: self._store.write(content, summary, self._owner.check))
             if not self.background:
                 self._writer.wait()

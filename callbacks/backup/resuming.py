@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...distribute.workers.agreement import gather_json
 from ..fit_state import FitState
 from ..safe_file import SaveError
-from ..trained_model import ModelInFit
+from ..trained_model import CompiledModel
 from .container import NewerFormatError
 from .store import read_backup
 
@@ -22,10 +22,10 @@ class Found(NamedTuple):
     problems: list[str]  # a sentence for each newer one that was skipped
 
 
-def on_all_workers(model: ModelInFit, directory: Path, find: Callable[[], Found]) -> Found:
+def on_all_workers(model: CompiledModel, chief: bool, directory: Path, find: Callable[[], Found]) -> Found:
     """What the chief finds in `directory`, on every worker: all must resume from the same step, or raise the same error."""
     strategy = model.distribute_strategy
-    if not model.fit_state.chief:
+    if not chief:
         answer = gather_json(None, strategy)[0]
         if "error" in answer:
             raise (NewerFormatError if answer["newer"] else SaveError)(answer["error"])
@@ -51,9 +51,9 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
     if by == "iterator" and "iterator" not in content["workers"][0]["source"]:
         by = "skip"  # between passes, or where the checkpoint would have been incomplete
     where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
+    by = "of your loop" if fit_state.by_hand else ways.get(by, "by the source")
     lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
     print(
-        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; "
-        f"position in the data: {ways.get(by, 'by the source')}{lost}.",
+        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",
         flush=True,
     )

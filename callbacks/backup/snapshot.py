@@ -50,7 +50,7 @@ def capture(
 
     Context: host, between steps; on every worker at the same step.
     """
-    variables = _captured_variables(model, buffers)
+    variables = _captured_variables(model, fit_state, buffers)
     source = fit_state.source.state()
     worker = {"random": random_state.capture(held_generators(model, fit_state)), "source": source}
     worker["validation"] = _position_for_validation(fit_state)
@@ -81,7 +81,9 @@ def capture(
     return content, {"epoch": epoch, "step": step, "total_steps": total}
 
 
-def _captured_variables(model: CompiledModel, buffers: variable_state.HostBuffers) -> dict[str, list[Any]]:
+def _captured_variables(
+    model: CompiledModel, fit_state: FitState, buffers: variable_state.HostBuffers
+) -> dict[str, list[Any]]:
     strategy = model.distribute_strategy
     workers = place_among_workers(strategy)[1]
     return {
@@ -95,7 +97,7 @@ def _captured_variables(model: CompiledModel, buffers: variable_state.HostBuffer
             )
             for i, variable in enumerate(members)
         ]
-        for group, members in variable_state.variables_of(model).items()
+        for group, members in variable_state.variables_of(model, not fit_state.by_hand).items()
     }
 
 
@@ -152,7 +154,7 @@ def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: Fit
     """Restores variables, callbacks and random generators; can be repeated. Returns the states without a callback."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
-    for group, members in variable_state.variables_of(model).items():
+    for group, members in variable_state.variables_of(model, not fit_state.by_hand).items():
         for variable, saved in zip(members, content["variables"][group], strict=True):
             variable_state.restore(variable, saved, strategy, place)
     left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])

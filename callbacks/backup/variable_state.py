@@ -44,8 +44,12 @@ class HostBuffers:
         self._buffers.clear()
 
 
-def variables_of(model: CompiledModel) -> dict[str, list[Any]]:
+def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[Any]]:
     """Every variable that training can change, each once, in the order in which the script creates them.
+
+    Args:
+        model: the model.
+        metrics: whether those of the metrics belong to it.
 
     Returns:
         dict with "model" (weights, other layer state, seed generators), "optimizer" (slots, loss scale,
@@ -67,7 +71,7 @@ def variables_of(model: CompiledModel) -> dict[str, list[Any]]:
     return {
         "model": new(model.variables),
         "optimizer": new(optimizer.variables if optimizer is not None else ()),
-        "metrics": new(model.metrics_variables),
+        "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(_plain_variables(model)),
     }
 

@@ -17,16 +17,16 @@ import tensorflow as tf
 from ...distribute.arguments import path as a_path
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
+from ..by_hand import ByHand
 from ..json_lines import jsonable
 from ..step_hooks import add_step_hook, remove_step_hook
-from ..trained_model import ModelInFit
 
 
 class AnomalyWarning(UserWarning):
     """The loss or a gradient is not finite; training ends."""
 
 
-class AnomalyReport(keras.callbacks.Callback):
+class AnomalyReport(ByHand, keras.callbacks.Callback):
     """Ends training at the first step whose loss or gradient is not finite, and says where that came from.
 
     The step is skipped before it changes anything, so the model keeps the state of the step before. The step is then
@@ -44,8 +44,6 @@ class AnomalyReport(keras.callbacks.Callback):
             variables whose gradient is not finite) and "batch" (statistics of each part).
     """
 
-    model: ModelInFit
-
     waits_for_executions = True  # the compiled step itself stops; the host finds out when the execution ends
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -59,31 +57,43 @@ class AnomalyReport(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the guards into the step, before it is compiled."""
         self.report, self._watches, self._steps_before = None, [], 0
+        self._batch = None
+        self._guard()
+
+    def _guard(self) -> None:
+        """Guards the optimizers that are built."""
         optimizers = [v for v in vars(self.model).values() if hasattr(v, "gradient_transformers")]
         guarded = [o for o in optimizers if getattr(o, "inner_optimizer", None) is None and o.built]
-        with self.model._strategy_scope():
+        with self._scope():
             found = [watch_gradients(optimizer, guard=True) for optimizer in guarded]
             self._watches = [watch for watch, _ in found]
             for watch in self._watches:
                 watch.reset()
-            self._batch = None
-            if found and not on_parameter_servers():  # there, a batch is on the worker that has drawn it
+            # With parameter servers, a batch is on the worker that has drawn it.
+            if found and self._in_fit and not on_parameter_servers():
                 self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches)
         if self._batch is not None:
             add_step_hook(self.model, "train", self._batch.look)
-        self.model.make_train_function(force=True)
+        if self._watches or self._in_fit:
+            self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch begins; steps run in the plain graph, because XLA cannot keep batches of any size."""
-        self.model.fit_state.plan["way"] = self.model.train_function.way = "graph"
-        self._epoch, self._last_step = epoch, self.model.fit_state.step
+        state = self._calendar(epoch=epoch)
+        if self._in_fit:
+            state.plan["way"] = self.model.train_function.way = "graph"
+        self._epoch, self._last_step = epoch, state.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether a guard tripped, or the loss was not finite, during the execution."""
+        step = self._calendar(batch=batch).step
+        if not self._watches and not self._in_fit:  # the first step has built the optimizer
+            self._guard()
+            self._steps_before += step - self._last_step
+            self._last_step = step
         if self.report is not None:  # a step that parameter servers had already begun
             return
-        step = self.model.fit_state.step
-        with self.model._strategy_scope():
+        with self._scope():
             tripped = [watch for watch in self._watches if watch.tripped]
             good = min((watch.good_steps for watch in tripped), default=0)
         if tripped:
@@ -94,6 +104,11 @@ class AnomalyReport(keras.callbacks.Callback):
             self._explain(step, [], exact=step - self._last_step == 1)
         self._steps_before += step - self._last_step
         self._last_step = step
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Removes the guards, in a loop of the user's own."""
+        if not self._in_fit:
+            self.on_fit_exit()
 
     def on_fit_exit(self) -> None:
         """Removes the guards."""
@@ -123,7 +138,7 @@ class AnomalyReport(keras.callbacks.Callback):
             "batch": statistics,
         }
         self.model.stop_training = True
-        if not self.model.fit_state.chief:
+        if not self._calendar().chief:
             return
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,8 @@ import tensorflow as tf
 from ...distribute.arguments import number, whole_number
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
 from ...optimizers.stages.gradient_watch import watch_gradients
+from ..by_hand import ByHand
 from ..fit_state import FitState
-from ..trained_model import ModelInFit
 
 
 class DiagnosisWarning(UserWarning):
@@ -33,7 +33,7 @@ class RetracingWarning(DiagnosisWarning):
     """The step is compiled again and again."""
 
 
-class Diagnosis(keras.callbacks.Callback):
+class Diagnosis(ByHand, keras.callbacks.Callback):
     """Warns, once each, when training is slower than it could be. Every worker must have the callback; the chief warns.
 
     Args:
@@ -43,8 +43,6 @@ class Diagnosis(keras.callbacks.Callback):
         compilations: int; warn if the training step is compiled more often than this in one `fit`.
         least_seconds: float; epochs whose steps took less are not judged.
     """
-
-    model: ModelInFit
 
     waits_for_executions = True
 
@@ -68,18 +66,28 @@ class Diagnosis(keras.callbacks.Callback):
         self._layouts: list[list[tuple[str, str]]] = []
         self._compiled = 0
         self._watch = None
-        if spans_workers(self.model.distribute_strategy) and getattr(self.model.optimizer, "built", False):
-            with self.model._strategy_scope():
-                self._watch, new = watch_gradients(self.model.optimizer)
-            if new:
+        optimizer = self._optimizer
+        ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
+        if ours and spans_workers(self.model.distribute_strategy):
+            with self._scope():
+                self._watch, new = watch_gradients(optimizer)
+            if new and self._in_fit:
                 self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes what had been measured before the epoch."""
+        self._calendar(epoch=epoch, lap="other")
         self._before = self._measured()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes, in a loop of the user's own, how long its batch was waited for."""
+        self._calendar(lap="input")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether the step was compiled again, and why."""
+        self._calendar(batch=batch, lap="compute")
+        if not self._in_fit:  # the compiled function is the user's
+            return
         compiled = self.model.train_function.compilations()
         if compiled == self._compiled:
             return
@@ -102,10 +110,10 @@ class Diagnosis(keras.callbacks.Callback):
             self._warn(StragglerWarning, straggler_text(everyone, self.straggler))
 
     def _measured(self) -> dict[str, Any]:
-        seconds = self.model.fit_state.times.seconds
+        seconds = self._calendar().times.seconds
         found: dict[str, Any] = {part: seconds.get(part, 0.0) for part in ("input", "compute", "callbacks")}
         if self._watch is not None:
-            with self.model._strategy_scope():
+            with self._scope():
                 waited = self._watch.all_reduce_seconds
             if waited:
                 found["waited"] = sum(waited) / len(waited)
@@ -115,7 +123,7 @@ class Diagnosis(keras.callbacks.Callback):
         if not text or kind in self._warned:
             return
         self._warned.add(kind)
-        if self.model.fit_state.chief:
+        if self._calendar().chief:
             warnings.warn(text, kind, stacklevel=2)
 
 

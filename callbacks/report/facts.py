@@ -83,11 +83,11 @@ def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
         "global batch": getattr(fit_state.source, "batch_rows", None) or "unknown",
-        "input": type(fit_state.source).__name__,
+        "input": "unknown" if fit_state.by_hand else type(fit_state.source).__name__,
         "steps per execution": "auto" if getattr(model, "_auto_steps", False) else model.steps_per_execution,
-        "loss": _name(model.loss),
+        "loss": _name(getattr(model, "loss", None)),
     }
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.Optimizer):
         if hasattr(optimizer, "inner_optimizer"):
             result["loss scale"], optimizer = "on", optimizer.inner_optimizer

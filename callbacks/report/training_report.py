@@ -16,16 +16,16 @@ from ...distribute.arguments import path as a_path
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.workers.agreement import gather_json
 from ...optimizers.stages.gradient_watch import watch_gradients
+from ..by_hand import ByHand
 from ..json_lines import LineFile
 from ..safe_file import write_safely
-from ..trained_model import ModelInFit
 from . import read_run, render
 from .facts import facts_of, memory_bytes
 
 _MOST_POINTS = 400
 
 
-class TrainingReport(keras.callbacks.Callback):
+class TrainingReport(ByHand, keras.callbacks.Callback):
     """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training.
 
     The page is one file that loads nothing else: it can be mailed, printed, and read on a phone. The numbers are stored
@@ -40,8 +40,6 @@ class TrainingReport(keras.callbacks.Callback):
             costs a pass over the gradients in each step.
         clock: () -> float; seconds since 1970.
     """
-
-    model: ModelInFit
 
     waits_for_executions = True
 
@@ -80,19 +78,19 @@ class TrainingReport(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch = False, None, None
-        optimizer = self.model.optimizer
+        optimizer = self._optimizer
         ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
         if not self.gradient_norm or not ours or on_parameter_servers(self.model.distribute_strategy):
             return
-        with self.model._strategy_scope():
+        with self._scope():
             self._watch, new = watch_gradients(optimizer)
-        if new:
+        if new and self._in_fit:
             self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Writes the facts of the run when it begins."""
         self._epoch = epoch
-        state = self.model.fit_state
+        state = self._calendar(epoch=epoch, lap="other")
         if self._began is None:
             self._began = self._written_at = self._noted_at = self._clock()
             self._note_every = 0.0
@@ -102,10 +100,15 @@ class TrainingReport(keras.callbacks.Callback):
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
         self._times_before = dict(state.times.seconds)
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes, in a loop of the user's own, how long its batch was waited for."""
+        self._calendar(lap="input")
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Notes the numbers and updates the page, both when they are due."""
         now = self._clock()
-        if now - self._noted_at < self._note_every or not self.model.fit_state.chief:
+        state = self._calendar(batch=batch, lap="compute")
+        if now - self._noted_at < self._note_every or not state.chief:
             return
         self._noted_at = now
         self._notes += 1
@@ -117,12 +120,12 @@ class TrainingReport(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch, with the times of every worker, and updates the page."""
-        state = self.model.fit_state
+        state = self._calendar()
         steps, before = state.step - self._epoch_first_step, self._times_before
         seconds = {part: value - before.get(part, 0.0) for part, value in state.times.seconds.items()}
         mine = {"steps": steps, "seconds": seconds, "memory": memory_bytes()}
         if self._watch is not None:
-            with self.model._strategy_scope():
+            with self._scope():
                 mine["waited"] = self._watch.all_reduce_seconds
         workers = gather_json(mine, self.model.distribute_strategy)
         if not state.chief:
@@ -142,17 +145,16 @@ class TrainingReport(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the page for the last time."""
-        self._end("finished" if not self.model.stop_training else "stopped early")
+        self._end("stopped early" if getattr(self.model, "stop_training", False) else "finished")
 
     def on_fit_exit(self) -> None:
         """Writes the page after an error too."""
         self._end("ended by an error")
 
     def _end(self, how: str) -> None:
-        state = self.model.fit_state
-        if self._began is None or state is None:
+        if self._began is None:
             return
-        if state.chief:
+        if self._calendar().chief:
             self._write("end", how=how)
             self._render()
         self._file.close()
@@ -160,8 +162,8 @@ class TrainingReport(keras.callbacks.Callback):
 
     def _numbers(self, logs: Any) -> dict[str, Any]:
         """The numbers that every line has."""
-        state = self.model.fit_state
-        learning_rate = getattr(self.model.optimizer, "learning_rate", None)
+        state = self._calendar()
+        learning_rate = getattr(self._optimizer, "learning_rate", None)
         result = {
             "epoch": self._epoch,
             "step": state.step,
@@ -170,12 +172,12 @@ class TrainingReport(keras.callbacks.Callback):
             "learning_rate": None if learning_rate is None else _scalar(learning_rate),
         }
         if self._watch is not None:
-            with self.model._strategy_scope():
+            with self._scope():
                 result["gradient_norm"] = self._watch.norm
         return result
 
     def _write(self, event: str, **values: Any) -> None:
-        if self.model.fit_state.chief:
+        if self._calendar().chief:
             self._file.write({"event": event, "time": self._clock(), **values})
 
     def _render(self) -> None:

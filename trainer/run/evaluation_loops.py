@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ def evaluate(
     model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner
 ) -> dict[str, Any]:
     """The logs of one pass over `source`. Context: host."""
-    with runner.watching(model):
+    with runner.watching(model), _evaluating(model):
         runner.build(model, source.spec, source.batch_rows, training=False)
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
         model.make_test_function()
@@ -34,6 +35,15 @@ def evaluate(
         logs = runner.test_steps(model, source, callbacks)
         callbacks.on_test_end(logs)
     return logs
+
+
+@contextlib.contextmanager
+def _evaluating(model: TrainedModel) -> Iterator[None]:
+    model.evaluating = True
+    try:
+        yield
+    finally:
+        model.evaluating = False
 
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:

@@ -1,0 +1,73 @@
+"""Callbacks in a loop of the user's own, or in plain Keras' `fit`: there the calls of their hooks say where training is."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from ..distribute.workers.cluster import is_chief
+from .fit_state import FitState
+
+
+class UnknownInput:
+    """In place of a source: the batches of a loop of the user's own are not known."""
+
+    steps_per_epoch = None
+
+    def state(self) -> dict[str, Any]:
+        """No position."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing: the user's loop draws its batches."""
+
+
+class ByHand:
+    """The mixin. Owns the calendar of a loop that is not our `fit`."""
+
+    model: Any
+    params: Any
+    _own_calendar: FitState | None = None
+
+    @property
+    def _in_fit(self) -> bool:
+        """Whether a `fit` of ours calls the hooks."""
+        return getattr(self.model, "fit_state", None) is not None
+
+    def _calendar(
+        self, epoch: int | None = None, batch: int | None = None, lap: str | None = None
+    ) -> FitState:
+        """The calendar of the `fit` that runs; in another loop one that goes by what the hooks are told.
+
+        Args:
+            epoch: that begins.
+            batch: that has ended, counted from 0 in its epoch.
+            lap: the part of the loop's work that has ended, as `Times` names it.
+        """
+        if self._in_fit:
+            return self.model.fit_state
+        given = self.params or {}
+        if self._own_calendar is None:
+            self._own_calendar = FitState(chief=is_chief(), source=UnknownInput(), by_hand=True)
+        own = self._own_calendar
+        own.epochs = given.get("epochs") or max(1, own.epoch + 1)
+        own.steps_per_epoch = given.get("steps")
+        if epoch is not None:
+            own.epoch, own.step = epoch, 0
+        if batch is not None:
+            own.step = batch + 1
+        if lap is not None:
+            own.times.lap(lap)
+        return own
+
+    @property
+    def _optimizer(self) -> Any:
+        """The model's optimizer; None for a model that was not compiled."""
+        return getattr(self.model, "optimizer", None)
+
+    def _scope(self) -> Any:
+        """The scope of the model's strategy; a null context where it is entered already."""
+        strategy = self.model.distribute_strategy
+        return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
