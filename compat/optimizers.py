@@ -21,11 +21,6 @@ def know_variable(optimizer: keras.optimizers.Optimizer, variable: Any, index: i
     optimizer._trainable_variables_indices[optimizer._var_key(variable)] = index
 
 
-def unpickle(buffer: Any) -> keras.optimizers.Optimizer:
-    """The reverse of Keras' own `__reduce__`, without the class that it was called on."""
-    return keras.optimizers.Optimizer._unpickle_model(buffer)
-
-
 def overwritten_by_gradient(variable: Any) -> bool:
     """Whether `variable` takes its "gradient" as its new value, as the scales of Keras' float8 layers do."""
     return bool(getattr(variable, "overwrite_with_gradient", False))

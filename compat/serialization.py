@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 from keras.src.api_export import REGISTERED_OBJS_TO_NAMES
+from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
 from keras.src.saving.serialization_lib import deserialize_keras_object
 
@@ -20,6 +23,16 @@ def save_as(cls: type, original: type) -> None:
     for names in (REGISTERED_OBJS_TO_NAMES, GLOBAL_CUSTOM_NAMES):
         if original in names:
             names[cls] = names[original]
+
+
+def save_under(cls: type, path: str) -> None:
+    """Has Keras write objects of `cls` into files as `path`, "module.Name", of a class for which it exports no name."""
+    REGISTERED_OBJS_TO_NAMES[cls] = path
+
+
+def unpickle(buffer: Any) -> Any:
+    """The reverse of Keras' own `__reduce__`, without the class that it was called on."""
+    return KerasSaveable._unpickle_model(buffer)
 
 
 _ours: dict[str, type] = {}

@@ -26,12 +26,13 @@ ATTRIBUTES = {
     "_loss_tracker _losses_override _non_trainable_variables _should_eval _symbolic_build "
     "_trainable_variables",
     "keras:Sequential": "_functional",
+    "keras.src.saving.keras_saveable:KerasSaveable": "_unpickle_model",
     "keras:Metric": "_metrics",
     "keras:layers.Layer": "_call_signature _metrics",
     "keras:Variable": "_initialize _maybe_autocast _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "
     "_get_variable_index _iterations _learning_rate _model_variables_moving_average _track_trackable "
-    "_trainable_variables _trainable_variables_indices _unpickle_model _use_weight_decay _var_key _variables",
+    "_trainable_variables _trainable_variables_indices _use_weight_decay _var_key _variables",
     "keras:optimizers.MultiOptimizer": "_inner_optimizers _var_to_optimizer_idx",
     "keras:callbacks.Callback.on_batch_end": "_is_default",
     "keras:callbacks.ModelCheckpoint": "_batches_seen_since_last_saving _get_file_path _last_batch_seen "

@@ -14,8 +14,7 @@ from typing import Any
 
 import keras
 
-from ..compat.optimizers import unpickle
-from ..compat.serialization import our_classes, save_as
+from ..compat.serialization import our_classes, save_as, unpickle
 from .settings import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}

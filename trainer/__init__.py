@@ -1,11 +1,20 @@
 """Model.fit: what a step computes, how it is compiled, how epochs run."""
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
-from .model import Model, Sequential, adopt, clone_model, load_model
+from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json
 from .replica_step import replica_step
 from .step.global_loss import rowwise
 
-__all__ = ["Model", "Sequential", "adopt", "clone_model", "load_model", "replica_step", "rowwise"]
+__all__ = [
+    "Model",
+    "Sequential",
+    "adopt",
+    "clone_model",
+    "load_model",
+    "model_from_json",
+    "replica_step",
+    "rowwise",
+]
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import zipfile
@@ -11,7 +12,8 @@ from typing import Any, Self, cast
 
 import keras
 
-from ..compat.serialization import our_classes, save_as
+from ..compat.replaced import wrap
+from ..compat.serialization import our_classes, save_as, save_under, unpickle
 from ..compat.training import KerasFunctional, TensorFlowTrainer
 from ..distribute.arguments import path, shown, truth
 from .pipeline import step as pipeline_step
@@ -46,6 +48,11 @@ class Model(Trainer, keras.Model):
         else:
             super().__init__(*args, **kwargs)
 
+    def __reduce__(self) -> Any:
+        """Copies by `copy`, `pickle` and `joblib` train with Unisono, too; the bytes are those of a `.keras` file."""
+        (buffer,) = super().__reduce__()[1]
+        return rebuild, (buffer,)
+
 
 class Functional(KerasFunctional, Model):
     """`keras.Functional`, trained by Unisono: what `Model(inputs, outputs)` gives."""
@@ -56,8 +63,7 @@ class Sequential(keras.Sequential, Model):
 
 
 save_as(Model, keras.Model)
-save_as(Functional, KerasFunctional)
-Functional.__module__ = KerasFunctional.__module__  # Keras exports no name for it; files name its module
+save_under(Functional, f"{KerasFunctional.__module__}.{KerasFunctional.__name__}")
 save_as(Sequential, keras.Sequential)
 
 
@@ -166,6 +172,19 @@ def load_model(
     return _adopt(cast(keras.Model, model), _compile_arguments(filepath))
 
 
+def rebuild(buffer: io.BytesIO) -> Model:
+    """Makes a copied or unpickled model; `buffer` is what Keras' pickling wrote."""
+    with our_classes():
+        model = unpickle(buffer)
+    return _adopt(model, _compile_arguments(buffer))
+
+
+def model_from_json(json_string: str, custom_objects: Any = None) -> Model:
+    """`keras.models.model_from_json`, for a model that then trains with Unisono."""
+    with our_classes():
+        return adopt(cast(keras.Model, keras.models.model_from_json(json_string, custom_objects)))
+
+
 def _compile_arguments(filepath: Any) -> dict[str, Any]:
     """The arguments of `compile` that a `.keras` file holds; none for anything else."""
     with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
@@ -175,8 +194,19 @@ def _compile_arguments(filepath: Any) -> dict[str, Any]:
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
-    """`keras.models.clone_model`, for a model that then trains with Unisono."""
+    """`keras.models.clone_model`, for a model that then trains with Unisono; Keras' own clones a model of ours as one."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
     with our_classes():
         return adopt(cast(keras.Model, keras.models.clone_model(model, *args, **kwargs)))
+
+
+def _clone_sequential_model(original: Any, model: keras.Sequential, *args: Any, **kwargs: Any) -> keras.Model:
+    """`keras.models.clone_model` makes a plain `keras.Sequential` of a model of ours; of others it is what it was."""
+    if not isinstance(model, Model):
+        return original(model, *args, **kwargs)
+    with our_classes():
+        return _adopt(original(model, *args, **kwargs), model.get_compile_config() or {})
+
+
+wrap("_clone_sequential_model", _clone_sequential_model)

@@ -2,6 +2,6 @@
 
 from keras.models import save_model
 
-from .trainer import Model, Sequential, adopt, clone_model, load_model
+from .trainer import Model, Sequential, adopt, clone_model, load_model, model_from_json
 
-__all__ = ["Model", "Sequential", "adopt", "clone_model", "load_model", "save_model"]
+__all__ = ["Model", "Sequential", "adopt", "clone_model", "load_model", "model_from_json", "save_model"]

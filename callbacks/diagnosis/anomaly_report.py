@@ -87,10 +87,6 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether a guard tripped, or the loss was not finite, during the execution."""
         step = self._calendar(batch=batch).step
-        if not self._watches and not self._in_fit:  # the first step has built the optimizer
-            self._guard()
-            self._steps_before += step - self._last_step
-            self._last_step = step
         if self.report is not None:  # a step that parameter servers had already begun
             return
         with self._scope():
@@ -104,6 +100,9 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
             self._explain(step, [], exact=step - self._last_step == 1)
         self._steps_before += step - self._last_step
         self._last_step = step
+        if not self._watches and not self._in_fit:  # the first step has built the optimizer
+            self._guard()
+            self._steps_before = 0
 
     def on_train_end(self, logs: Any = None) -> None:
         """Removes the guards, in a loop of the user's own."""
