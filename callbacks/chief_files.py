@@ -16,12 +16,15 @@ _PLACES = {
     keras.callbacks.TensorBoard: "log_dir",
 }
 
+# The packages of loggers that write to a server or to files of their own: on the chief alone.
+_LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb"})
+
 
 @contextlib.contextmanager
 def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
-    """On every worker but the chief, Keras' own callbacks write into a temporary folder.
+    """On every worker but the chief, Keras' own callbacks write into a temporary folder, and loggers are not called.
 
-    They are called there as on the chief, so that they read the same of the model and decide the same. Enter this
+    Keras' own are called there as on the chief, so that they read the same of the model and decide the same. Enter this
     before `set_model` of the callbacks. Our own callbacks know whether they are on the chief.
     """
     if chief:
@@ -29,6 +32,9 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         for number, callback in enumerate(callbacks):
+            if _is_logger(callback):
+                stack.enter_context(_silenced(callback))
+                continue
             for kind, place in _PLACES.items():
                 if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
                     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-not-chief-"))
@@ -37,3 +43,25 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
                     setattr(callback, place, f"{folder}/{name}")
                     stack.callback(setattr, callback, place, old)
         yield
+
+
+def _is_logger(callback: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] in _LOGGERS for kind in type(callback).__mro__)
+
+
+@contextlib.contextmanager
+def _silenced(callback: Any) -> Iterator[None]:
+    """No hook of the callback does anything inside."""
+    hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
+    before = dict(vars(callback))
+    vars(callback).update(dict.fromkeys(hooks, _nothing))
+    try:
+        yield
+    finally:
+        for name in hooks:
+            vars(callback).pop(name, None)
+        vars(callback).update({name: before[name] for name in hooks if name in before})
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """In place of a hook."""

@@ -138,15 +138,15 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
             return
         if "test" not in self._counters:
             self._count("test", self._global_test_batch)
-            if getattr(self.model, "evaluating", False):
+            if getattr(self.model, "_evaluating", False):
                 self.model.make_test_function(force=True)
-        if getattr(self.model, "evaluating", False):
+        if getattr(self.model, "_evaluating", False):
             self.model.test_function.way = "graph"
         self._enter("test", validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of a loop of the user's own; those of ours count themselves."""
-        if "test" in self._counters and not getattr(self.model, "evaluating", False):
+        if "test" in self._counters and not getattr(self.model, "_evaluating", False):
             self._counters["test"].assign_add(1)
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -201,7 +201,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
         def count(batch: Any) -> None:
             counter.assign_add(1)
 
-        if self._in_fit or getattr(self.model, "evaluating", False):
+        if self._in_fit or getattr(self.model, "_evaluating", False):
             self._hooks.append((phase, count))
             add_step_hook(self.model, phase, count)
 
@@ -221,7 +221,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
 
     def _write_keras_model_train_graph(self) -> None:
         function = getattr(self.model, "train_function", None)
-        graph = function.graph() if hasattr(function, "graph") else None
+        graph = function.graph() if function is not None and hasattr(function, "graph") else None
         if graph is not None:
             with train_writer(self).as_default(), tf.summary.record_if(True):
                 tf.summary.graph(graph)

@@ -180,11 +180,11 @@ class TrainedModel(CompiledModel, Protocol):
     Attributes:
         fit_state: the calendar of the `fit` that is running; None while there is none.
         history: of the last `fit`.
-        evaluating: whether `evaluate`, or a validation in `fit`, is running.
+        _evaluating: whether `evaluate`, or a validation in `fit`, is running.
     """
 
     fit_state: FitState | None
-    evaluating: bool
+    _evaluating: bool
     history: keras.callbacks.History
 
 

@@ -34,6 +34,27 @@ def flat_inputs(graph: Any, inputs: Any) -> list[Any]:
     return graph._standardize_inputs(inputs)
 
 
+def paired_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
+    """(declared input, what is given for it), as a functional model finds it: dicts by names or keys, others by place.
+
+    Empty for a model that declares no inputs, and where the structures differ.
+    """
+    graph = graph_of(model)
+    declared = getattr(graph, "_inputs_struct", None)
+    if declared is None:
+        return []
+    if isinstance(inputs, dict):
+        if not isinstance(declared, dict):
+            return [
+                (tensor, inputs[tensor.name])
+                for tensor in keras.tree.flatten(declared)
+                if tensor.name in inputs
+            ]
+        inputs = {key: inputs[key] for key in declared if key in inputs}
+    expected, given = keras.tree.flatten(declared), keras.tree.flatten(inputs)
+    return list(zip(expected, given)) if len(expected) == len(given) else []
+
+
 def pack_outputs(graph: Any, outputs: Sequence[Any]) -> Any:
     """The structure that the model returns, from its flat outputs."""
     return unpack_singleton(keras.tree.pack_sequence_as(graph._outputs_struct, list(outputs)))

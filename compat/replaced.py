@@ -5,7 +5,7 @@
   knows how, and handed down with `provide`. It does what the original does in a thread that computes no step, so that
   plain Keras in another thread is plain Keras.
 - `WRAPPED`: steps by which a MultiWorkerMirroredStrategy joins its cluster and creates variables, and `run` of a
-  ParameterServerStrategy, which may be made by TensorFlow's own class before anything of ours is called; and what must do more
+  ParameterServerStrategy, which may be made by TensorFlow's own class before anything of ours is called; and what does more
   for a model of ours. These stay.
 - `ADDED`: methods that classes of TensorFlow lack. Nothing that worked without them changes.
 """
@@ -25,6 +25,7 @@ from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow import random as backend_random
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 from keras.src.models import cloning
 from keras.src.random.seed_generator import SeedGenerator
@@ -114,6 +115,11 @@ WRAPPED = (
         "run",
         "variables in parts are looked up and differentiated as whole ones",
     ),
+    Changed(
+        TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` come to the fit of a model of ours"
+    ),
+    Changed(TensorFlowTrainer, "evaluate", "the same"),
+    Changed(TensorFlowTrainer, "predict", "the same"),
     Changed(cloning, "_clone_sequential_model", "the clone of a model of ours is one"),
 )
 

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from ..callbacks.keras_callbacks import check_keras_callbacks
 from ..callbacks.trained_model import TrainedModel
+from ..compat.functional import paired_inputs
+from ..compat.layers import layers_of
 from ..compat.training import strategy_of
 from ..compat.variables import raw_value
 from ..distribute.arguments import shown, truth, whole_number
@@ -74,6 +76,19 @@ def check_home(model: TrainedModel, method: str) -> None:
             raise ValueError(
                 f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
                 f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
+            )
+
+
+def check_stateful(model: TrainedModel, method: str) -> None:
+    """Refuses recurrent layers that keep the state of each row, where rows are shared out over replicas."""
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas == 1:
+        return
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                f"`{method}()`: the layer {layer.name!r} has stateful=True: it keeps a state for each row of the global "
+                f"batch, which {replicas} replicas share out: train on one replica, or with `initial_state` instead."
             )
 
 
@@ -184,11 +199,7 @@ def check_structure(model: TrainedModel, spec: Any, step: str) -> None:
 
 def check_text(model: TrainedModel, spec: Any) -> None:
     """Refuses strings where a model with declared inputs takes numbers."""
-    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
-    given = keras.tree.flatten(unpack(spec)[0])
-    if len(inputs) != len(given):
-        return
-    for tensor, leaf in zip(inputs, given):
+    for tensor, leaf in paired_inputs(model, unpack(spec)[0]):
         if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
             raise ValueError(
                 f"`x` holds strings, but the input {tensor.name!r} of the model takes {tensor.dtype}. Received: {leaf}. "

@@ -23,7 +23,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
 
     fit_state: FitState | None = None
-    evaluating = False
+    _evaluating = False
     _pipeline: Any = None
     _auto_steps = True
     _auto_jit = True

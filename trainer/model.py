@@ -206,7 +206,9 @@ def _clone_sequential_model(original: Any, model: keras.Sequential, *args: Any, 
     if not isinstance(model, Model):
         return original(model, *args, **kwargs)
     with our_classes():
-        return _adopt(original(model, *args, **kwargs), model.get_compile_config() or {})
+        return _adopt(
+            original(model, *args, **kwargs), cast(dict[str, Any], model.get_compile_config() or {})
+        )
 
 
 wrap("_clone_sequential_model", _clone_sequential_model)

@@ -7,7 +7,7 @@ steps are looped in `run/step_function.py`, and how epochs run in `run/fit_loop.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -34,6 +34,7 @@ from .run import fit_loop
 from .run.evaluation_loops import evaluate, predict
 from .run.on_batch import on_batch, predict_on_batch
 from .runner import runner_of
+from .seen_by_tools import SeenByTools
 from .step.first_call import build_outside
 from .step.global_metrics import give_first_replica_the_state
 from .step.step_loss import default_compute_loss, losses_of
@@ -86,7 +87,7 @@ class Trainer(Compilation):
         if strategy_of(self) is not None:
             give_first_replica_the_state(self.metrics, strategy_of(self))
 
-    # What users call.
+    # What users call; `fit`, `evaluate` and `predict` are seen by tools that patch those of `keras.Model` (see below).
 
     @filter_traceback
     def fit(
@@ -234,6 +235,7 @@ class Trainer(Compilation):
         """
         bring_along(self, "predict")
         checks.check_loop(verbose, callbacks)
+        checks.check_stateful(self, "predict")
         source = make_source(
             x,
             batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
@@ -265,13 +267,18 @@ class Trainer(Compilation):
     def predict_on_batch(self, x: Any) -> Any:
         """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`."""
         bring_along(self, "predict_on_batch")
+        checks.check_stateful(self, "predict_on_batch")
         return predict_on_batch(self, runner_of(self), x)
+
+    if not TYPE_CHECKING:
+        fit, evaluate, predict = SeenByTools(fit), SeenByTools(evaluate), SeenByTools(predict)
 
     def _ready(self, method: str) -> None:
         """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""
         bring_along(self, method)
         check_compiled(self, method)
         compile_checks.check_outside(method)
+        checks.check_stateful(self, method)
         if method in ("fit", "train_on_batch"):
             checks.check_compiles(self, method)
             compile_checks.check_optimizer(self, method)

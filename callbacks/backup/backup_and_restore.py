@@ -20,7 +20,7 @@ from . import snapshot as fit_snapshot
 from .exactness import warn_if_inexact, warn_of_own_states
 from .fingerprint import identity
 from .owner import FolderOwner
-from .resuming import Found, announce, on_all_workers
+from .resuming import Found, announce, build_slots, on_all_workers
 from .save_schedule import SaveSchedule
 from .store import BackupStore
 from .variable_state import HostBuffers
@@ -136,7 +136,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         """Resumes from the newest good backup, if there is one."""
         fit_state = self._calendar()
         if fit_state.by_hand:
-            self._build_optimizer()
+            build_slots(self.model, self._scope())
         self.stall_seconds, self.saves = 0.0, 0
         self._steps_before_epoch = self._saved_at_step = 0
         self._identity = identity(self.model, fit_state)
@@ -185,7 +185,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Captures what a repeated validation must begin with."""
         if self._running:
-            self._before_validation = fit_snapshot.validation_start(self.model, self.model.fit_state)
+            self._before_validation = fit_snapshot.validation_start(self.model, self._calendar())
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stops a validation if that was requested."""
@@ -222,19 +222,6 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
             warnings.warn(str(error))
         finally:
             self._owner.release()
-
-    def _build_optimizer(self) -> None:
-        """Makes the slots that a backup is put back into. In a `fit` of ours they are made before it begins."""
-        optimizer = self._optimizer
-        if optimizer is None or not self.model.built:
-            raise RuntimeError(
-                "BackupAndRestore in a loop of your own needs a model that is built, and compiled with the optimizer of the "
-                f"loop: otherwise a resumed training begins with new slots. Received: the model {self.model.name!r}, "
-                f"{'not compiled' if optimizer is None else 'not built'}."
-            )
-        if not optimizer.built:
-            with self._scope():
-                optimizer.build(self.model.trainable_variables)
 
     def _open(self) -> Found:
         """Takes the directory and looks for a backup. Context: the chief."""

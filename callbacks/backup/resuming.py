@@ -40,6 +40,20 @@ def on_all_workers(model: CompiledModel, chief: bool, directory: Path, find: Cal
     return found
 
 
+def build_slots(model: CompiledModel, scope: Any) -> None:
+    """Makes the slots that a backup is put back into. In a `fit` of ours they are made before it begins."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not model.built:
+        raise RuntimeError(
+            "BackupAndRestore in a loop of your own needs a model that is built, and compiled with the optimizer of the "
+            f"loop: otherwise a resumed training begins with new slots. Received: the model {model.name!r}, "
+            f"{'not compiled' if optimizer is None else 'not built'}."
+        )
+    if not optimizer.built:
+        with scope:
+            optimizer.build(model.trainable_weights)
+
+
 def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over: list[str]) -> None:
     """One line: from where, to where, and how the position in the data was found."""
     ways = {

@@ -63,3 +63,6 @@ NOT_RUN = {
         "meeting()": "needs the reader's dataset",
     },
 }
+
+# What the extra "tools" installs: blocks that import one of these are left out where it is missing.
+TOOLS = {"grain", "keras_hub", "keras_tuner", "mlflow", "onnxruntime", "optuna", "tf2onnx", "wandb"}

@@ -1,5 +1,6 @@
 """Runs the blocks of one page one after another in one fresh process, as a reader would: `run_page.py PAGE`."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ HERE = pathlib.Path(__file__).resolve()
 ROOT = HERE.parent.parent.parent
 sys.path.insert(0, str(HERE.parent))
 
-from blocks import BEFORE, NOT_RUN, Block, blocks_of  # noqa: E402
+from blocks import BEFORE, NOT_RUN, TOOLS, Block, blocks_of  # noqa: E402
 
 # Commands of which a page shows what they print.
 CHECKED = "$ python -m unisono backups "
@@ -37,6 +38,7 @@ def main(page: str) -> None:
             check_output(block, f"{page}, line {block.line}")
             continue
         reason = block.not_run or next((r for t, r in NOT_RUN.get(page, {}).items() if t in block.code), "")
+        reason = reason or ", ".join(f"{name} is not installed" for name in lacking(block.code))
         where = f"{page}, line {block.line}"
         code = compile("\n" * (block.line - 1) + block.code, module.__file__, "exec")
         if reason:
@@ -51,6 +53,12 @@ def main(page: str) -> None:
     for name, test in list(vars(module).items()):
         if page == "CONTRIBUTING.md" and name.startswith("test_"):  # it shows how a test is written
             test()
+
+
+def lacking(code: str) -> list[str]:
+    """The packages of others that a block imports and that are not installed here; only those of the extra "tools"."""
+    imported = re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)
+    return [name for name in imported if name in TOOLS and importlib.util.find_spec(name) is None]
 
 
 def check_output(block: Block, where: str) -> None:

@@ -80,6 +80,13 @@ class Calendar:
             most = min(most, self._batches - self.taken)
         return max(0, most)
 
+    def begin_again(self) -> bool:
+        """Begins another pass where the epoch found the last one at its very end; whether it did."""
+        again = self._fixed is not None and not self._one_pass and self.step == 0 and self.taken > 0
+        if again:
+            self.passes, self.taken, self.ended = self.passes + 1, 0, False
+        return again
+
     def advance(self, steps: int) -> None:
         """Goes past `steps` steps; back where it is negative."""
         self.step += steps

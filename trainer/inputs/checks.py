@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .rows import is_extension, row_count
-from .structure import named_parts
+from .rows import is_extension, is_scalar, row_count
+from .structure import named_parts, unpack
 
 
 def same_rows(arrays: Any) -> int:
@@ -29,6 +29,33 @@ def same_rows(arrays: Any) -> int:
     if rows == 0:
         raise ValueError(f"The arrays have no rows ({listing}); give at least one row.")
     return rows
+
+
+def check_target_rows(batch: Any, replicas: int) -> None:
+    """Refuses a batch whose targets or weights have other rows than its inputs; in a graph, where that is not known before.
+
+    On one replica fewer rows may be meant, as in Keras: a loss can repeat a single one.
+
+    Args:
+        batch: for a step of Keras' own: `(x, y)` or `(x, y, sample_weight)`.
+        replicas: that share out the rows.
+
+    Raises:
+        ValueError: where the rows are known; else `tf.errors.InvalidArgumentError` when the step runs.
+    """
+    x, *others = unpack(batch)
+    for argument, part in zip(("y", "sample_weight"), others):
+        for path, leaf in named_leaves(argument, part):
+            if leaf is None or is_scalar(leaf):
+                continue
+            expected, given = row_count(x), row_count(leaf)
+            fits = given == expected if replicas > 1 else given <= expected
+            text = f"`{path}` must have the rows of `x`: give one of it for each row of the inputs. Received"
+            if isinstance(fits, bool):
+                if not fits:
+                    raise ValueError(f"{text}: {given} rows in `{path}`, {expected} in `x`.")
+            else:
+                tf.debugging.Assert(fits, [f"{text} rows in `{path}` and in `x`:", given, expected])
 
 
 def list_sizes(arrays: Any) -> list[tuple[str, int]]:

@@ -78,6 +78,7 @@ class DatasetSource(Source):
 
     usual_rows: int | None = None
     _differs_by_replica = False
+    _length_is_hidden = False  # of a pass: its end is seen only when a batch more is asked for
     _iterator: Any = None
     _asked = 0
 
@@ -155,6 +156,10 @@ class DatasetSource(Source):
         calendar = self.calendar
         calendar.advance(steps - self._asked)
         self._asked, calendar.ended = steps, True
+        self.begun_again = self._length_is_hidden and calendar.begin_again()
+        if self.begun_again:
+            self._open()
+            return
         if calendar.taken == calendar.passes == 0:
             raise ValueError("x is a dataset that gave no batch; give one with at least one row.")
         calendar.learn()
@@ -227,6 +232,7 @@ class DistributedSource(DatasetSource):
     """
 
     _differs_by_replica = True
+    _length_is_hidden = True
 
     def __init__(
         self, dataset: Any, steps_per_epoch: int | None, strategy: tf.distribute.Strategy, per_worker: bool

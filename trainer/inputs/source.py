@@ -58,6 +58,7 @@ class Source:
             rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
+        begun_again: bool; whether, after a chunk that gave no batch, another pass has begun in the same epoch.
         inexact: str or None; a sentence that says why a resumed training may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
     """
@@ -71,6 +72,7 @@ class Source:
     rewinds = True
     inexact: str | None = None
     owned: Sequence[Any] = ()
+    begun_again = False
     _class_weights: ClassWeights | None = None
 
     def _read(self, steps: int) -> Chunk | None:

@@ -39,11 +39,11 @@ def evaluate(
 
 @contextlib.contextmanager
 def _evaluating(model: TrainedModel) -> Iterator[None]:
-    model.evaluating = True
+    model._evaluating = True
     try:
         yield
     finally:
-        model.evaluating = False
+        model._evaluating = False
 
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:

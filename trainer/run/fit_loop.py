@@ -212,10 +212,12 @@ def train_steps(
     logs, started = state.step_logs, state.step
     lap("other")
     workers = Workers(model, "stop_training")
+    begun_again = False
     for execution in executions(state.source, length.next, workers):
         lap("input")
         state.execution = execution
-        callbacks.on_train_batch_begin(state.step)
+        if not begun_again:
+            callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
         with explained(model, state.source.spec, state.source.batch_rows, first=state.step == 0):
             done, new = function(execution, state.step)
@@ -229,7 +231,8 @@ def train_steps(
             lap("compute")
             callbacks.on_train_batch_end(length.last_batch(done), logs)
             lap("callbacks")
-        if (model.stop_training and not workers.several) or done < execution.steps:
+        begun_again = done == 0 and state.source.begun_again
+        if (model.stop_training and not workers.several) or (done < execution.steps and not begun_again):
             break
     if state.steps_per_epoch is None and not model.stop_training:
         state.steps_per_epoch = state.step

@@ -1,0 +1,85 @@
+"""Tools that patch `keras.Model.fit`, and loggers of others, work with our models as with Keras'."""
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from unisono.callbacks.chief_files import only_chief_writes
+
+X = np.ones((4, 2), "float32")
+
+
+def compiled(package):
+    model = package.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+def test_patch_of_kerass_method_sees_that_of_our_models_once(name, monkeypatch):
+    seen = []
+    original = getattr(keras.Model, name)
+
+    def patched(self, *args, **kwargs):
+        seen.append(type(self))
+        kwargs["verbose"] = 0
+        if name == "fit":
+            kwargs["callbacks"] = [
+                keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(self.fit_state))
+            ]
+        return original(self, *args, **kwargs)
+
+    ours, plain = compiled(unisono), compiled(keras)
+    plain.fit_state = "plain"
+    arguments = (X,) if name == "predict" else (X, X[:, :1])
+    monkeypatch.setattr(keras.Model, name, patched)
+    results = [getattr(model, name)(*arguments) for model in (ours, plain)]
+    types = [each for each in seen if isinstance(each, type)]
+    assert types == [type(ours), type(plain)]
+    if name == "fit":
+        assert [type(each).__name__ for each in seen if not isinstance(each, type)] == ["FitState", "str"]
+        assert type(results[0]) is keras.callbacks.History
+    monkeypatch.undo()
+    getattr(ours, name)(*arguments, verbose=0)
+    assert len([each for each in seen if isinstance(each, type)]) == 2
+
+
+def test_fit_of_a_subclass_that_calls_ours_is_seen_once(monkeypatch):
+    class Own(unisono.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def fit(self, *args, **kwargs):
+            return super().fit(*args, epochs=2, verbose=0, **kwargs)
+
+    seen, original = [], keras.Model.fit
+    monkeypatch.setattr(
+        keras.Model, "fit", lambda self, *a, **k: seen.append(k["epochs"]) or original(self, *a, **k)
+    )
+    model = Own()
+    model.compile("sgd", "mse")
+    assert len(model.fit(X, X[:, :1]).history["loss"]) == 2
+    assert seen == [2]
+
+
+@pytest.mark.parametrize("chief", [True, False])
+def test_loggers_of_others_are_called_on_the_chief_alone(chief):
+    calls = []
+    hooks = {
+        "on_epoch_end": lambda self, epoch, logs=None: calls.append(epoch),
+        "__module__": "wandb.integration",
+    }
+    logger = type("WandbMetricsLogger", (keras.callbacks.Callback,), hooks)()
+    inherited = type("OfMine", (type(logger),), {})()
+    with only_chief_writes([logger, inherited], chief):
+        for callback in (logger, inherited):
+            callback.set_model(None)
+            callback.on_epoch_end(3, {})
+    assert calls == ([3, 3] if chief else [])
+    logger.on_epoch_end(4, {})
+    assert calls[-1] == 4
