@@ -45,8 +45,8 @@ def build_slots(model: CompiledModel, scope: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         raise RuntimeError(
-            "BackupAndRestore in a loop of your own needs a model that is built, and compiled with the optimizer of the "
-            f"loop: otherwise a resumed training begins with new slots. Received: the model {model.name!r}, "
+            "BackupAndRestore outside of a fit of Unisono needs a model that is built, and compiled with the optimizer of the loop, or "
+            f"else unisono.adopt(model): a resumed training would begin with new slots. Received: the model {model.name!r}, "
             f"{'not compiled' if optimizer is None else 'not built'}."
         )
     if not optimizer.built:
