@@ -87,8 +87,7 @@ class Trainer(Compilation):
         if strategy_of(self) is not None:
             give_first_replica_the_state(self.metrics, strategy_of(self))
 
-    # What users call; `fit`, `evaluate` and `predict` are seen by tools that patch those of `keras.Model` (see below).
-
+    # What users call.
     @filter_traceback
     def fit(
         self,
