@@ -45,7 +45,7 @@ def build_slots(model: CompiledModel, scope: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         raise RuntimeError(
-            "BackupAndRestore outside of a fit of Unisono needs a model that is built, and compiled with the optimizer of the "
+            "BackupAndRestore outside of our fit needs a model that is built, and compiled with the optimizer of the "
             "loop: build it first, or call unisono.adopt(model) and train with its `fit`. Received: the model "
             f"{model.name!r}, "
             f"{'not compiled' if optimizer is None else 'not built'}."
