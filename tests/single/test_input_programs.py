@@ -96,7 +96,7 @@ def test_targets_of_one_dimension_train_as_in_keras():
 
 
 def test_list_of_rows_of_different_lengths_is_refused_with_the_cure():
-    with pytest.raises(ValueError, match=r"differ in length.*tf.ragged.constant"):
+    with pytest.raises(ValueError, match=r"different lengths.*tf.ragged.constant"):
         fit(dense(unisono), [[1, 2], [3], [4, 5, 6]], np.ones(3))
 
 

@@ -32,19 +32,9 @@ def _standard_nest(structure: Any, merge: bool) -> Any:
         return structure
     named = hasattr(structure, "_fields")
     if merge and not named and _holds_scalars(structure):
-        return _array_of(structure)
+        return np.asarray(structure)
     parts = [_standard_nest(part, merge) for part in structure]
     return type(structure)(*parts) if named else tuple(parts)
-
-
-def _array_of(rows: Any) -> np.ndarray:
-    try:
-        return np.asarray(rows)
-    except ValueError as error:
-        raise ValueError(
-            "The rows of a list of numbers differ in length, so it is no array: give tf.ragged.constant(...) of it, "
-            f"or pad the rows with keras.utils.pad_sequences. Received: {str(rows)[:100]}"
-        ) from error
 
 
 def _holds_scalars(structure: Any) -> bool:
