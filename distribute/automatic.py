@@ -39,7 +39,8 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         ClusterError: TF_CONFIG or Slurm's variables are wrong.
         TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
     """
-    known = tf.distribute.experimental.CommunicationOptions
+    # The public name makes instances of another class.
+    known = type(tf.distribute.experimental.CommunicationOptions())
     if communication_options is not None and not isinstance(communication_options, known):
         raise TypeError(
             "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the number of replicas and "

@@ -182,7 +182,9 @@ def test_diagnosis_of_a_healthy_run_is_silent():
 
 @pytest.mark.parametrize("argument", ["slow_input", "straggler"])
 def test_diagnosis_refuses_shares_out_of_range(argument):
-    with pytest.raises(ValueError, match=rf"`{argument}` must be a share from 0 to 1. Received: 2"):
+    with pytest.raises(
+        ValueError, match=rf"`{argument}` must be a number of at least 0 and of at most 1. Received: 2"
+    ):
         ours.Diagnosis(**{argument: 2})
 
 

@@ -14,15 +14,14 @@ from ...compat.datasets import (
     count_shuffles,
     end_iterator,
     held_tensors,
-    original_dataset,
     pipeline_checksum,
 )
 from .calendar import Calendar
 from .content import checksum
 from .iterator_position import load_iterator, save_iterator
 from .pipeline_state import PipelineState
-from .readers import joining_reader, map_optional, next_reader, optional_reader
-from .rows import batch_spec, concat_rows
+from .readers import joining_reader, next_reader, optional_reader
+from .rows import batch_spec
 from .source import Chunk, Source
 
 _log = logging.getLogger("unisono")
@@ -56,7 +55,7 @@ class DatasetSource(Source):
         self._dataset = dataset.with_options(options)
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
-        elements = _length(dataset, steps_per_epoch)
+        elements = length_of(dataset, steps_per_epoch)
         if per_worker:  # the worker with the most data ends the epoch
             elements = None
         self._counted = parts == 1 and elements is not None
@@ -221,38 +220,6 @@ class DatasetSource(Source):
         self._iterator = None
 
 
-class DistributedSource(DatasetSource):
-    """A `tf.distribute.DistributedDataset`: the rows of all replicas of this worker are one batch again.
-
-    Args:
-        dataset: made by `strategy.experimental_distribute_dataset` or `distribute_datasets_from_function`.
-        steps_per_epoch: int or None; the steps of an epoch.
-        strategy: the strategy that made it.
-        per_worker: whether there is more than one worker.
-    """
-
-    _differs_by_replica = True
-    _length_is_hidden = True
-
-    def __init__(
-        self, dataset: Any, steps_per_epoch: int | None, strategy: tf.distribute.Strategy, per_worker: bool
-    ) -> None:
-        self._dataset, self.per_worker = dataset, per_worker
-        self._parts, self._counted, self._element_spec = 1, False, None
-        self._know(original_dataset(dataset))
-        self._saves = False
-        length = _length(dataset, steps_per_epoch)
-        self.calendar = Calendar(steps_per_epoch, expected=None if per_worker else length)
-        self._iterator = iter(dataset)
-        self._joining, self.spec = _joining_reader_of(strategy, self._iterator)
-
-    def _reader(self) -> Callable[[Any, Any], Any]:
-        return self._joining
-
-    def _signature(self) -> Any:
-        return None
-
-
 def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The dataset with None in place of every `tf.experimental.Optional`, as in Keras."""
     if not any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(dataset.element_spec)):
@@ -267,26 +234,7 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(convert)
 
 
-# One reader for each layout: the compiled function is kept by it.
-_joining_readers: dict[Any, Any] = {}
-
-
-def _joining_reader_of(strategy: tf.distribute.Strategy, iterator: Any) -> tuple[Any, Any]:
-    """What draws from the iterator of a distributed dataset and joins the rows of all replicas, and a batch's spec."""
-
-    def join(element: Any) -> Any:
-        return concat_rows(list(strategy.experimental_local_results(element)))
-
-    traced = tf.function(lambda it: join(it.get_next())).get_concrete_function(iterator)
-    spec = batch_spec(traced.structured_outputs)
-
-    def read(iterator: Any, i: Any) -> Any:
-        return map_optional(join, iterator.get_next_as_optional(), spec)
-
-    return _joining_readers.setdefault((strategy, str(spec)), read), spec
-
-
-def _length(dataset: Any, steps_per_epoch: int | None) -> int | None:
+def length_of(dataset: Any, steps_per_epoch: int | None) -> int | None:
     """The elements of a dataset, or None if their number is not known.
 
     Raises:

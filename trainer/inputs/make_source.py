@@ -18,7 +18,8 @@ from .arrays import ArraySource, StreamedArrays
 from .calendar import RowOrder
 from .class_weights import check_class_weight, class_weights
 from .convert import host_bytes, is_array, is_memory_mapped, standard_arrays
-from .datasets import DatasetSource, DistributedSource, without_optionals
+from .datasets import DatasetSource, without_optionals
+from .distributed_datasets import DistributedSource
 from .pydataset import PyDatasetSource
 from .source import Source
 from .streams import StreamSource
