@@ -105,7 +105,7 @@ def test_callbacks_that_look_float16_and_own_steps_work_on_workers(found):
     gradients, finite, warnings = found["anomaly"]
     assert gradients and finite and len(warnings) == 1
     assert "The gradients of these variables are not finite" in warnings[0]
-    assert "atch" not in warnings[0], "the rows are on the worker"
+    assert "Batch: " not in warnings[0], "the rows are on the worker"
     assert found["float16"] == [400, -400, "float16", 2.0**15], "every step applied once, none skipped"
     assert found["own_step"] == {"sum_under_another_name": [400], "last": [1]}, (
         "of the epoch, of the last step"
