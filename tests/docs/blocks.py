@@ -41,6 +41,7 @@ model.compile("sgd", "mse")
 
 # What the reader of a page has already: a model and data of their own.
 BEFORE = {
+    "CONTRIBUTING.md": "import unisono; unisono.distribute.simulate_devices(4)",  # as tests/conftest.py
     "docs/guides/checkpoints.md": _MODEL,
     "docs/guides/many-machines.md": """
 import tensorflow as tf
