@@ -42,7 +42,8 @@ ATTRIBUTES = {
     "keras.src.backend.tensorflow.random": "_cast_seed _get_concrete_noise_shape",
     "keras.src.losses.losses:LossFunctionWrapper": "_fn_kwargs",
     "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn _fn_kwargs",
-    "keras.src.models.functional:Functional": "_nodes_by_depth _operations _outputs_struct _standardize_inputs",
+    "keras.src.models.functional:Functional": "_inputs_struct _nodes_by_depth _operations "
+    "_outputs_struct _standardize_inputs",
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
     "keras.src.trainers.compile_utils:CompileMetrics": "_user_metrics",
     "tensorflow:RegisterGradient": "_op_type",
@@ -57,6 +58,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": "_server_def",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:_CoordinatedClosureQueue": "_error",
     f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase": "_replica_id",
+    f"{_DISTRIBUTE}.distribute_lib:StrategyExtendedV2": "_container_strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDataset": "_original_dataset",
     f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets",
     f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_devices",
