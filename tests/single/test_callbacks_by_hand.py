@@ -88,6 +88,8 @@ def events(folder):
     return found
 
 
+# A busy machine may pause while the loop of the test reads its input.
+@pytest.mark.filterwarnings("ignore:The last epoch spent")
 @pytest.mark.parametrize("kind", ["ours", "plain", "plain, not compiled"])
 def test_every_callback_works_in_a_loop_of_the_users_own(kind, tmp_path, capsys):
     model, strategy = model_of(kind)
@@ -115,6 +117,7 @@ def test_every_callback_works_in_a_loop_of_the_users_own(kind, tmp_path, capsys)
     model.load_weights(max(tmp_path.glob("*.h5")))
 
 
+@pytest.mark.filterwarnings("ignore:The last epoch spent")
 def test_every_callback_works_in_the_fit_of_plain_keras(tmp_path):
     model, _ = model_of("plain")
     callbacks = [
