@@ -12,6 +12,7 @@ from keras import ops
 import unisono
 from tests.helpers import mirrored
 from unisono.distribute import gather
+from unisono.trainer.step.find_rules import RuleFinder
 
 L = keras.layers
 RNG = np.random.default_rng(0)
@@ -266,6 +267,27 @@ def test_loss_that_begins_later_is_waited_for():
 
     arguments = {"loss": MSE, "between": Late}
     assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
+
+
+def test_rules_are_part_of_backups_and_a_resumed_run_does_not_look_again(tmp_path, monkeypatch):
+    make = own_step(STEPS["a sum"])
+
+    def fit(*callbacks):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(3)
+        with mirrored(3).scope():
+            model = make()
+            model.compile(unisono.optimizers.SGD(0.05, momentum=0.5))
+        model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+        return model.get_weights()
+
+    left_alone = fit()
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: 1 / epoch)
+    with pytest.raises(ZeroDivisionError):
+        fit(unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1), stop)
+    monkeypatch.setattr(RuleFinder, "look", lambda *_: pytest.fail("looked again"))
+    for one, other in zip(left_alone, fit(unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1))):
+        assert np.array_equal(one, other)
 
 
 def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():

@@ -49,6 +49,7 @@ class PlainRunner:
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Chooses between the plain graph and XLA, or prepares to find out."""
         model.train_function.full_rows = state.source.batch_rows
+        model.train_function.plan = state.plan
         ahead = None
         if any(steps_to_wake(callback, 0) == 1 for callback in state.callbacks):
             ahead = 0

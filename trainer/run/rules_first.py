@@ -31,10 +31,13 @@ class RulesFirst:
 
     Attributes:
         rules: what was found so far.
+        plan: of the fit, which backups hold: "rules" are the answers so far, with which a resumed run goes on.
     """
 
     def __init__(self, model: TrainedModel, training: bool) -> None:
         self.rules = JoinRules()
+        self.plan: dict[str, Any] = {}
+        self._answers: dict[str, Any] = {}
         several = model.distribute_strategy.num_replicas_in_sync > 1 or model._pipeline is not None
         finder = RuleFinder(model, training) if several else None
         self._finder = finder if finder is not None and finder.needed else None
@@ -51,6 +54,8 @@ class RulesFirst:
             self._traced = True
             if not self._finder.anything_to_join(_spec_of(chunk)):
                 self._finder = None
+            else:
+                self._take(self.plan.get("rules", {}))
         draws, step = hasattr(chunk.inputs, "get_next"), 0
         while self._finder is not None and step < chunk.steps:
             drawn = chunk.reader(chunk.inputs, tf.constant(step))
@@ -67,6 +72,24 @@ class RulesFirst:
             for later in range(step, chunk.steps):
                 yield _held(chunk, chunk.reader(chunk.inputs, tf.constant(later)))
 
+    def note(self, plan: dict[str, Any]) -> None:
+        """Writes what an earlier fit of this process has found into the plan of the one that runs."""
+        if plan is not self.plan and self._answers:
+            plan.setdefault("rules", self._answers)
+        self.plan = plan
+
+    def _take(self, saved: Any) -> None:
+        """Goes on with the answers of the run that is resumed."""
+        finder = self._finder
+        assert finder is not None
+        names = finder.names
+        if not isinstance(saved, dict) or saved.keys() != set(names):
+            return
+        finder.adopt([[saved[name]] for name in names])
+        self.rules, self._answers = finder.rules(), saved
+        if finder.known:
+            self._finder = None
+
     def _look_at(self, batch: Any) -> None:
         """Finds what a batch shows, the same on every worker. None: the data of this one has ended."""
         finder = self._finder
@@ -76,6 +99,7 @@ class RulesFirst:
         everyone = gather_json([batch is None, finder.answers], self._strategy)
         finder.adopt([answers for _, answers in everyone])
         self.rules, self._looked = finder.rules(), self._looked + 1
+        self._answers = self.plan["rules"] = dict(zip(finder.names, finder.answers))
         if not finder.known and self._looked == _MOST_BATCHES:
             _log.warning(
                 "A loss or gradient of user code was zero on all rows of %d batches, so that it cannot be told whether it "

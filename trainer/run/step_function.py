@@ -47,6 +47,7 @@ class StepFunction:
         fresh: whether the last execution compiled something.
         usual_steps: int; the length of executions that was found, for the next epoch.
         measured: what was measured, for each layout of the input; see `xla_choice`.
+        plan: of the fit that runs: choices that a resumed run repeats; see `rules_first`.
         reached_steps: int32 variable; the steps of the last call that had been run before an error, or UNKNOWN.
     """
 
@@ -58,6 +59,7 @@ class StepFunction:
         self.fresh = False
         self.usual_steps = 1
         self.measured: dict[Any, Any] = {}
+        self.plan: dict[str, Any] = {}
         self.after_execution: Callable[[Execution, int, float], None] | None = None
         self.shapes_vary = False
         self._compiled: dict[Any, Any] = {}
@@ -91,6 +93,7 @@ class StepFunction:
         """The chunk, or parts of it while the rules of the steps are found."""
         if self._rules is None:
             self._rules = RulesFirst(self.model, self.training)
+        self._rules.note(self.plan)
         before = self._rules.rules
         for part in self._rules.parts_of(chunk):
             if self._rules.rules != before:

@@ -126,6 +126,11 @@ class RuleFinder:
         """What was found so far, None for what is not known: JSON values, in the same order on every worker."""
         return list(self._found)
 
+    @property
+    def names(self) -> list[str]:
+        """What each answer is about; the same in every process and run of a program."""
+        return [" ".join(map(str, key)) for key in self._keys]
+
     def adopt(self, answers: Sequence[list[Any]]) -> None:
         """Takes for each rule the first answer that any worker knows; `answers` are those of each."""
         self._found = [next((a for a in each if a is not None), None) for each in zip(*answers)]
