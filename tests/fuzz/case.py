@@ -154,7 +154,7 @@ class Case:
 
     optimizer: str = one_of(
         "SGD", "momentum", "Adam", "AdamW", "RMSprop", "Adagrad", "Nadam", "Adamax", "Adadelta", "Ftrl", "Lamb",
-        "Adafactor", "ScheduleFreeAdamW",
+        "Adafactor", "ScheduleFreeAdamW", "Muon", "two optimizers",
         plain=0.4,
     )  # fmt: skip
     clip: str = one_of("none", "clipnorm", "clipvalue", "global_clipnorm", plain=0.7)
@@ -162,6 +162,8 @@ class Case:
     ema: bool = one_of(False, True, plain=0.85)
     accumulation: int = one_of(1, 2, 3, plain=0.8)
     transformers: tuple[str, ...] = some_of("centralize", "ClipByGlobalNorm", "doubled", most=1, plain=0.85)
+
+    aggregator: str = one_of("none", "PackedAggregation", plain=0.85)
 
     data: str = one_of(
         "arrays", "tensors", "dataset", "dataset of unknown length", "generator", "PyDataset", plain=0.5

@@ -139,6 +139,14 @@ IMPOSSIBLE: Rules = (
         lambda c: per_step(c) and c.sample_weight == "rows" and any(o.kind == "binary" for o in c.outputs),
     ),
     (
+        "Keras cannot add up the weights of rows for sequences",
+        lambda c: (
+            per_step(c)
+            and c.sample_weight in ("rows", "outputs")
+            and any(o.reduction == "mean_with_sample_weight" for o in c.outputs)
+        ),
+    ),
+    (
         "Keras cannot weigh a Loss object that is given as a metric",
         lambda c: any(name.startswith("Loss object") for o in c.outputs for name in o.weighted_metrics),
     ),

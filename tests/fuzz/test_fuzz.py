@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 
 import keras
 import pytest
@@ -19,8 +20,9 @@ from tests.fuzz.parts.losses import OWN, across
 from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, takes_long
 from tests.fuzz.shrink import shrink
 
-# Cases in a block, and blocks, which the processes of pytest share: as many as two cores check in a minute or so.
-SIZE, BLOCKS = 5, 8
+# Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in under two minutes.
+SMALL_BLOCKS, SMALL_CASES = 10, 10
+BLOCKS, CASES = 2, 5
 
 
 def _is_quick(case: Case) -> bool:
@@ -28,12 +30,28 @@ def _is_quick(case: Case) -> bool:
     return excluded(case) is None and case.way in ("graph", "eager") and not takes_long(case)
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
-def test_programs_have_the_numbers_of_one_device_and_of_keras(block):
-    for seed in range(block * SIZE, (block + 1) * SIZE):
-        case = draw(seed, accepts=_is_quick)
+def _is_small(case: Case) -> bool:
+    """A graph that is traced in a second: loops over steps, and everything that is drawn twice, are drawn apart from it."""
+    once = len(case.inputs) == len(case.outputs) == 1 and len(case.body) < 2 and len(case.then) < 2
+    looped = case.pool in ("recurrent", "gated", "attention") or case.resume or case.validation
+    return _is_quick(case) and once and not looped and case.strategy != "mirrored 4"
+
+
+def _check_all(seeds: range, accepts: Callable[[Case], bool]) -> None:
+    for seed in seeds:
+        case = draw(seed, accepts)
         finding = check(case)
         assert finding is None, shrunk_report(case, finding, check)
+
+
+@pytest.mark.parametrize("block", range(SMALL_BLOCKS))
+def test_small_programs_have_the_numbers_of_one_device_and_of_keras(block):
+    _check_all(range(block * SMALL_CASES, (block + 1) * SMALL_CASES), _is_small)
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_programs_have_the_numbers_of_one_device_and_of_keras(block):
+    _check_all(range(block * CASES, (block + 1) * CASES), _is_quick)
 
 
 def test_case_that_is_written_and_read_is_the_same():

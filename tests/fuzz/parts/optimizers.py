@@ -31,7 +31,8 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Lamb": ("Lamb", {"learning_rate": 0.01, "epsilon": EPSILON}),
     "Adafactor": ("Adafactor", {"learning_rate": 0.01, "epsilon_1": 1e-3}),
     "ScheduleFreeAdamW": ("ScheduleFreeAdamW", {"learning_rate": 0.02, "epsilon": EPSILON}),
-}
+    "Muon": ("Muon", {"learning_rate": 0.02, "epsilon": EPSILON}),
+}  # Lion is not drawn: it moves a weight by the sign of its gradient, also where that is a rounding error of zero.
 
 CLIPS = {
     "none": {},
@@ -55,7 +56,20 @@ TRANSFORMERS = {
 
 def optimizer(case: Case, module: Any) -> keras.optimizers.Optimizer:
     """A new optimizer, of `module.optimizers`."""
-    name, arguments = ARGUMENTS[case.optimizer]
+    if case.optimizer == "two optimizers":
+        chosen = {True: _one("Adam", case, module), False: _one("momentum", case, module)}
+        inner = module.optimizers.MultiOptimizer(lambda variable: chosen[len(variable.shape) < 2])
+    else:
+        inner = _one(case.optimizer, case, module)
+    if case.aggregator != "none" and module is unisono:
+        inner.gradient_aggregator = unisono.optimizers.PackedAggregation(max_elements=16)
+    if case.policy != "mixed_float16":
+        return inner
+    return module.optimizers.LossScaleOptimizer(inner, initial_scale=LOSS_SCALE)
+
+
+def _one(kind: str, case: Case, module: Any) -> keras.optimizers.Optimizer:
+    name, arguments = ARGUMENTS[kind]
     arguments = {**arguments, **CLIPS[case.clip]}
     if case.ema:
         arguments.update(use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2)
@@ -67,7 +81,4 @@ def optimizer(case: Case, module: Any) -> keras.optimizers.Optimizer:
         arguments["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(
             arguments["learning_rate"], decay_steps=2, decay_rate=0.7
         )
-    inner = getattr(module.optimizers, name)(**arguments)
-    if case.policy != "mixed_float16":
-        return inner
-    return module.optimizers.LossScaleOptimizer(inner, initial_scale=LOSS_SCALE)
+    return getattr(module.optimizers, name)(**arguments)
