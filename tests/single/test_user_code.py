@@ -384,3 +384,14 @@ def test_gather_in_a_custom_loop_is_exact_for_uneven_rows():
         np.testing.assert_allclose(copy, expected[0], rtol=1e-12)
     for copy in strategy.experimental_local_results(loss):
         np.testing.assert_allclose(copy, expected[1], rtol=1e-12)
+
+
+def test_mistake_in_an_own_compute_loss_is_not_blamed_on_the_targets():
+    class Mistaken(Net):
+        def compute_loss(self, x, y, y_pred):
+            return ops.mean((y - y_pred) ** 2)
+
+    model = Mistaken()
+    model.compile("sgd")
+    with pytest.raises(TypeError, match="takes 4 positional arguments"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)

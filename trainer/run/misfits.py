@@ -102,7 +102,9 @@ def misfit(model: TrainedModel, spec: Any, rows: int | None, step: str) -> str |
         outputs.append(keras.tree.map_structure(lambda t: t.shape, y_pred))
         if step == "predict_step" or y is None:
             return y_pred
-        for part in ("y", "sample_weight") if sample_weight is not None else ("y",):
+        for part in () if overrides_compute_loss(model) else ("y", "sample_weight"):
+            if part == "sample_weight" and sample_weight is None:
+                continue
             reached.append(part)
             weight = tensors[2] if part == "sample_weight" else None
             compute_loss(
