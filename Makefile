@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo install test pytest check lint format bench docs dist clean
+.PHONY: demo install test keras-tests pytest check lint format bench docs dist clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,7 +23,7 @@ install: $(BIN)/unisono-dev.stamp
 demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
-check test pytest: export CUDA_VISIBLE_DEVICES =
+check test pytest keras-tests: export CUDA_VISIBLE_DEVICES =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp
@@ -42,6 +42,10 @@ test: $(BIN)/unisono-dev.stamp
 pytest: $(BIN)/unisono-dev.stamp
 	$(BIN)/python -c "import unisono.trainer" 2>/dev/null
 	$(PYTEST) tests
+
+# All of Keras' own tests that concern us; the suite runs those that are quick.
+keras-tests: $(BIN)/unisono-dev.stamp
+	$(BIN)/python -m tests.keras_own
 
 format: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format .

@@ -106,10 +106,29 @@ def with_checked_arguments(cls: type) -> Callable[..., None]:
             arguments = signature.bind_partial(self, *args, **kwargs).arguments
         except TypeError:  # Python's own message says what is missing or too much
             arguments = {}
-        check_settings(arguments)
+        try:
+            check_settings(arguments)
+        except ValueError as error:
+            raise _in_words_of_keras(error, init, self, *args, **kwargs) from None
         init(self, *args, **kwargs)
 
     return __init__
+
+
+def _in_words_of_keras(error: ValueError, init: Any, optimizer: Any, *args: Any, **kwargs: Any) -> ValueError:
+    """What Keras' own `__init__` says of the argument that `error` refuses, where it refuses it too, and its value."""
+    _, name, rest = str(error).split("`", 2)
+    if name == "learning_rate":  # of which Keras says that a function takes the step, and calls it without
+        return error
+    try:
+        init(optimizer, *args, **kwargs)
+    except ValueError as theirs:
+        if name in str(theirs):
+            value = "" if "Received" in str(theirs) else f" Received{rest.partition('Received')[2]}"
+            return ValueError(f"{theirs}{value}")
+    except Exception:  # a value of another kind, which Keras stumbles over
+        return error
+    return error
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from ..compat.serialization import our_classes, save_as, save_under, unpickle
 from ..compat.training import KerasFunctional, TensorFlowTrainer
 from ..distribute.arguments import path, shown, truth
 from .pipeline import step as pipeline_step
-from .step.variable_placement import place_with_model
+from .step.variable_placement import bring_along, place_with_model
 from .trainer import Trainer
 
 
@@ -88,6 +88,8 @@ def _put_functional_below(cls: type) -> type:
 def adopt(model: keras.Model) -> Model:
     """Converts a Keras model in place into one that trains with Unisono.
 
+    In the scope of a strategy a model that was built outside of any scope is brought into this strategy.
+
     Args:
         model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a class of your own. It keeps
             its layers, weights and compiled state.
@@ -110,12 +112,14 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
         )
     pipeline_step.attach(model)
     if isinstance(model, Model):
+        bring_along(model, "adopt")
         return model
     model.__class__ = _adopted_class(type(model))  # pyright: ignore[reportArgumentType]  (a class can be hashed)
     compiled = model.compiled
     model._auto_steps = model.steps_per_execution == 1
     model._auto_jit = _leaves_jit_to_us(arguments)
     model._forget_compiled()
+    bring_along(model, "adopt")
     if compiled and model.optimizer is not None:
         place_with_model(model)
     return model

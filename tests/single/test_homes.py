@@ -37,8 +37,10 @@ def trained(make, name, **arguments):
     history = model.fit(X, X[:, :1], batch_size=4, epochs=2, shuffle=False, verbose=0, **arguments).history
     for variable in model.variables:
         copies = strategy.experimental_local_results(variable.value) if strategy else [variable.value]
-        assert len(copies) == (1 if strategy is None else 2), variable.path
-    return history, model.get_weights(), model.predict(X, verbose=0)
+        assert len(copies) == (strategy.num_replicas_in_sync if strategy else 1), variable.path
+        assert all(np.array_equal(copies[0].numpy(), copy.numpy()) for copy in copies), variable.path
+    others = [part.predict(X, verbose=0) for part in getattr(model, "used_before", [])]
+    return history, model.get_weights(), model.predict(X, verbose=0), others
 
 
 def layers_made_before(scope):
@@ -69,22 +71,95 @@ def model_made_before(scope):
 def adopted_before(scope):
     model = unisono.adopt(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     with scope():
-        model.compile("adam", "mse", metrics=["mae"])
+        model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
     return model
 
 
 def low_rank_after_training(scope):
     with scope():
         model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
-        model.compile(unisono.optimizers.Adam(0.1), "mse")
+        model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
     model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
     model.layers[0].enable_lora(2)
-    model.compile(unisono.optimizers.Adam(0.1), "mse")
+    model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
     return model
 
 
+def trained_by_keras_and_adopted(scope):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], run_eagerly=True)
+    model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+    with scope():
+        return unisono.adopt(model)
+
+
+def made_before_and_trained_in_scope(scope):
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.compile(unisono.optimizers.Adam(0.1), "mse")
+    model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+    with scope():
+        model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+    return model
+
+
+def models_used_before(scope):
+    ours = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3, "tanh")])
+    ours.compile(unisono.optimizers.Adam(0.1), "mse")
+    ours.fit(X, X, batch_size=4, shuffle=False, verbose=0)
+    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "relu")])
+    plain.predict(X, verbose=0)
+    with scope():
+        inputs = keras.Input((3,))
+        model = unisono.Model(inputs, keras.layers.Dense(1)(plain(ours(inputs))))
+        model.compile(unisono.optimizers.Adam(0.1), "mse")
+    model.used_before = [ours, plain]
+    return model
+
+
+def head_outside_of_the_scope(scope):
+    with scope():
+        base = unisono.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(3, "relu")]
+        )
+    base.pop()
+    base.add(keras.layers.Dense(3))
+    base.layers[0].trainable = False
+    model = unisono.Sequential([base, keras.layers.Dense(1)])
+    model.compile(unisono.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+    base.layers[0].trainable = True
+    model.compile(unisono.optimizers.SGD(0.01), "mse", run_eagerly=True)
+    return model
+
+
+def quantized_after_training(scope):
+    with scope():
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
+    model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+    model.quantize("int8")
+    model.layers[0].enable_lora(2)
+    model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
+    return model
+
+
+MADE_ELSEWHERE = [
+    layers_made_before,
+    model_made_before,
+    adopted_before,
+    low_rank_after_training,
+    trained_by_keras_and_adopted,
+    made_before_and_trained_in_scope,
+    models_used_before,
+    head_outside_of_the_scope,
+    quantized_after_training,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.parametrize(
-    "make", [layers_made_before, model_made_before, adopted_before, low_rank_after_training]
+    ("make", "name"),
+    [*((make, "mirrored2") for make in MADE_ELSEWHERE), (trained_by_keras_and_adopted, "one")],
 )
-def test_what_was_made_outside_of_the_scope_is_brought_along(make):
-    helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), helpers.FLOAT32)
+def test_what_was_made_outside_of_the_scope_is_brought_along(make, name):
+    helpers.assert_close(trained(make, name), trained(make, "none"), helpers.FLOAT32)

@@ -213,6 +213,16 @@ def test_torch_tensors_are_arrays():
     assert half.spec[0].dtype == tf.float32
 
 
+def test_sparse_array_of_jax_is_a_sparse_tensor():
+    numbers = np.array([[0, 1], [2, 0], [0, 3]], "float32")
+    parts = {"indices": np.argwhere(numbers), "data": numbers[numbers > 0], "shape": numbers.shape}
+    matrix = type(
+        "BCOO", (), {"__module__": "jax.experimental.sparse.bcoo", **parts}
+    )()  # it has no __array__
+    (batch,) = read_epoch(make_source(matrix, batch_size=4, shuffle=False), most=1)
+    np.testing.assert_array_equal(tf.sparse.to_dense(batch).numpy(), numbers)
+
+
 def test_scipy_sparse_matrices_are_sparse_tensors():
     sparse = pytest.importorskip("scipy.sparse", reason="scipy is not installed")
     matrix = sparse.random(9, 5, density=0.4, format="coo", rng=np.random.default_rng(1))

@@ -25,8 +25,9 @@ def two(*words: str, y: Any = (COLUMN, COLUMN), **arguments: Any) -> Use:
     return lambda bench: bench.two_outputs(as_dict, **arguments).fit(X, y, verbose=0), words
 
 
-def received(value: Any) -> str:
-    return "Received: " + re.escape(repr(value))
+def received(value: Any, argument: str = "") -> str:
+    """What an error says was received; Keras' own errors also name the argument there."""
+    return f"Received: ({argument}=)?{re.escape(repr(value))}"
 
 
 COMPILE: dict[str, Use] = {

@@ -18,7 +18,7 @@ def optimizer(name: str, *words: str, **arguments: Any) -> Use:
 def _range(name: str, argument: str, cure: str, *values: Any, **others: Any) -> dict[str, Use]:
     return {
         f"{name} {argument}={v!r}": optimizer(
-            name, f"`{argument}`", cure, received(v), **{argument: v}, **others
+            name, f"`{argument}`", cure, received(v, argument), **{argument: v}, **others
         )
         for v in values
     }
@@ -29,16 +29,19 @@ OPTIMIZERS: dict[str, Use] = {
     **_range("Adam", "beta_1", "of at least 0 and below 1", 1.5, -0.1, NAN, "0.9", None),
     **_range("AdamW", "beta_2", "of at least 0 and below 1", 1.5, 1.0),
     **_range("Adam", "epsilon", "at least 0", -1.0, NAN, "1e-7", None),
-    **_range("SGD", "momentum", "of at least 0 and of at most 1", 1.5, -0.5, NAN, "0.9"),
+    **_range("SGD", "momentum", "of at least 0 and of at most 1", NAN),
+    **_range("SGD", "momentum", r"float between \[0, 1\]", 1.5, -0.5, "0.9"),
     **_range("RMSprop", "rho", "of at least 0 and of at most 1", 1.5, NAN),
     **_range("Adadelta", "rho", "of at least 0 and of at most 1", -0.5),
     **_range("AdamW", "weight_decay", "at least 0", -0.1, "0.1"),
     **_range("SGD", "clipnorm", "above 0", 0, -1.0, NAN, "1"),
     **_range("SGD", "clipvalue", "above 0", 0, -1.0),
     **_range("SGD", "global_clipnorm", "above 0", 0, NAN),
-    **_range("SGD", "ema_momentum", "at most 1", 1.5, "0.9", None, use_ema=True),
-    **_range("SGD", "ema_overwrite_frequency", "whole number", -1, 2.5, use_ema=True),
-    **_range("SGD", "gradient_accumulation_steps", "whole number", -2, 2.5, "4"),
+    **_range("SGD", "ema_momentum", "at most 1", "0.9", None, use_ema=True),
+    **_range("SGD", "ema_momentum", r"in the range \[0, 1\]", 1.5, use_ema=True),
+    **_range("SGD", "ema_overwrite_frequency", "an integer >= 1 or None", -1, 2.5, use_ema=True),
+    **_range("SGD", "gradient_accumulation_steps", "an integer >= 2", -2),
+    **_range("SGD", "gradient_accumulation_steps", "whole number", 2.5, "4"),
     **_range("SGD", "loss_scale_factor", "above 0", 0, "2"),
     **_range("SGD", "nesterov", "True or False", "yes"),
     **_range("Adam", "amsgrad", "True or False", "no"),

@@ -95,6 +95,7 @@ def is_array(leaf: Any) -> bool:
         or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable | tf.experimental.ExtensionType)
         or tf.is_tensor(leaf)
         or _is_scipy_sparse(leaf)
+        or _defined_in(leaf, "jax.experimental.sparse")
         or hasattr(leaf, "__array__")
     )
 

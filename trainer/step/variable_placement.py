@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from ... import optimizers
 from ...callbacks.trained_model import TrainedModel
+from ...compat.layers import layers_of
 from ...compat.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
 from ...compat.training import no_automatic_dependency_tracking, set_strategy_of, strategy_of
-from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...compat.variables import raw_value
 from ...distribute.variables import move_variables
 from ..checks import check_home
 from .global_metrics import metrics_of
@@ -35,25 +36,37 @@ def place_with_model(model: TrainedModel) -> None:
         for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
             if part is not None and optimizer_strategy(part) is not home:
                 set_strategy(part, home)
-        move(optimizer.variables, home)
+        move_variables(optimizer.variables, home)
     for metric in metrics_of(model):
-        move(metric.variables, home)
+        move_variables(metric.variables, home)
 
 
 def bring_along(model: TrainedModel, method: str) -> None:
     """Brings what was made outside of the scope into the model's strategy: layers, pretrained ones, whole models.
 
-    A model that was built outside of any scope and is compiled in one belongs to that strategy from then on.
+    A model that was built outside of any scope belongs to the strategy in whose scope a method of it is called, or to that
+    of the model which took in its layers.
 
     Raises:
         ValueError: the model, or one of its variables, belongs to another strategy.
     """
-    if method == "compile" and strategy_of(model) is None and tf.distribute.has_strategy():
-        set_strategy_of(model, tf.distribute.get_strategy())
+    adopting = strategy_of(model) is None and _only_strategy(model)
+    if adopting:
+        set_strategy_of(model, adopting)
     check_home(model, method)
     home = strategy_of(model)
-    if home is not None:
-        move(model.variables, home)
+    if home is not None and (move_variables(model.variables, home) or adopting):
+        for part in layers_of(model):  # what they have compiled reads the variables that were there before
+            if isinstance(part, keras.Model):
+                part.train_function = part.test_function = part.predict_function = None
+
+
+def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
+    """The strategy whose scope is entered, or that a variable of the model belongs to."""
+    if tf.distribute.has_strategy():
+        return tf.distribute.get_strategy()
+    owners = (getattr(raw_value(variable), "distribute_strategy", None) for variable in model.variables)
+    return next((owner for owner in owners if owner is not None), None)
 
 
 def optimizers_of(model: TrainedModel) -> list[keras.optimizers.Optimizer]:
@@ -70,9 +83,3 @@ def accumulates(optimizer: Any) -> bool:
     inside = [getattr(optimizer, "inner_optimizer", None), *wrapped_optimizers(optimizer)]
     own = getattr(optimizer, "gradient_accumulation_steps", None)
     return bool(own) or any(accumulates(each) for each in inside if each is not None)
-
-
-def move(variables: list[Any], strategy: tf.distribute.Strategy) -> None:
-    """`move_variables`, where the strategy has variables of its own kind: not with one replica."""
-    if strategy.num_replicas_in_sync > 1 or on_parameter_servers(strategy):
-        move_variables(variables, strategy)
