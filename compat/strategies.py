@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.values import PerReplica
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
@@ -24,6 +25,23 @@ def traced_replica() -> int | None:
     """The number of the replica in its own worker, where a thread traces each; None where one trace serves them all."""
     index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
     return index if isinstance(index, int) else None
+
+
+class LookedAtReplica(tf.distribute.ReplicaContext):
+    """The context of a replica that is only looked at: the others are taken to hand over what it hands over.
+
+    A `tf.Variable` with an aggregation, which the code of a layer assigns, is so written in a graph that is then pruned.
+    """
+
+    def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `tf.distribute.ReplicaContext`."""
+        count = len(self.strategy.extended.worker_devices)
+
+        def of_all(value: Any) -> Any:
+            return PerReplica([value] * count) if isinstance(value, tf.Tensor) and count > 1 else value
+
+        args, kwargs = tf.nest.map_structure(of_all, (args, kwargs or {}))
+        return super().merge_call(merge_fn, args, kwargs)
 
 
 class _Pretending(threading.local):

@@ -231,6 +231,47 @@ def test_gradients_that_look_across_rows_are_named_with_the_cure():
         trained(make, 2, weighted=False)
 
 
+def test_sum_with_a_regularizer_is_named_with_the_cure_which_is_exact():
+    def penalty(model):
+        return 0.01 * tf.add_n(
+            [tf.reduce_sum(tf.convert_to_tensor(v) ** 2) for v in model.trainable_variables]
+        )
+
+    with pytest.warns(UserWarning, match="each replica adds it.*scale_regularization_loss"):
+        trained(own_step(lambda m, y, p: squares(y, p) + penalty(m)), 2, weighted=False)
+    make = own_step(lambda m, y, p: squares(y, p) + tf.nn.scale_regularization_loss(penalty(m)))
+    assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
+
+
+class Writes(L.Layer):
+    """Keeps state as TensorFlow's guides do."""
+
+    def __init__(self):
+        super().__init__()
+        kinds, make = tf.VariableAggregation, tf.Variable
+        self.total = make(0.0, False, dtype="float64", aggregation=kinds.SUM)
+        self.calls = make(0, False, aggregation=kinds.ONLY_FIRST_REPLICA)
+
+    def call(self, x, training=False):
+        if training:
+            self.total.assign_add(tf.reduce_sum(x))
+            self.calls.assign_add(1)
+        return x
+
+
+def test_variables_of_tensorflow_that_a_layer_writes_do_not_hide_the_rules():
+    made = []
+
+    def make():
+        made.append(own_step(STEPS["a sum"])())
+        made[-1].between = Writes()
+        return made[-1]
+
+    assert_same(*[trained(make, replicas, weighted=False) for replicas in (1, 3)])
+    written = [(model.between.total.numpy(), model.between.calls.numpy()) for model in made]
+    np.testing.assert_allclose(*written, rtol=1e-12)
+
+
 def test_rules_are_found_before_an_iterator_goes_on_and_no_batch_is_lost_or_seen_twice():
     drawn = []
 

@@ -46,6 +46,14 @@ class Seen:
             return MEAN
         return rule_of(*each, share=self.share, tolerance=self.tolerance)
 
+    def is_left_over(self, key: Any, constant: np.ndarray) -> bool:
+        """Whether the sum of the parts is what it is for all rows, and `constant` once too often."""
+        one, first, last = (
+            np.asarray(part["notes"][key], np.float64) for part in (self.one, self.first, self.last)
+        )
+        scale = max(np.abs(value).max(initial=0.0) for value in (one, first, last))
+        return bool(np.abs(first + last - one - constant).max(initial=0.0) <= 10 * self.tolerance * scale)
+
     def writes(self, number: int) -> tuple[np.ndarray, ...]:
         """The values that were written to the `number`-th variable: on all rows, on each part."""
         return tuple(np.asarray(part["writes"][number]) for part in (self.one, self.first, self.last))

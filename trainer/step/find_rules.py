@@ -19,7 +19,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of, own_state
 from ...compat.replaced import replaced_functions
-from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, JoinRules, WriteRule, declared
+from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
 from ..inputs.rows import concat_rows, row_count, slice_rows
 from .compared_parts import Seen, another, degree, rule_of, write_rule
 from .observed_step import ObservedStep, looked_at
@@ -34,9 +34,20 @@ _NOT_LOOKED_AT = (
     "the rows: %r"
 )
 _WARNED = {
-    "gradients": "The gradients of call {} of an optimizer in `train_step`",
+    "gradients": "The gradient in call {} of an optimizer in `train_step`",
     "added": "A loss that a layer adds with `add_loss`",
 }
+
+_LOOKS_ACROSS = (
+    "looks across the rows of a batch, and each replica has its own rows: the result differs from that of one device. "
+    "Gather what is compared with `unisono.distribute.gather(values)`, divide by a total of the global batch with "
+    "`unisono.distribute.global_mean`, or use gradients after `optimizer.aggregate_gradients(...)`."
+)
+_ADDS_A_CONSTANT = (
+    "adds to a sum over the rows what does not depend on them, such as a regularizer, and each replica adds it: the result "
+    "differs from that of one device. Divide that part by the number of replicas, as `tf.nn.scale_regularization_loss` "
+    "does, or make the rest a mean over the rows."
+)
 
 _log = logging.getLogger("unisono")
 
@@ -181,10 +192,11 @@ class RuleFinder:
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
             elif rule == ACROSS_ROWS:
-                if key[0] in _WARNED:
-                    self._warn(_WARNED[key[0]].format(*key[1:]))
                 nearest = nearest or self._nearest(batch, rows, values)
-                rule = nearest[self._noted[key]]
+                rule, constant = nearest[self._noted[key]]
+                if key[0] in _WARNED:
+                    adds = constant is not None and seen.is_left_over(self._noted[key], constant)
+                    self._warn(_WARNED[key[0]].format(*key[1:]), _ADDS_A_CONSTANT if adds else _LOOKS_ACROSS)
             self._found[place] = rule
 
     def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
@@ -201,8 +213,10 @@ class RuleFinder:
         whole, first, last = parts
         return rule_of(notes["loss",], whole, first, last, seen.share, seen.tolerance)
 
-    def _nearest(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> dict[Any, str]:
-        """Whether what is noted grows with the rows: the same rows once and twice are compared."""
+    def _nearest(
+        self, batch: Any, rows: int, values: Sequence[np.ndarray]
+    ) -> dict[Any, tuple[str, np.ndarray | None]]:
+        """Whether what is noted grows with the rows, and what of it does not: the same rows once and twice are compared."""
         assert self._whole is not None and self._part is not None
         result: list[Any] = []
         for times in (1, 2):
@@ -211,21 +225,18 @@ class RuleFinder:
             known = [tf.constant(value) for value in one["exchanged"]]
             result += [one, self._part(repeated, 0, rows * times, rows * times, values, known)]
         one, once, _, twice = (each["notes"] for each in result)
-        return {key: degree(one[key], once[key], twice[key]) for key in one}
+        rules = {key: degree(one[key], once[key], twice[key]) for key in one}
+        return {
+            key: (rule, 2 * once[key] - twice[key] if rule == SUM else None) for key, rule in rules.items()
+        }
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, what: str, why: str = _LOOKS_ACROSS) -> None:
         """Says once that a number cannot be joined exactly, unless the model itself mixes rows or draws numbers."""
         assert self._whole is not None
         mixes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(self._model))
         if mixes or self._whole.random:
             return
-        warnings.warn(
-            f"{what} looks across the rows of a batch, and each replica has its own rows: the result differs from that of "
-            "one device. Gather what is compared with `unisono.distribute.gather(values)`, divide by a total of the "
-            "global batch with `unisono.distribute.global_mean`, or use gradients after "
-            "`optimizer.aggregate_gradients(...)`.",
-            stacklevel=2,
-        )
+        warnings.warn(f"{what} {why}", stacklevel=2)
 
     def _write_rules(
         self, batch: Any, rows: int, values: Sequence[np.ndarray], seen: Seen

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import Pruned, prune_to
-from ...compat.strategies import pretending_replicas
+from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs.rows import slice_rows
@@ -162,7 +162,7 @@ class ObservedStep:
         step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
         strategy = self._model.distribute_strategy
         with (
-            tf.distribute.ReplicaContext(strategy, 0),
+            LookedAtReplica(strategy, 0),
             pretending_replicas(1 if self._whole else PARTS),
             whole_batch_values(self._model, several=True, with_results=self._own_logs),
             step_scope(step),
