@@ -20,9 +20,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 import unisono
+
+ops: Any = keras.ops
 
 ROWS, BATCH, WIDTH, CLASSES = 16_000, 64, 256, 10
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .means import global_batch_size, global_mean
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
+    from .scaling import ScaledStep, simulate_scaling
     from .workers.cluster import is_chief, num_workers, worker_index
     from .workers.peer_watch import meeting
 
@@ -22,6 +23,7 @@ __all__ = [
     "ParameterServerError",
     "ParameterServerStrategy",
     "Pipeline",
+    "ScaledStep",
     "StageError",
     "auto_strategy",
     "cluster_resolver",
@@ -32,6 +34,7 @@ __all__ = [
     "meeting",
     "num_workers",
     "simulate_devices",
+    "simulate_scaling",
     "worker_index",
 ]
 
@@ -42,6 +45,7 @@ _NAMES_OF = {
     "means": ("global_batch_size", "global_mean"),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
+    "scaling": ("ScaledStep", "simulate_scaling"),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
     "workers.peer_watch": ("meeting",),
 }

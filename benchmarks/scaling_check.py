@@ -1,0 +1,115 @@
+"""Does `simulate_scaling` tell the step of real workers? Up to four of them, with links that are slowed down.
+
+Each worker is a process that trains with `fit` under `MultiWorkerMirroredStrategy`; what its port sends is limited to so
+many bytes a second (Linux `tc`, in a network namespace of its own: nothing else is slowed down). The processes share the
+cores of this machine, so the step without sums is measured with as many processes side by side. Prints, for each number of
+workers, the step that was measured and the one that is simulated: `python -m benchmarks.scaling_check [--mbyte 20]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+FIRST_PORT, WIDTH, LAYERS, ROWS, STEPS, WARM_UP = 23450, 512, 6, 32, 10, 4
+
+
+def main() -> int:
+    """Prints the table; with `--child` it is one worker, with `--inside` the parent in the namespace."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mbyte", type=float, default=20.0, help="10**6 bytes a second that a worker sends")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--inside", action="store_true")
+    parser.add_argument("--child", action="store_true")
+    o = parser.parse_args()
+    if o.child:
+        print(json.dumps(train()), flush=True)
+        return 0
+    if not o.inside:
+        return subprocess.call(
+            ["unshare", "-rn", sys.executable, "-m", __spec__.name, *sys.argv[1:], "--inside"]
+        )
+    limit_links(o.mbyte * 1e6, o.workers)
+    from unisono.distribute import simulate_scaling
+
+    print("| workers | step without sums | measured | simulated | simulated / measured |")
+    print("|---|---|---|---|---|")
+    for workers in range(1, o.workers + 1):
+        alone, size = run(workers, together=False)
+        measured, _ = run(workers, together=True) if workers > 1 else (alone, size)
+        [told] = simulate_scaling(alone, size, o.mbyte * 1e6, [workers])
+        times = f"{alone * 1e3:.0f} ms | {measured * 1e3:.0f} ms | {told.step_seconds * 1e3:.0f} ms"
+        print(f"| {workers} | {times} | {told.step_seconds / measured:.2f} |", flush=True)
+    return 0
+
+
+def limit_links(bytes_per_second: float, workers: int) -> None:
+    """Limits what each worker's port sends on the loopback interface of this namespace."""
+    commands = ["ip link set lo up", "tc qdisc add dev lo root handle 1: htb default 1"]
+    commands += ["tc class add dev lo parent 1: classid 1:1 htb rate 100gbit quantum 60000"]
+    for worker in range(workers):
+        one, port = f"1:{10 + worker}", FIRST_PORT + worker
+        rate = f"rate {bytes_per_second * 8:.0f}bit burst 128kb cburst 128kb quantum 60000"
+        commands += [
+            f"tc class add dev lo parent 1: classid {one} htb {rate}",
+            f"tc filter add dev lo parent 1: protocol ip u32 match ip sport {port} 0xffff flowid {one}",
+        ]
+    for command in commands:
+        subprocess.run(command.split(), check=True)
+
+
+def run(workers: int, together: bool) -> tuple[float, float]:
+    """The median step in seconds, and the bytes of the gradients; alone, each worker is a training of its own."""
+    addresses = [f"127.0.0.1:{FIRST_PORT + worker}" for worker in range(workers)]
+    children = []
+    for worker in range(workers):
+        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}}
+        environment = {**os.environ, **({"TF_CONFIG": json.dumps(cluster)} if together else {})}
+        command = [sys.executable, "-m", __spec__.name, "--child"]
+        children.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        )
+    found = [json.loads(child.communicate(timeout=600)[0].splitlines()[-1]) for child in children]
+    return statistics.median(one["seconds"] for one in found), found[0]["bytes"]
+
+
+def train() -> dict[str, float]:
+    """Times the steps of one worker."""
+    import contextlib
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import unisono
+
+    config = os.environ.get("TF_CONFIG")
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if config else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = unisono.Sequential([keras.Input((WIDTH,))])
+        for _ in range(LAYERS):
+            model.add(keras.layers.Dense(WIDTH, "relu"))
+        model.compile("sgd", "mse", jit_compile=False, steps_per_execution=1)
+    x = np.zeros((ROWS * 4, WIDTH), "float32")
+    times: list[float] = []
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            times.append(time.perf_counter())
+
+    rows = ROWS * (json.loads(config)["cluster"]["worker"].__len__() if config else 1)
+    data = tf.data.Dataset.from_tensor_slices((x, x)).repeat().batch(rows, drop_remainder=True)
+    model.fit(data, steps_per_epoch=WARM_UP + STEPS, callbacks=[Clock()], verbose=0)
+    seconds = (times[-1] - times[WARM_UP - 1]) / STEPS
+    return {"seconds": seconds, "bytes": 4.0 * sum(int(np.prod(v.shape)) for v in model.trainable_variables)}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

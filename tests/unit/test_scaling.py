@@ -1,0 +1,85 @@
+"""What `simulate_scaling` says: the closed forms of its sources, and where they end."""
+
+import math
+
+import pytest
+
+from unisono.distribute import simulate_scaling
+
+SIZE, SPEED, LATENCY = 1e8, 1e9, 1e-4
+
+
+def sums(algorithm, replicas, **arguments):
+    [step] = simulate_scaling(1.0, SIZE, SPEED, [replicas], algorithm=algorithm, latency=LATENCY, **arguments)
+    return step.sum_seconds
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 64, 4096])
+def test_sums_take_what_the_sources_say(replicas):
+    ring = 2 * (replicas - 1) * LATENCY + 2 * (replicas - 1) / replicas * SIZE / SPEED
+    assert sums("ring", replicas) == pytest.approx(ring)
+    levels = math.ceil(math.log2(replicas))
+    tree = 2 * levels * LATENCY + 2 * SIZE / SPEED if replicas > 1 else 0.0
+    assert sums("tree", replicas) == pytest.approx(tree)
+    assert sums("hierarchical", replicas) == pytest.approx(ring)  # one replica in each machine
+
+
+def test_machines_sum_inside_first():
+    inside = {"replicas_per_worker": 8, "local_bytes_per_second": 1e10}
+    local, between = 2 * 7 * (1e-5 + SIZE / 8 / 1e10), 2 * 3 * (LATENCY + SIZE / 4 / SPEED)
+    assert sums("hierarchical", 32, **inside) == pytest.approx(local + between)
+    assert sums("hierarchical", 8, **inside) == pytest.approx(local)
+    assert sums("hierarchical", 27, **inside) == sums(
+        "hierarchical", 32, **inside
+    )  # the last one is not full
+    assert sums("ring", 32, **inside) > sums("hierarchical", 32, **inside)
+
+
+def test_step_waits_for_the_slowest_and_for_what_is_not_hidden():
+    alone, many = simulate_scaling(1.0, SIZE, SPEED, [1, 16], latency=0.0)
+    assert (alone.step_seconds, alone.speedup, alone.efficiency) == (1.0, 1.0, 1.0)
+    assert many.step_seconds == pytest.approx(1.0 + many.sum_seconds)
+    assert many.speedup == pytest.approx(16 / many.step_seconds) == pytest.approx(16 * many.efficiency)
+    [hidden] = simulate_scaling(1.0, SIZE, SPEED, [16], latency=0.0, overlap=0.1)
+    assert hidden.step_seconds == pytest.approx(many.step_seconds - 0.1)
+    [whole] = simulate_scaling(1.0, SIZE, SPEED, [16], overlap=1.0)
+    assert whole.efficiency == 1.0
+    [uneven] = simulate_scaling(1.0, 0, SPEED, [16], jitter=0.1)
+    assert uneven.step_seconds == pytest.approx(1.1766, abs=3e-3)  # of 16 normal draws: 1.766; Blom's is near
+
+
+def test_bytes_are_those_of_every_replica():
+    [step] = simulate_scaling(1.0, SIZE, SPEED, [4], slots=2, activation_bytes=5.0)
+    assert step.memory_bytes == 4 * SIZE + 5.0 and step.sent_bytes == pytest.approx(1.5 * SIZE)
+    assert [s.replicas for s in simulate_scaling(1.0, SIZE, SPEED)] == [2**n for n in range(13)]
+
+
+def test_figures_of_resnet_on_256_gpus():
+    few, many = simulate_scaling(
+        0.23,
+        102e6,
+        6.25e9,
+        [8, 256],
+        replicas_per_worker=8,
+        local_bytes_per_second=2e10,
+        algorithm="hierarchical",
+    )
+    assert 0.85 < many.efficiency / few.efficiency < 0.93  # about 0.9 was published; docs/guides/scaling.md
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"step_seconds": 0}, "`step_seconds` must be a number above 0"),
+        ({"gradient_bytes": -1}, "`gradient_bytes`"),
+        ({"link_bytes_per_second": "fast"}, "`link_bytes_per_second`"),
+        ({"replicas": 8}, "`replicas` must be a list"),
+        ({"replicas": [0]}, "`replicas` must be a whole number"),
+        ({"algorithm": "star"}, "`algorithm` must be"),
+        ({"overlap": 1.5}, "`overlap`"),
+        ({"replicas_per_worker": 1.5}, "`replicas_per_worker`"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        simulate_scaling(**{"step_seconds": 1.0, "gradient_bytes": 1, "link_bytes_per_second": 1, **wrong})
