@@ -215,6 +215,10 @@ IMPOSSIBLE: Rules = (
         c.accumulation > 1 and c.rows < c.batch
     )),
     ("Keras refuses generators that do not give tuples", lambda c: not has_targets(c) and c.data == "generator"),
+    ("Keras refuses class weights for generators", lambda c: c.class_weight and c.data == "generator"),
+    ("Keras multiplies Muon's float32 schedule with float64 gradients, which TensorFlow refuses", lambda c: (
+        c.optimizer == "Muon" and c.schedule and c.policy == "float64"
+    )),
     ("Keras cannot build an adapted layer inside of a model's first call", lambda c: (
         c.form == "subclass" and "adapted normalization" in c.body
     )),
