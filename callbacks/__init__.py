@@ -30,6 +30,7 @@ from .diagnosis.slow_training import (
 )
 from .json_lines import JSONLines
 from .model_checkpoint import ModelCheckpoint
+from .prediction_writer import PredictionWriter
 from .profiler import Profiler
 from .progress import ProgressBar
 from .report.training_report import TrainingReport
@@ -57,6 +58,7 @@ __all__ = [
     "ModelCheckpoint",
     "NewerFormatError",
     "OrbaxCheckpoint",
+    "PredictionWriter",
     "Profiler",
     "ProgbarLogger",
     "ProgressBar",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ import keras
 
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import number, truth, whole_number
+from ..distribute.workers.agreement import exchange
+from .backup.save_schedule import SaveSchedule
 from .by_hand import ByHand
 from .own_files import OwnFiles, Saved
 from .patterns import check_pattern
@@ -29,7 +32,8 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
       carries its checksum (`verify_checkpoint`), and nothing else is left in the folder;
     - `keep_best` and `keep_last` remove other files that this callback has made in its present folder; with both, a file is
       kept that meets either condition;
-    - with an int `save_freq` the count is exact, however many steps run in one execution, and across epochs;
+    - with an int `save_freq` the count is exact, however many steps run in one execution, and across epochs; it may be a
+      time too, which is looked at whenever an execution ends (about every 0.1 s), by one clock for all workers;
     - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
     - with several workers only the chief writes.
 
@@ -41,7 +45,8 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         save_best_only: save only when the monitored value is the best so far.
         save_weights_only: save `.weights.h5` and not the whole `.keras`.
         mode: "min", "max", or "auto": by the name of the metric.
-        save_freq: "epoch", or an int: every so many steps.
+        save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
+            such as "30s" or "10min", counted since the last save. The time that a killed run had waited counts too.
         initial_value_threshold: float or None; the value that the first save must beat.
         keep_best: int or None; keep the k files of this training with the best monitored values. Without `keep_last`, a
             model that is not among the best k is not even written.
@@ -67,9 +72,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         keep_last: int | None = None,
     ):
         check_pattern("`filepath`", filepath)
-        save_freq = (
-            save_freq if save_freq == "epoch" else whole_number("save_freq", save_freq, words=("epoch",))
-        )
+        self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
         save_best_only = truth("save_best_only", save_best_only)
@@ -81,9 +84,13 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
             save_best_only,
             save_weights_only,
             mode,
-            save_freq,
+            int(self._schedule.amount) if self._schedule.unit == "steps" else "epoch",
             initial_value_threshold,
         )
+        if self._schedule.unit == "seconds":
+            self.save_freq = save_freq
+        self._clock = time.monotonic
+        self._saved_at = 0.0
         for name, value in (("keep_best", keep_best), ("keep_last", keep_last)):
             if whole_number(name, value, optional=True) is not None and "{" not in self.filepath:
                 raise ValueError(
@@ -97,19 +104,21 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
 
     def steps_to_wake(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
-        if self.save_freq == "epoch":
+        if self._schedule.unit != "steps":
             return None
         not_counted = step - (0 if self._last_batch_seen is None else self._last_batch_seen + 1)
         return self.save_freq - (self._batches_seen_since_last_saving + not_counted) % self.save_freq
 
     def get_state(self) -> dict[str, Any]:
         """The state for backups."""
-        return {
+        state = {
             "best": self.best,
             "batches_since_save": self._batches_seen_since_last_saving,
             "last_batch": self._last_batch_seen,
             "saved": [tuple(entry) for entry in self._saved],
         }
+        waited = {"waited": self._clock() - self._saved_at} if self._schedule.unit == "seconds" else {}
+        return {**state, **waited}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned."""
@@ -117,9 +126,11 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         self._batches_seen_since_last_saving = state["batches_since_save"]
         self._last_batch_seen = state["last_batch"]
         self._saved = self._own_files.known(state["saved"])
+        self._saved_at = self._clock() - state.get("waited", 0.0)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Removes what interrupted writes left behind."""
+        self._saved_at = self._clock()
         directory = Path(self.filepath).parent
         if self._writes_files() and "{" not in str(directory):
             remove_leftovers(directory)
@@ -130,9 +141,9 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         self._last_batch_seen = None
 
     def _should_save_on_batch(self, batch: int) -> bool:
-        """Whether `save_freq` steps have passed, counting every step of every epoch once."""
-        if self.save_freq == "epoch":
-            return False
+        """Whether `save_freq` steps have passed, counting every step of every epoch once; or its seconds."""
+        if self._schedule.unit != "steps":
+            return self._schedule.unit == "seconds" and self._is_time()
         self._batches_seen_since_last_saving += batch - (
             -1 if self._last_batch_seen is None else self._last_batch_seen
         )
@@ -140,6 +151,16 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         due, left = divmod(self._batches_seen_since_last_saving, self.save_freq)
         self._batches_seen_since_last_saving = left
         return due > 0
+
+    def _is_time(self) -> bool:
+        """Whether the seconds have passed, by the clock of whichever worker is ahead; all workers ask at the same steps."""
+        waited = self._clock() - self._saved_at
+        due = self._schedule.due(
+            0, 0, max(row[0] for row in exchange([waited], self.model.distribute_strategy))
+        )
+        if due:
+            self._saved_at = self._clock()
+        return due
 
     def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:
         """As in Keras, but any number is better than NaN."""

@@ -52,7 +52,7 @@ def check_places(callbacks: Iterable[Any], logs: Callable[[], set[str]] | None) 
                 check_pattern(argument, place)
                 if isinstance(callback, keras.callbacks.ModelCheckpoint):
                     _check_logs(argument, str(place), logs)
-                _check_place(argument, os.fspath(place), folder)
+                check_place(argument, os.fspath(place), folder)
 
 
 def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None) -> None:
@@ -67,7 +67,8 @@ def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None
                 )
 
 
-def _check_place(argument: str, place: str, folder: bool) -> None:
+def check_place(argument: str, place: str, folder: bool) -> None:
+    """Refuses a place, a file or a folder, that cannot be made; raises as `check_places`."""
     if "://" in place:  # another file system: only writing tells
         return
     path = Path(place)

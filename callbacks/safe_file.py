@@ -53,13 +53,33 @@ def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lam
 
 
 @contextlib.contextmanager
+def rename_folder_safely(temporary: Path, path: Path) -> Iterator[None]:
+    """The same for a body that writes the files of a folder `temporary`, beside `path`. An old folder is replaced.
+
+    A crash between two renames leaves no folder: never one that is half old, or incomplete.
+    """
+    with _cleaned_up(temporary):
+        yield
+        for file in temporary.iterdir():
+            _flush(file)
+        sync_directory(temporary)
+        old = temporary.with_name(f"{temporary.name}.old") if path.exists() else None
+        if old is not None:
+            os.rename(path, old)
+        os.rename(temporary, path)
+    _flush_rename(path)
+    if old is not None:
+        _remove(old)
+
+
+@contextlib.contextmanager
 def _cleaned_up(temporary: Path) -> Iterator[None]:
     """Removes `temporary` after an error, which becomes a SaveError if it is one of the file system."""
     try:
         yield
     except BaseException as error:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            _remove(temporary)
         if isinstance(error, OSError) and not isinstance(error, SaveError):
             raise save_error(temporary.parent, error) from error
         raise
@@ -105,7 +125,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_leftovers(directory: Path, begin: str = "") -> None:
-    """Removes incomplete files, of names that begin with `begin`, whose writers no longer exist.
+    """Removes incomplete files and folders, of names that begin with `begin`, whose writers no longer exist.
 
     Whether one on another machine exists cannot be told from here: its files are left for a day after they last changed.
     """
@@ -117,7 +137,15 @@ def remove_leftovers(directory: Path, begin: str = "") -> None:
         with contextlib.suppress(OSError):
             runs, path = process.runs(), directory / name
             if runs is False or (runs is None and time.time() - path.lstat().st_mtime > _DAY):
-                path.unlink()
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes a file, or a folder with what it holds."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def sync_directory(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""When a backup is due: at every epoch, every n steps, every so many seconds, or never."""
+"""When a save is due: at every epoch, every n steps, every so many seconds, or never."""
 
 from __future__ import annotations
 
@@ -22,21 +22,28 @@ class SaveSchedule:
     amount: float = 1  # steps (an int) or seconds, at least 1
 
     @classmethod
-    def parse(cls, save_freq: Any) -> SaveSchedule:
-        """Reads "epoch", an int (steps), seconds as a float, a string or a timedelta, or False; a ValueError otherwise."""
-        if save_freq == "epoch":
+    def parse(cls, save_freq: Any, or_never: bool = True) -> SaveSchedule:
+        """Reads "epoch", an int (steps), seconds as a float, a string or a timedelta, or False; a ValueError otherwise.
+
+        Args:
+            save_freq: as the user gave it.
+            or_never: whether False, for never, is allowed.
+        """
+        if isinstance(save_freq, str) and save_freq == "epoch":
             return cls("epoch")
-        if save_freq is False or save_freq is None:
+        if or_never and (save_freq is False or save_freq is None):
             return cls("never")
         if hasattr(save_freq, "__index__") and save_freq is not True and save_freq >= 1:
             return cls("steps", int(save_freq))
         seconds = _seconds(save_freq)
         if seconds is not None and 1 <= seconds < math.inf:
             return cls("seconds", seconds)
+        ways = "'epoch', an int of steps, seconds (at least 1) as a float, a timedelta or a string such as '30s', '10min'"
+        if not or_never:
+            raise ValueError(f"`save_freq` must be {ways}. Received: {shown(save_freq)}")
         raise ValueError(
-            f"Invalid value for argument `save_freq`. Received: save_freq={shown(save_freq)}. Use 'epoch', an int of "
-            "steps, seconds (at least 1) as a float, a timedelta or a string such as '30s', '10min', '1h', or False "
-            "for saves before preemption only."
+            f"Invalid value for argument `save_freq`. Received: save_freq={shown(save_freq)}. Use {ways}, or False for "
+            "saves before preemption only."
         )
 
     def due(self, steps: int, saved_at_step: int, seconds_since_save: float) -> bool:

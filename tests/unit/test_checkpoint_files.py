@@ -1,6 +1,7 @@
 """ModelCheckpoint: what stays, what is counted, what survives a crash and a restart."""
 
 import dataclasses
+import datetime
 import errno
 import os
 import shutil
@@ -10,6 +11,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
 from unisono.callbacks.own_files import Saved
@@ -22,6 +24,7 @@ class Saver:
 
     metrics = ()
     fit_state = None
+    distribute_strategy = tf.distribute.get_strategy()
     value = "new"
 
     def save(self, path, overwrite=True):
@@ -178,6 +181,36 @@ def test_fixed_executions_do_not_drift(tmp_path):
     for last in (2, 5, 8, 11):  # three steps each: due after 4, 8 and 12
         callback.on_train_batch_end(last, {"loss": 1.0})
     assert saved(tmp_path) == ["1-12.keras", "1-6.keras", "1-9.keras"]
+
+
+def test_seconds_are_counted_from_the_last_save_also_by_a_run_that_was_killed(tmp_path):
+    def begun(now):
+        callback = checkpoint(tmp_path / "{epoch}-{batch}.keras", save_freq=datetime.timedelta(minutes=1))
+        callback._clock = lambda: clock[0]
+        clock[0] = now
+        callback.on_train_begin()
+        callback.on_epoch_begin(0)
+        return callback
+
+    def step(callback, batch, now):
+        clock[0] = now
+        callback.on_train_batch_end(batch, {"loss": 1.0})
+
+    clock = [0.0]
+    callback = begun(100.0)
+    for batch, now in enumerate(
+        [130.0, 159.0, 161.0, 219.0]
+    ):  # due at 160, then a minute after the save at 161
+        step(callback, batch, now)
+    callback.on_epoch_end(0, {"loss": 1.0})
+    assert saved(tmp_path) == ["1-3.keras"] and callback.steps_to_wake(0) is None
+    state = callback.get_state()  # 58 s of the minute are over
+    resumed = begun(1000.0)
+    resumed.set_state(state)
+    step(resumed, 4, 1001.0)
+    assert saved(tmp_path) == ["1-3.keras"]
+    step(resumed, 5, 1002.5)
+    assert saved(tmp_path) == ["1-3.keras", "1-6.keras"]
 
 
 def test_crash_within_a_save_leaves_the_old_file(tmp_path):

@@ -164,7 +164,7 @@ def _folder(bench: Bench, name: str) -> Path:
 
 SETTINGS: dict[str, Use] = {
     **_of("ModelCheckpoint", "monitor", "name of a log", None, 3),
-    **_of("ModelCheckpoint", "save_freq", "whole number", 0, -1, "batch", 2.5, True, None),
+    **_of("ModelCheckpoint", "save_freq", "an int of steps", 0, -1, "batch", 0.5, True, None),
     **_of("ModelCheckpoint", "verbose", "whole number", "yes"),
     **_of("ModelCheckpoint", "initial_value_threshold", "number", "a", NAN),
     **_of("ModelCheckpoint", "keep_best", "whole number", 0, "2", 1.5),

@@ -108,18 +108,20 @@ class ParameterServerRunner(PlainRunner):
         source: Source,
         callbacks: keras.callbacks.CallbackList,
         join: Callable[[list[Any]], Any],
-    ) -> list[Any]:
-        """The outputs of every batch of `source`, in order; `join` makes one structure of several, for callbacks."""
+        take: Callable[[list[Any]], None],
+    ) -> int:
+        """Gives `take` the outputs of every batch of `source`, in order; returns the number of batches."""
         function, begin = model.predict_function, callbacks.on_predict_batch_begin
         schedule = _one_pass(function, source, begin, lambda: model.stop_predicting)
-        collected: list[Any] = []
+        steps = 0
         if schedule.empty:
-            return collected
+            return steps
         with function.phase() as phase:
             for _, outputs in function.results(phase, schedule.next, schedule.arrived, in_order=True):
-                collected.extend(outputs)
-                callbacks.on_predict_batch_end(len(collected) - 1, {"outputs": join(outputs)})
-        return collected
+                steps += len(outputs)
+                take(outputs)
+                callbacks.on_predict_batch_end(steps - 1, {"outputs": join(outputs)})
+        return steps
 
     @contextlib.contextmanager
     def watching(self, model: TrainedModel) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from ...callbacks.prediction_writer import PredictionWriter
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ...distribute.devices import wait_for_accelerators
@@ -48,17 +49,25 @@ def _evaluating(model: TrainedModel) -> Iterator[None]:
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""
-    with runner.watching(model):
+    with runner.watching(model), contextlib.ExitStack() as at_exit:
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+        for callback in callbacks.callbacks:
+            if hasattr(callback, "on_predict_exit"):
+                at_exit.callback(callback.on_predict_exit)
+        writer = next((each for each in callbacks.callbacks if isinstance(each, PredictionWriter)), None)
         runner.build_for_prediction(model, source.spec)
         model.make_predict_function()
         model.stop_predicting = False
         callbacks.on_predict_begin()
         source.begin_epoch(0)
-        outputs = runner.predict_steps(model, source, callbacks, joined)
+        outputs: list[Any] = []
+        take = outputs.extend if writer is None else lambda new: writer.write(joined(new))
+        steps = runner.predict_steps(model, source, callbacks, joined, take)
         callbacks.on_predict_end()
-    if not outputs:
+    if not steps:
         raise ValueError("`predict()` got no batch from `x`: give at least one row.")
+    if writer is not None:
+        return writer.outputs()
     return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
 
 
@@ -78,13 +87,15 @@ def predict_steps(
     source: Source,
     callbacks: keras.callbacks.CallbackList,
     join: Callable[[list[Any]], Any],
-) -> list[Any]:
-    """The outputs of every batch of `source`, in order, computed in this process."""
-    collected: list[Any] = []
+    take: Callable[[list[Any]], None],
+) -> int:
+    """Gives `take` the outputs of every batch of `source`, in order, computed in this process; returns how many had some."""
+    steps = 0
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", _arrived):
-        collected.extend(outputs)
+        steps += len(outputs)
+        take(outputs)
         callbacks.on_predict_batch_end(batch, {"outputs": join(outputs)})
-    return collected
+    return steps
 
 
 def _pass(

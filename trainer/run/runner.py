@@ -69,6 +69,15 @@ class Runner(Protocol):
         source: Source,
         callbacks: keras.callbacks.CallbackList,
         join: Callable[[list[Any]], Any],
-    ) -> list[Any]:
-        """The outputs of every batch, in order; `join` makes one structure of several, for callbacks."""
+        take: Callable[[list[Any]], None],
+    ) -> int:
+        """One pass of prediction; returns 0 if there was no batch.
+
+        Args:
+            model: the model.
+            source: of the rows.
+            callbacks: of this `predict`.
+            join: makes one structure of the outputs of several batches, for callbacks.
+            take: is given the outputs of batches, in order.
+        """
         ...

@@ -1,0 +1,213 @@
+"""`PredictionWriter`: the outputs of `predict` go to disk batch by batch, for more rows than there is memory for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..distribute.arguments import path as a_path
+from ..distribute.arguments import shown
+from ..distribute.workers.cluster import is_chief
+from .places import check_place
+from .safe_file import remove_leftovers, rename_folder_safely, rename_safely, save_error, temporary_path
+from .trained_model import CompiledModel
+
+
+class PredictionWriter(keras.callbacks.Callback):
+    """Writes what `predict` computes to disk, batch by batch, as arrays that `np.load` opens.
+
+    `predict` then keeps no outputs in memory. It returns the same structure with arrays that are mapped to the files, of
+    which NumPy reads what is looked at:
+
+    >>> writer = PredictionWriter("predictions.npy")
+    >>> predictions = model.predict(x, callbacks=[writer])  # doctest: +SKIP
+
+    The files are written under another name, flushed to disk and renamed when all rows are there, so that they are complete
+    or absent. With several workers, the chief writes the rows of all, in order, and on the others `predict` returns None.
+
+    Args:
+        path: with the suffix `.npy`: the file of a model's one output. Any other: a folder with one file for each output,
+            named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. What is there is replaced; a folder
+            that holds anything but `.npy` files is refused.
+
+    Raises:
+        ValueError, TypeError: the path, the model or an output cannot be used: text, and rows of different lengths, are no
+            arrays of numbers. Types that NumPy cannot store, as bfloat16, are written as float32, which holds them exactly.
+        SaveError: (an OSError) the place cannot be written; what was there is unchanged.
+    """
+
+    model: CompiledModel
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.path = Path(a_path("path", path))
+        if "://" in os.fspath(path):
+            raise ValueError(
+                f"`path` must be in a local or mounted file system, where arrays can be mapped. Received: {path}"
+            )
+        self._single = self.path.suffix == ".npy"
+        self._temporary: Path | None = None
+        self._structure: Any = None
+        self._files: list[_ArrayFile] = []
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Refuses a place where nothing can be written."""
+        self.on_predict_exit()
+        self._structure = None
+        if not hasattr(self.model, "fit_state"):
+            raise TypeError(
+                "`PredictionWriter` takes part in the `predict` of a model of unisono: call `unisono.adopt(model)` first. "
+                f"Received: {shown(self.model)}"
+            )
+        if not is_chief():
+            return
+        check_place("`path` of `PredictionWriter`", os.fspath(self.path), folder=not self._single)
+        outputs = getattr(self.model, "outputs", None)
+        own_step = self.model._overrides_step("predict_step")
+        if self._single and isinstance(outputs, list) and len(outputs) > 1 and not own_step:
+            self._refuse_several(len(outputs))
+        others = [] if self._single or not self.path.exists() else sorted(self.path.iterdir())
+        found = next((each for each in others if each.suffix != ".npy" or not each.is_file()), None)
+        if found is not None:
+            raise ValueError(
+                f"`path` of `PredictionWriter` is a folder that holds more than `.npy` files, such as {found.name}, and "
+                f"would be replaced: give a folder of its own. Received: {self.path}"
+            )
+        remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
+
+    def write(self, outputs: Any) -> None:
+        """Writes the outputs of the next rows, a nest of arrays. `predict` calls it: Keras flattens what hooks are given."""
+        if not is_chief():
+            return
+        arrays = [_storable(leaf) for leaf in keras.tree.flatten(outputs)]
+        try:
+            if self._structure is None:
+                self._begin(outputs, arrays)
+            for file, array in zip(self._files, arrays, strict=True):
+                file.append(array)
+        except OSError as error:
+            raise save_error(self.path.parent, error) from error
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """Gives the files their name."""
+        if self._temporary is None:
+            return
+        temporary, self._temporary = self._temporary, None
+        rename = rename_safely if self._single else rename_folder_safely
+        with rename(temporary, self.path):
+            for file in self._files:
+                file.finish()
+
+    def on_predict_exit(self) -> None:
+        """Removes unfinished files. The loop calls it however `predict` ends."""
+        for file in self._files:
+            file.close()
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._temporary) if self._temporary.is_dir() else self._temporary.unlink()
+        self._temporary = None
+
+    def outputs(self) -> Any:
+        """What was written, as arrays `[rows, ...]` mapped to the files, in the structure of the outputs.
+
+        None before the first batch, and on workers that do not write.
+        """
+        if self._structure is None:
+            return None
+        at = lambda name: self.path if self._single else self.path / name  # noqa: E731
+        return keras.tree.map_structure(lambda name: np.load(at(name), mmap_mode="r"), self._structure)
+
+    def _begin(self, outputs: Any, arrays: list[np.ndarray]) -> None:
+        if self._single and len(arrays) > 1:
+            self._refuse_several(len(arrays))
+        names = [_name(place) for place, _ in keras.tree.flatten_with_path(outputs)]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = temporary_path(self.path)
+        if not self._single:
+            self._temporary.mkdir()
+        files = [self._temporary if self._single else self._temporary / name for name in names]
+        self._files = [_ArrayFile(file, array) for file, array in zip(files, arrays)]
+        self._structure = keras.tree.pack_sequence_as(outputs, names)
+
+    def _refuse_several(self, count: int) -> None:
+        raise ValueError(
+            f"`path` of `PredictionWriter` is the file of one array, and the model has {count} outputs: give a folder, a "
+            f"path without the suffix .npy. Received: {self.path}"
+        )
+
+
+class _ArrayFile:
+    """An `.npy` file that grows by rows. Owns its stream.
+
+    NumPy leaves room in the header for the number of rows, which is written again at the end.
+    """
+
+    def __init__(self, path: Path, like: np.ndarray) -> None:
+        self._dtype, self._row = like.dtype, like.shape[1:]
+        self._rows = 0
+        self._stream = open(path, "wb")  # noqa: SIM115 - closed by `close`
+        self._write_header()
+
+    def append(self, array: np.ndarray) -> None:
+        """Writes rows.
+
+        Raises:
+            ValueError: they are of another kind than those before.
+        """
+        if array.dtype != self._dtype or array.shape[1:] != self._row:
+            raise ValueError(
+                f"`PredictionWriter` writes rows of one shape and dtype, and after rows {list(self._row)} of {self._dtype} "
+                f"the model gave {list(array.shape[1:])} of {array.dtype}: pad them, or call `predict` without it."
+            )
+        self._stream.write(np.ascontiguousarray(array).data)
+        self._rows += len(array)
+
+    def finish(self) -> None:
+        """Writes how many rows there are, and closes the file."""
+        end = self._stream.tell()
+        self._stream.seek(0)
+        self._write_header()
+        self._stream.seek(end)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._stream.close()
+
+    def _write_header(self) -> None:
+        descr = np.lib.format.dtype_to_descr(self._dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": (self._rows, *self._row)}
+        np.lib.format.write_array_header_1_0(self._stream, header)
+
+
+def _storable(leaf: Any) -> np.ndarray:
+    """An output as an array `[rows, ...]` that an `.npy` file can hold."""
+    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+        raise TypeError(
+            f"`PredictionWriter` writes dense arrays, and an output is a {type(leaf).__name__}: let the model convert it "
+            "(`to_tensor`, `tf.sparse.to_dense`), or call `predict` without it."
+        )
+    array = np.asarray(leaf)
+    if array.dtype.hasobject or not array.ndim:
+        kind = "text or objects" if array.dtype.hasobject else "one number without rows"
+        raise TypeError(
+            f"`PredictionWriter` writes numbers `[rows, ...]`, and an output is {kind}: let the model give numbers, or call "
+            "`predict` without it."
+        )
+    if np.dtype(array.dtype.str) != array.dtype:  # a type that NumPy has not itself
+        array = array.astype(np.float32 if tf.as_dtype(array.dtype).is_floating else np.int32)
+    return array
+
+
+def _name(place: tuple[Any, ...]) -> str:
+    """The file of the output at a place of the structure."""
+    words = [urllib.parse.quote(str(key), safe=" ").replace(".", "%2E") for key in place or (0,)]
+    return ".".join(words) + ".npy"
