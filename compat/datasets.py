@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import re
 import threading
@@ -11,11 +12,14 @@ import time
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
 _MOST_HELD = 2**26  # bytes
 _NUMBERED = re.compile(rb"/MemoryCache_\d|RandomDataset")
+_STATES_OF_PIPELINES = ("SeedGenerator", "MemoryCache")
+_copies = itertools.count()
 _ending: set[threading.Thread] = set()
 
 # A key in the checkpoint of an iterator for every shuffle in its pipeline that has not reached the end of its input.
@@ -73,6 +77,23 @@ def pipeline_checksum(dataset: tf.data.Dataset) -> str | None:
         return f"{int(tf.raw_ops.DatasetFingerprint(input_dataset=dataset._variant_tensor)):016x}"
     except (tf.errors.OpError, ValueError):
         return None
+
+
+def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same pipeline with a state of its own: passes over it change no order and fill no cache of `dataset`.
+
+    The orders of `shuffle` begin as those of a pipeline that was not read yet. Functions of Python are shared.
+    """
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    graph = tf.compat.v1.GraphDef.FromString(
+        dataset._as_serialized_graph(external_state_policy=policy).numpy()
+    )
+    for node in graph.node:
+        for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
+            if any(kind in handle.maybe_type_name for kind in _STATES_OF_PIPELINES):
+                handle.name += f"/copy {next(_copies)}"  # is made when it is not found
+    variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    return dataset_ops._VariantDataset(variant, dataset.element_spec)
 
 
 def end_iterator(iterator: Any, dataset: Any) -> None:
