@@ -122,7 +122,13 @@ def check_fit(arguments: Any) -> None:
     """Refuses arguments of `fit` that have no meaning, and gives the others the form that the loop takes."""
     for name, least in (("epochs", 0), ("initial_epoch", 0)):
         setattr(arguments, name, whole_number(name, getattr(arguments, name), least))
-    for name in ("batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size"):
+    for name in (
+        "batch_size",
+        "steps_per_epoch",
+        "validation_steps",
+        "validation_batch_size",
+        "overfit_batches",
+    ):
         setattr(arguments, name, whole_number(name, getattr(arguments, name), optional=True))
     check_loop(arguments.verbose, arguments.callbacks)
     arguments.validation_freq = _validation_freq(arguments.validation_freq)

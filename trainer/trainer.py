@@ -109,6 +109,7 @@ class Trainer(Compilation):
         validation_freq: Any = 1,
         per_replica_batch_size: int | None = None,
         fast_dev_run: bool = False,
+        overfit_batches: int | None = None,
     ) -> keras.callbacks.History:
         """Trains the model, as `keras.Model.fit` does, under the strategy that it was built under.
 
@@ -136,6 +137,8 @@ class Trainer(Compilation):
             per_replica_batch_size: int, in place of `batch_size`: the global batch is this times `num_replicas_in_sync`.
             fast_dev_run: bool; run one step of training and one of validation, to check that everything works.
                 Callbacks that write checkpoints or backups are left out.
+            overfit_batches: int or None; train on the first so many batches of every epoch's data alone, the same in every
+                epoch and in the order of the data, to see whether the model can learn them by heart.
 
         Returns:
             The `keras.callbacks.History` of the epochs.
@@ -161,6 +164,7 @@ class Trainer(Compilation):
             validation_batch_size=validation_batch_size,
             validation_freq=validation_freq,
             fast_dev_run=fast_dev_run,
+            overfit_batches=overfit_batches,
         )
         self._ready("fit")
         return fit_loop.fit(self, arguments, runner_of(self))

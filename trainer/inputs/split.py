@@ -50,10 +50,12 @@ def split_for_validation(
             f"validation_split ({validation_split}) of {rows} rows leaves {cut} rows for training and {rows - cut} for "
             "validation; give more rows or another share."
         )
-    return _part(arrays, 0, cut), _part(arrays, cut, rows)
+    return rows_of(arrays, 0, cut), rows_of(arrays, cut, rows)
 
 
-def _part(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, Any, Any]:
+def rows_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, Any, Any]:
+    """The rows from `start` to `stop` of `(x, y, sample_weight)`, as `standard_arrays` gives them."""
+
     def cut(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, np.ndarray):
             return None if leaf is None else leaf[start:stop]

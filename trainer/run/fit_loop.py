@@ -25,6 +25,7 @@ from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.recorder import telling
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
+from ..inputs.first_batches import first_batches
 from ..inputs.make_source import kind_of
 from .callback_list import callback_list, log_names
 from .evaluation_loops import evaluate
@@ -57,6 +58,7 @@ class FitArguments:
     validation_batch_size: int | None
     validation_freq: Any
     fast_dev_run: bool = False
+    overfit_batches: int | None = None
 
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
@@ -135,15 +137,21 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
         (x, y, sample_weight), validation_data = split_for_validation(
             x, y, sample_weight, validation_split=a.validation_split
         )
+    batch_size, steps, shuffle = a.batch_size, a.steps_per_epoch, a.shuffle
+    if a.overfit_batches is not None:
+        x, y, sample_weight, batch_size = first_batches(
+            x, y, sample_weight, a.overfit_batches, batch_size, steps
+        )
+        steps, shuffle = None, False
     source = make_source(
         x,
         y,
         sample_weight,
-        batch_size=a.batch_size,
-        steps_per_epoch=a.steps_per_epoch,
-        shuffle=a.shuffle,
+        batch_size=batch_size,
+        steps_per_epoch=steps,
+        shuffle=shuffle,
         class_weight=a.class_weight,
-        seed=same_random(model, random.randrange(2**31)) if a.shuffle else 0,
+        seed=same_random(model, random.randrange(2**31)) if shuffle else 0,
         strategy=strategy,
     )
     if validation_data is None:
