@@ -50,6 +50,14 @@ def global_generator() -> tf.random.Generator | None:
     return stateful_random_ops.global_generator
 
 
+def forget_generators(keras: bool, tensorflow: bool) -> None:
+    """Removes the global generators of Keras and TensorFlow, which are made anew when they are next used."""
+    if keras:
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+    if tensorflow:
+        stateful_random_ops.global_generator = None
+
+
 class thread_state:
     """Keras' global state of this thread, for the threads in which MirroredStrategy runs its replicas.
 

@@ -1,6 +1,7 @@
 """Model.fit: what a step computes, how it is compiled, how epochs run."""
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
+from .finders.learning_rate import find_learning_rate
 from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json
 from .replica_step import replica_step
 from .step.global_loss import rowwise
@@ -10,6 +11,7 @@ __all__ = [
     "Sequential",
     "adopt",
     "clone_model",
+    "find_learning_rate",
     "load_model",
     "model_from_json",
     "replica_step",

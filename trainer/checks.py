@@ -120,7 +120,7 @@ def _name(strategy: Any) -> str:
 
 def check_fit(arguments: Any) -> None:
     """Refuses arguments of `fit` that have no meaning, and gives the others the form that the loop takes."""
-    for name, least in (("epochs", 0), ("initial_epoch", 0)):
+    for name, least in (("epochs", 0), ("initial_epoch", 0), ("validation_sanity_steps", 0)):
         setattr(arguments, name, whole_number(name, getattr(arguments, name), least))
     for name in (
         "batch_size",

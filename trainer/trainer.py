@@ -110,6 +110,7 @@ class Trainer(Compilation):
         per_replica_batch_size: int | None = None,
         fast_dev_run: bool = False,
         overfit_batches: int | None = None,
+        validation_sanity_steps: int = 0,
     ) -> keras.callbacks.History:
         """Trains the model, as `keras.Model.fit` does, under the strategy that it was built under.
 
@@ -139,6 +140,8 @@ class Trainer(Compilation):
                 Callbacks that write checkpoints or backups are left out.
             overfit_batches: int or None; train on the first so many batches of every epoch's data alone, the same in every
                 epoch and in the order of the data, to see whether the model can learn them by heart.
+            validation_sanity_steps: int; evaluate so many batches of the validation data before the first epoch, so that a
+                mistake in them shows at once. No callback is called, and nothing that follows changes.
 
         Returns:
             The `keras.callbacks.History` of the epochs.
@@ -165,6 +168,7 @@ class Trainer(Compilation):
             validation_freq=validation_freq,
             fast_dev_run=fast_dev_run,
             overfit_batches=overfit_batches,
+            validation_sanity_steps=validation_sanity_steps,
         )
         self._ready("fit")
         return fit_loop.fit(self, arguments, runner_of(self))

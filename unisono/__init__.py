@@ -15,7 +15,16 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import callbacks, distribute, mixed_precision, models, optimizers
     from . import trainer as trainer
-    from .trainer import Model, Sequential, adopt, clone_model, load_model, replica_step, rowwise
+    from .trainer import (
+        Model,
+        Sequential,
+        adopt,
+        clone_model,
+        find_learning_rate,
+        load_model,
+        replica_step,
+        rowwise,
+    )
 
 _PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "trainer")
 
@@ -27,6 +36,7 @@ __all__ = [
     "callbacks",
     "clone_model",
     "distribute",
+    "find_learning_rate",
     "load_model",
     "mixed_precision",
     "models",

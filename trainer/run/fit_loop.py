@@ -25,6 +25,7 @@ from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.recorder import telling
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
+from ..inputs.copied import copied_input
 from ..inputs.first_batches import first_batches
 from ..inputs.make_source import kind_of
 from .callback_list import callback_list, log_names
@@ -34,6 +35,7 @@ from .executions import executions
 from .misfits import check_validation, explained
 from .overflow import check_progress
 from .runner import Runner
+from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit, same_random
 
 
@@ -59,6 +61,7 @@ class FitArguments:
     validation_freq: Any
     fast_dev_run: bool = False
     overfit_batches: int | None = None
+    validation_sanity_steps: int = 0
 
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
@@ -85,6 +88,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
             epoch_to_begin_with(model) or state.epoch
         )  # a callback of Keras may set it in on_train_begin
         runner.begin_fit(model, state)
+        if (state.epoch, state.step, state.epoch_logs) == (a.initial_epoch, 0, {}):  # else it is resumed
+            _try_validation(model, a, runner)
         logs = None
         workers = Workers(model, "stop_training")
         while state.epoch < state.epochs and not workers.stopped():
@@ -156,7 +161,7 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
     )
     if validation_data is None:
         return source, None
-    val_x, val_y, val_weight = unpack_x_y_sample_weight(validation_data)
+    val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
     batch_size = a.validation_batch_size
     if batch_size is None and kind_of(val_x) == "array":
         batch_size = a.batch_size
@@ -165,6 +170,22 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
     )
     checks.check_structure(model, validation.spec, "test_step")
     return source, validation
+
+
+def _try_validation(model: TrainedModel, a: FitArguments, runner: Runner) -> None:
+    """Evaluates a few batches, so that a mistake in the validation shows before the first epoch. No callback is called."""
+    if a.validation_data is None or not a.validation_sanity_steps:
+        return
+    x, y, sample_weight = a.validation_data
+    with untouched(model, (x, y, sample_weight)):
+        steps = a.validation_sanity_steps
+        copy = copied_input(x, f"`validation_sanity_steps` ({steps})")
+        batch_size = a.validation_batch_size or (a.batch_size if kind_of(x) == "array" else None)
+        first = first_batches(copy, y, sample_weight, steps, batch_size, a.validation_steps)
+        x, y, sample_weight, batch_size = first
+        source = make_source(x, y, sample_weight, batch_size=batch_size, strategy=model.distribute_strategy)
+        with contextlib.closing(source):
+            evaluate(model, source, 0, None, runner)
 
 
 def _cap(epochs: int) -> int:

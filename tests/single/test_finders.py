@@ -1,0 +1,93 @@
+"""Finders try steps of training, and leave no trace of them."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from traceless import Shuffling, X, Y, dataset, drawn, make_model
+
+import unisono
+
+KINDS = {
+    "arrays": lambda: ((X, Y), {"batch_size": 5}),
+    "dataset": lambda: ((dataset(),), {}),
+    "endless": lambda: ((dataset().repeat(),), {"steps_per_epoch": 2}),
+    "PyDataset": lambda: ((Shuffling(),), {}),
+}
+
+
+def trained(kind, find, strategy=None):
+    model = make_model(strategy)
+    given, options = KINDS[kind]()
+    found = find(model, *given, **{name: v for name, v in options.items() if name == "batch_size"})
+    state = model.optimizer.built, model.stop_training, model.fit_state, model.train_function, drawn()
+    history = model.fit(*given, epochs=2, verbose=0, **options).history
+    values = [np.asarray(tf.convert_to_tensor(v.value)).tobytes() for v in model.variables]
+    return (values, int(model.layers[2].count), history, state[1:], drawn()), found
+
+
+def nothing(model, *given, **options):
+    return None
+
+
+def rates(model, *given, **options):
+    return unisono.find_learning_rate(model, *given, lowest=1e-4, highest=50.0, steps=24, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_after_a_search_for_a_learning_rate_has_the_same_bits(kind):
+    alone, (after, found) = trained(kind, nothing)[0], trained(kind, rates)
+    assert after == alone
+    assert 11 < len(found.rates) == len(found.losses) <= 24
+
+
+def test_rates_and_losses_are_those_of_one_replica():
+    results = []
+    for strategy in (None, helpers.mirrored(3)):
+        keras.utils.set_random_seed(1)
+        with helpers.scope(strategy):
+            model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile(unisono.optimizers.SGD(0.01), "mse")
+        before = [w.tobytes() for w in model.get_weights()]
+        results.append(
+            unisono.find_learning_rate(model, X, Y, batch_size=4, lowest=1e-3, highest=100, steps=40)
+        )
+        assert [w.tobytes() for w in model.get_weights()] == before
+    one, three = results
+    assert one.rates == pytest.approx([1e-3 * 1e5 ** (i / 39) for i in range(len(one.rates))])
+    assert len(one.rates) < 40 and one.losses[-1] > 4 * min(one.losses)  # it diverged
+    assert three.suggestion == pytest.approx(one.suggestion) and 1e-3 < one.suggestion < 1
+    helpers.assert_close(three.losses[:-1], one.losses[:-1], 1e-4)
+    # a loss of one step each: the first is that of the first four rows in the order of the first epoch
+    assert one.losses[0] != one.losses[1]
+
+
+def test_what_cannot_be_searched_is_refused():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    unbuilt = unisono.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    generator = iter([(X, Y)] * 9)
+    for model, given, options, message in (
+        (make_model(), (X, Y), {"steps": 5}, "`steps` must be a whole number of at least 20"),
+        (make_model(), (X, Y), {"lowest": 0}, "`lowest` must be a number above 0"),
+        (make_model(), (X, Y), {"highest": 1e-9}, "`highest` must be a number above 1e-07"),
+        (
+            make_model(),
+            (generator,),
+            {},
+            "`find_learning_rate` needs an input that can be read without a trace",
+        ),
+        (
+            make_model(optimizer=keras.optimizers.SGD(schedule)),
+            (X, Y),
+            {},
+            "has a schedule or several: compile",
+        ),
+        (unbuilt, (X, Y), {}, r"has not made its own yet: begin it with a keras\.Input"),
+        (keras.Sequential([keras.layers.Dense(1)]), (X, Y), {}, r"call `unisono\.adopt\(model\)` first"),
+        (unisono.Sequential([keras.Input((3,))]), (X, Y), {}, "compile"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            unisono.find_learning_rate(model, *given, **options)
+    assert len(list(generator)) == 9

@@ -1,0 +1,101 @@
+"""`fit(validation_sanity_steps=n)` finds mistakes before the first epoch, and changes no bit of what follows."""
+
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from traceless import Shuffling, X, Y, dataset, drawn, make_model
+
+import unisono
+from unisono import callbacks
+
+
+class Stop(Exception):
+    """The interruption."""
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise Stop
+
+
+KINDS = {
+    "arrays": lambda: {"validation_data": (X, Y), "validation_batch_size": 4},
+    "split": lambda: {"validation_split": 0.4},
+    "dataset": lambda: {"validation_data": dataset()},
+    "cached": lambda: {"validation_data": dataset().cache()},
+    "PyDataset": lambda: {"validation_data": Shuffling()},
+    "few steps": lambda: {"validation_data": dataset().repeat(), "validation_steps": 2},
+}
+
+
+def trained(kind, steps, *extra, strategy=None):
+    model = make_model(strategy)
+    data = KINDS[kind]()
+    log = []
+    note = keras.callbacks.LambdaCallback(
+        on_test_batch_end=lambda batch, logs: log.append(("test", batch)),
+        on_train_batch_end=lambda batch, logs: log.append(("train", batch)),
+    )
+    history = model.fit(
+        X,
+        Y,
+        batch_size=5,
+        epochs=2,
+        verbose=0,
+        callbacks=[note, *extra],
+        validation_sanity_steps=steps,
+        **data,
+    )
+    values = [np.asarray(tf.convert_to_tensor(v.value)).tobytes() for v in model.variables]
+    count = int(model.layers[2].count)
+    return values, count, history.history, drawn(), log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_follows_has_the_same_bits(kind, tmp_path):
+    assert trained(kind, 2) == trained(kind, 0)
+
+
+def test_what_follows_has_the_same_bits_on_two_replicas_and_with_backups(tmp_path):
+    two = [trained("dataset", steps, strategy=helpers.mirrored(2)) for steps in (0, 2)]
+    assert two[0] == two[1]
+    board = [callbacks.TensorBoard(tmp_path / "board", update_freq=1) for _ in range(2)]
+    assert trained("dataset", 2, board[0]) == trained("dataset", 0, board[1])
+    assert board[0]._global_test_batch == board[1]._global_test_batch > 0
+    with pytest.raises(Stop):
+        trained("dataset", 2, callbacks.BackupAndRestore(tmp_path / "b", save_freq=1), StopAt(4))
+    resumed = trained("dataset", 2, callbacks.BackupAndRestore(tmp_path / "b", save_freq=1))
+    alone = trained("dataset", 0)
+    assert resumed[:4] == alone[:4] and len(resumed[4]) < len(alone[4])
+
+
+def test_mistake_shows_before_the_first_step():
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    def test_step(data):
+        raise ZeroDivisionError("a mistake")
+
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.test_step = test_step
+    before = model.get_weights()
+    for steps, error in ((1, ZeroDivisionError), (0, ZeroDivisionError)):
+        with pytest.raises(error, match="a mistake"):
+            model.fit(X, Y, validation_data=(X, Y), verbose=0, validation_sanity_steps=steps)
+        assert (int(model.optimizer.iterations) == 0) == bool(steps)
+        if steps:
+            np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    with pytest.raises(
+        ValueError, match=r"`validation_sanity_steps` \(2\) .* a generator goes on .*: give arrays"
+    ):
+        model.fit(X, Y, validation_data=iter([(X, Y)] * 5), validation_steps=1, validation_sanity_steps=2)
+    with pytest.raises(ValueError, match="`validation_sanity_steps` must be a whole number of at least 0"):
+        model.fit(X, Y, validation_sanity_steps=-1)

@@ -1,0 +1,96 @@
+"""Steps of training that leave no trace, for finders."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...compat.layers import layers_of
+from ...compat.training import check_compiled
+from ...distribute.arguments import shown
+from ..inputs import make_source
+from ..inputs.copied import copied_input
+from ..run import fit_loop
+from ..run.untouched import untouched, untouched_generators
+from ..runner import runner_of
+
+
+@contextlib.contextmanager
+def trial(
+    model: Any, name: str, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int
+) -> Iterator[Callable[..., None]]:
+    """A block in which `train(callback, batch_size)` trains up to `steps` steps; afterwards everything is as before.
+
+    Args:
+        model: compiled, with all of its variables.
+        name: of the finder, for messages.
+        x: as for `fit`.
+        y: targets.
+        sample_weight: weights.
+        batch_size: rows of the global batch, where `x` is arrays.
+        steps: int; data that has fewer batches is read again.
+
+    Raises:
+        TypeError, ValueError: the model cannot be trained yet, or the input cannot be read without a trace.
+    """
+    check_model(model, name)
+    copy = copied_input(x, f"`{name}`")
+    endless = isinstance(copy, tf.data.Dataset) and copy.cardinality() == tf.data.INFINITE_CARDINALITY
+    endless = endless or getattr(copy, "num_batches", 1) is None
+    model._ready("fit")
+    runner = runner_of(model)
+
+    def train(callback: keras.callbacks.Callback, batch_size: int | None = batch_size) -> None:
+        fit_loop.fit(model, _arguments(copied_input(x, ""), batch_size, callback), runner)
+
+    def _arguments(x: Any, batch_size: int | None, callback: keras.callbacks.Callback) -> Any:
+        return fit_loop.FitArguments(
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            epochs=1 if endless else steps,
+            verbose=0,
+            callbacks=[callback],
+            validation_split=0.0,
+            validation_data=None,
+            shuffle=True,
+            class_weight=None,
+            initial_epoch=0,
+            steps_per_epoch=steps if endless else None,
+            validation_steps=None,
+            validation_batch_size=None,
+            validation_freq=1,
+        )
+
+    with untouched_generators(model, (x, y, sample_weight)):
+        source = make_source(
+            copy,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps if endless else None,
+            strategy=model.distribute_strategy,
+        )
+        with contextlib.closing(source):
+            runner.build(model, source.spec, source.batch_rows)
+        with untouched(model, (x, y, sample_weight)):
+            yield train
+
+
+def check_model(model: Any, name: str) -> None:
+    """Refuses a model that cannot be trained yet, and one whose first variables would be made by the trial."""
+    if not hasattr(model, "fit_state"):
+        raise TypeError(
+            f"`model` of `{name}` must be a model of unisono: call `unisono.adopt(model)` first. Received: {shown(model)}"
+        )
+    check_compiled(model, name)
+    if not all(layer.built for layer in layers_of(model)):
+        raise ValueError(
+            f"`{name}` puts back every variable, and the model {model.name!r} has not made its own yet: begin it with a "
+            "keras.Input, or call it once on a batch."
+        )

@@ -1,0 +1,79 @@
+"""What only measures or tries leaves everything as it was, to the bit: variables, random generators, what loops note."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...callbacks.backup import random_state, variable_state
+from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators
+from ...callbacks.trained_model import TrainedModel
+from ...compat.random_state import forget_generators
+from ..inputs.pipeline_state import PipelineState
+
+_ABSENT = object()
+# What a loop leaves in a model. How training steps are run depends on what was measured, so that is left too.
+_ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "train_function", "_step_hooks")
+
+
+@contextlib.contextmanager
+def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
+    """A block in which the model may be trained or evaluated: afterwards it is as before, however the block ends.
+
+    That is: the variables of the model, its optimizer and its metrics, and those that layers hold; what loops note in the
+    model; and random generators, see `untouched_generators`.
+
+    Args:
+        model: built, its optimizer and metrics too.
+        inputs: nest of what the user gave as input; it is read through `copied_input`.
+
+    Context: host; on every worker.
+    """
+    strategy = model.distribute_strategy
+    variables = [v for group in variable_state.variables_of(model).values() for v in group]
+    values = [variable_state.capture(v, strategy, lambda _, array: np.array(array)) for v in variables]
+    names = _ATTRIBUTES
+    if (
+        vars(model).get("_step_hooks", {}).get("test")
+    ):  # what callbacks put into steps of evaluation is left out
+        names = (*names, "test_function")
+    attributes = {name: vars(model).pop(name, _ABSENT) for name in names}
+    model.fit_state = None if attributes["fit_state"] is _ABSENT else attributes["fit_state"]
+    model.train_function, model.test_function = None, vars(model).get("test_function")
+    model.stop_training = model.stop_evaluating = False
+    with untouched_generators(model, inputs):
+        try:
+            yield
+        finally:
+            for name, value in attributes.items():
+                if value is not _ABSENT:
+                    vars(model)[name] = value
+                else:
+                    vars(model).pop(name, None)
+            for variable, value in zip(variables, values):
+                variable_state.restore(variable, value, strategy)
+
+
+@contextlib.contextmanager
+def untouched_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
+    """A block after which random generators are as before.
+
+    Those of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and the inputs hold.
+    """
+    leaves = tf.nest.flatten(inputs)
+    pipelines = [PipelineState(x) for x in leaves if isinstance(x, tf.data.Dataset)]
+    roots = {**variable_state.held_by(model), **{f"input {i}": x for i, x in enumerate(leaves)}}
+    found = found_generators(roots)
+    held = {name: generator for name, generator in found.items() if name not in GLOBAL_GENERATORS}
+    drawn = random_state.capture(held)
+    try:
+        yield
+    finally:
+        for pipeline in pipelines:
+            pipeline.restore(pipeline.state())
+        forget_generators(keras="keras" not in drawn, tensorflow="tensorflow" not in drawn)
+        random_state.restore(drawn, held)
