@@ -1,6 +1,7 @@
 """Model.fit: what a step computes, how it is compiled, how epochs run."""
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
+from .finders.batch_size import find_batch_size
 from .finders.learning_rate import find_learning_rate
 from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json
 from .replica_step import replica_step
@@ -11,6 +12,7 @@ __all__ = [
     "Sequential",
     "adopt",
     "clone_model",
+    "find_batch_size",
     "find_learning_rate",
     "load_model",
     "model_from_json",

@@ -8,6 +8,8 @@ import tensorflow as tf
 from traceless import Shuffling, X, Y, dataset, drawn, make_model
 
 import unisono
+from unisono.trainer.finders import batch_size
+from unisono.trainer.finders.batch_size import largest_that_fits
 
 KINDS = {
     "arrays": lambda: ((X, Y), {"batch_size": 5}),
@@ -40,6 +42,58 @@ def test_training_after_a_search_for_a_learning_rate_has_the_same_bits(kind):
     alone, (after, found) = trained(kind, nothing)[0], trained(kind, rates)
     assert after == alone
     assert 11 < len(found.rates) == len(found.losses) <= 24
+
+
+@pytest.mark.parametrize("fixed", [0, 40])
+def test_largest_batch_is_found_without_running_out_of_memory(fixed):
+    for a_row in (1, 3, 7.3):
+        for rows, multiple in ((5000, 1), (5000, 3), (3, 2), (100, 3)):
+            tried = []
+            bytes_of = lambda size: tried.append(size) or fixed + a_row * size  # noqa: B023, E731
+            found = largest_that_fits(bytes_of, 2000, rows, multiple)
+            best = int((2000 - fixed) / a_row)
+            assert found == (rows if rows <= best else best // multiple * multiple)
+            assert all(fixed + a_row * size <= 2000 for size in tried)
+    assert largest_that_fits(lambda size: 1950 + size, 2000, 999, 1) == 50  # nearly all of it is fixed
+    jumps = {4: 10, 8: 20}  # memory that does not grow in proportion, and an end that is not announced
+    found = largest_that_fits(
+        lambda size: jumps.get(size, size * 4.0 if size <= 37 else np.inf), 1000, 999, 1
+    )
+    assert found == 37
+    with pytest.raises(ValueError, match="A step with 8 rows takes 8 MiB, and there are 1 MiB"):
+        largest_that_fits(lambda size: size * 2.0**20, 2.0**20, 100, 2)
+
+
+@pytest.mark.parametrize("kind", [None, "mirrored2"])
+def test_training_after_a_search_for_a_batch_size_has_the_same_bits(kind, monkeypatch):
+    """The memory is made up: a number for each row that was trained on."""
+    sizes = []
+
+    class Peak:
+        def __init__(self, devices):
+            assert len(devices) == 1 + (kind is not None)
+
+        def reset(self):
+            pass
+
+        def limit(self):
+            return 556
+
+        def most(self):
+            return 50 * sizes[-1]
+
+    def find(model, *given, **options):
+        return unisono.find_batch_size(model, *given)
+
+    real = batch_size.largest_that_fits
+    noting = lambda bytes_of, *rest: real(lambda n: sizes.append(n) or bytes_of(n), *rest)  # noqa: E731
+    monkeypatch.setattr(batch_size, "PeakMemory", Peak)
+    monkeypatch.setattr(batch_size, "largest_that_fits", noting)
+    strategy = None if kind is None else helpers.mirrored(2)
+    alone = trained("arrays", nothing, strategy)[0]
+    after, found = trained("arrays", find, strategy)
+    assert after == alone
+    assert found == 10 and sizes == ([4, 8, 10] if kind is None else [8, 10])  # nine tenths are 500
 
 
 def test_rates_and_losses_are_those_of_one_replica():
@@ -91,3 +145,11 @@ def test_what_cannot_be_searched_is_refused():
         with pytest.raises((TypeError, ValueError), match=message):
             unisono.find_learning_rate(model, *given, **options)
     assert len(list(generator)) == 9
+    with pytest.raises(ValueError, match=r"must be arrays, and a tf\.data\.Dataset makes its batches itself"):
+        unisono.find_batch_size(make_model(), dataset())
+    with pytest.raises(ValueError, match="`memory` must be None or a number above 0"):
+        unisono.find_batch_size(make_model(), X, Y, memory=0)
+    with pytest.raises(
+        ValueError, match=r"A step with 4 rows takes .* MiB, and there are 1 MiB: take a smaller"
+    ):
+        unisono.find_batch_size(make_model(), X, Y, memory=2**20)  # less than this process has

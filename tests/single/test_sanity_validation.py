@@ -1,6 +1,5 @@
 """`fit(validation_sanity_steps=n)` finds mistakes before the first epoch, and changes no bit of what follows."""
 
-
 import helpers
 import keras
 import numpy as np

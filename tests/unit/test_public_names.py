@@ -22,6 +22,7 @@ FACE = {
     "callbacks",
     "clone_model",
     "distribute",
+    "find_batch_size",
     "find_learning_rate",
     "load_model",
     "mixed_precision",

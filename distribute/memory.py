@@ -1,0 +1,64 @@
+"""How much memory the devices of this process have, and how much was taken at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+from ..compat.strategies import device_memory_limits
+
+_STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+
+
+class PeakMemory:
+    """The most memory that one device has had in use. CPUs count as one device: their memory is the process's.
+
+    Args:
+        devices: names, of this process.
+
+    Raises:
+        RuntimeError: the operating system does not tell how much a process has used.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        names = [tf.DeviceSpec.from_string(device) for device in devices]
+        self._gpus = sorted({f"GPU:{name.device_index}" for name in names if name.device_type == "GPU"})
+        self.reset()
+
+    def reset(self) -> None:
+        """Counts from now on."""
+        for gpu in self._gpus:
+            tf.config.experimental.reset_memory_stats(gpu)
+        if not self._gpus:
+            try:
+                _CLEAR.write_text("5")
+            except OSError as error:
+                raise RuntimeError(
+                    f"This operating system does not tell how much memory a process has used ({error}): use Linux, or a GPU."
+                ) from error
+
+    def most(self) -> int:
+        """Bytes, of the device that had most in use since `reset`."""
+        if self._gpus:
+            return max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in self._gpus)
+        return _kilobytes(_STATUS, "VmHWM") * 1024
+
+    def limit(self) -> int:
+        """Bytes that the smallest device has; of the host, what this process has and what is free."""
+        if self._gpus:
+            limits = device_memory_limits()
+            return min(limits[gpu] for gpu in self._gpus)
+        used = _kilobytes(_STATUS, "VmRSS") * 1024
+        free = [_kilobytes(_MACHINE, "MemAvailable") * 1024]
+        most, now = ((_GROUP / name) for name in ("memory.max", "memory.current"))
+        if most.exists() and (text := most.read_text().strip()).isdigit():
+            free.append(int(text) - int(now.read_text()))
+        return used + max(0, min(free))
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1])

@@ -1,0 +1,142 @@
+"""`find_batch_size`: the largest global batch whose training steps fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ...distribute.arguments import number
+from ...distribute.memory import PeakMemory
+from ...distribute.workers.agreement import exchange
+from ..inputs import checks as input_checks
+from ..inputs.convert import standard_arrays
+from ..inputs.make_source import kind_of
+from .trial import check_model, trial
+
+_SHARE = 0.9  # of the memory: what the allocator cannot use, and what else a training needs, is left
+_STEPS = 2  # of each size: the second has all slots of the optimizer beside its gradients
+_FIRST_ROWS = 4  # of each replica
+
+
+def find_batch_size(
+    model: Any, x: Any, y: Any = None, sample_weight: Any = None, *, memory: float | None = None
+) -> int:
+    """Measures the memory of training steps with more and more rows, and tells how large a global batch may be.
+
+    Memory grows in proportion to the rows: a size is tried only if those before it say that it fits, so that nothing runs
+    out of memory; the answer itself is tried, too. Two steps of each size are run; then everything is put back, to the bit:
+    variables, random generators, the input. The training that follows is the one without it.
+
+    What was not measured must fit beside it: a larger `validation_batch_size`, and what callbacks hold.
+
+    Args:
+        model: compiled, with all of its variables.
+        x: arrays: they are read with other batch sizes.
+        y: targets.
+        sample_weight: weights of the rows.
+        memory: bytes that each device may use; CPUs count as one device, the process. None: nine tenths of what the smallest
+            has.
+
+    Returns:
+        Rows of the global batch, a multiple of the number of replicas; all rows, if they fit at once.
+
+    Raises:
+        TypeError, ValueError: an argument cannot be used, or not even four rows on each replica fit.
+        RuntimeError: the operating system does not tell how much memory was used.
+    """
+    number("memory", memory, above=0, optional=True)
+    check_model(model, "find_batch_size")
+    kind = kind_of(x)
+    if kind != "array":
+        raise ValueError(
+            f"`x` of `find_batch_size` must be arrays, and a {kind} makes its batches itself: give arrays, and make its "
+            "batches as large as this says."
+        )
+    rows = input_checks.same_rows(standard_arrays(x, y, sample_weight))
+    strategy = model.distribute_strategy
+    peak = PeakMemory(_devices(strategy))
+    limit = (
+        memory if memory is not None else _SHARE * min(row[0] for row in exchange([peak.limit()], strategy))
+    )
+    replicas = strategy.num_replicas_in_sync
+    with trial(model, "find_batch_size", x, y, sample_weight, replicas, _STEPS) as train:
+
+        def bytes_of(size: int) -> float:
+            peak.reset()
+            try:
+                train(_Steps(), size)
+            except tf.errors.ResourceExhaustedError:
+                return np.inf
+            return max(row[0] for row in exchange([peak.most()], strategy))
+
+        return largest_that_fits(bytes_of, limit, rows, replicas)
+
+
+def largest_that_fits(bytes_of: Callable[[int], float], limit: float, rows: int, multiple: int) -> int:
+    """The largest size that fits, a multiple of `multiple` or all `rows`.
+
+    Args:
+        bytes_of: size -> bytes, which grow in proportion to the size, beside a fixed part; infinity where memory ran out.
+        limit: bytes.
+        rows: the largest size.
+        multiple: what a size is a multiple of.
+
+    Raises:
+        ValueError: the smallest does not fit.
+    """
+    size = min(rows, _FIRST_ROWS * multiple)
+    fits, used = size, bytes_of(size)
+    if used > limit:
+        raise ValueError(
+            f"A step with {size} rows takes {used / 2**20:.0f} MiB, and there are {limit / 2**20:.0f} MiB: take a smaller "
+            "model, a policy with float16, or devices with more memory."
+        )
+    a_row, too_many = used / size, rows + 1  # at most: as if no part were fixed
+    measured = ran_out = False
+    while fits < rows:
+        foreseen = fits + int((limit - used) / a_row) if a_row > 0 else rows
+        size = min(2 * fits, foreseen, rows, too_many - 1)
+        if ran_out:
+            size = min(size, (fits + too_many) // 2)
+        size = size if size == rows else size // multiple * multiple
+        if size <= fits:
+            size = fits + multiple
+            if measured or size >= too_many:
+                break
+        needed = bytes_of(size)
+        if needed < np.inf:
+            a_row, measured = max(0.0, needed - used) / (size - fits), True
+        if needed <= limit:
+            fits, used = size, needed
+        else:
+            too_many, ran_out = size, ran_out or needed == np.inf
+    return fits
+
+
+class _Steps(keras.callbacks.Callback):
+    """Ends a training after a few steps."""
+
+    model: Any
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins to count."""
+        self._left = _STEPS
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts."""
+        self._left -= 1
+        if self._left <= 0:
+            self.model.stop_training = True
+
+
+def _devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    """Those of this worker's replicas."""
+    try:
+        return tuple(strategy.extended.worker_devices)
+    except RuntimeError:  # no strategy
+        gpus = tf.config.list_logical_devices("GPU")
+        return (gpus[0].name,) if gpus else ("/device:CPU:0",)
