@@ -36,6 +36,7 @@ from .progress import ProgressBar
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 from .sealed_file import verify_checkpoint
+from .stochastic_weight_averaging import StochasticWeightAveraging
 from .tensorboard import TensorBoard
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "RetracingWarning",
     "SaveError",
     "SlowInputWarning",
+    "StochasticWeightAveraging",
     "StragglerWarning",
     "SwapEMAWeights",
     "TensorBoard",

@@ -173,6 +173,10 @@ class CompiledModel(Protocol):
 
     def _explain_batch(self, batch: Any) -> tuple[str, list[dict[str, Any]]]: ...
 
+    def _check_renewal(self, asked_by: str) -> None: ...
+
+    def _renew_batch_statistics(self) -> None: ...
+
 
 class TrainedModel(CompiledModel, Protocol):
     """A model as the loops have it.

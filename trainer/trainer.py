@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from .. import mixed_precision
 from ..callbacks.trained_model import TrainedModel
 from ..compat.training import (
     KerasTrainer,
@@ -26,9 +25,9 @@ from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
-from ..mixed_precision.skipped_steps import step_logs
 from . import checks, compile_checks
 from .compilation import Compilation
+from .for_callbacks import ForCallbacks
 from .inputs import make_source
 from .run import fit_loop
 from .run.evaluation_loops import evaluate, predict
@@ -39,10 +38,10 @@ from .step.first_call import build_outside
 from .step.global_metrics import give_first_replica_the_state
 from .step.step_loss import default_compute_loss, losses_of
 from .step.train_step import default_test_step, default_train_step
-from .step.variable_placement import bring_along, optimizers_of, place_with_model
+from .step.variable_placement import bring_along, place_with_model
 
 
-class Trainer(Compilation):
+class Trainer(Compilation, ForCallbacks):
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
 
     def _maybe_build(self, call_spec: Any) -> None:
@@ -291,22 +290,6 @@ class Trainer(Compilation):
             compile_checks.check_optimizer(self, method)
             check_policy_order(self, unless_trained=True)
         place_with_model(self)
-
-    def _explain_batch(self, batch: Any) -> tuple[str, list[dict[str, Any]]]:
-        """What is not finite when a step is computed on `batch`, as a sentence, and the batch's statistics."""
-        statistics = mixed_precision.batch_statistics(batch)
-        try:
-            with self._strategy_scope():
-                return str(mixed_precision.diagnose(self, batch)), statistics
-        except Exception as error:  # a train_step of the user's own may need more than the model and a loss
-            return (
-                f"The layer is not known, because one step computed eagerly fails with {error!r}",
-                statistics,
-            )
-
-    def _optimizer_logs(self) -> dict[str, Any]:
-        """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""
-        return step_logs(optimizers_of(self))
 
 
 def _overridden(model: TrainedModel, name: str, base: type) -> bool:

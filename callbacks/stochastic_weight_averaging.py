@@ -1,0 +1,124 @@
+"""`StochasticWeightAveraging`: training ends with the mean of the weights that it passed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..distribute.arguments import whole_number
+from .trained_model import ModelInFit
+
+
+class StochasticWeightAveraging(keras.callbacks.Callback):
+    """Averages the weights of the last epochs, each as much as the others, and sets the average when training ends.
+
+        average = (w_1 + ... + w_n) / n        of the weights after each epoch from `start_from_epoch` on
+
+    `BatchNormalization` layers then need the statistics of the averaged weights: they are computed in one more pass over
+    the training data, as the mean over its batches. A learning rate that stays high lets the weights travel; Keras'
+    schedules and `LearningRateScheduler` give one.
+
+    Moving averages that forget old weights are the optimizer's: `use_ema=True`, with Keras' `SwapEMAWeights`.
+
+    The average is part of backups. It is the same on any number of replicas, as far as the weights are.
+
+    Args:
+        start_from_epoch: int; the first epoch, counted from 0, whose weights count.
+        every: "epoch", or int: the weights count after so many steps each, from the beginning of that epoch on.
+
+    Attributes:
+        count: int; the weights that were averaged.
+
+    Raises:
+        ValueError: an argument is wrong; the optimizer has `use_ema=True`, which sets other weights when training ends; or
+            layers need a pass over data that cannot be read again.
+
+    Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", algorithm 1.
+    """
+
+    model: ModelInFit
+
+    def __init__(self, start_from_epoch: int = 0, every: int | str = "epoch") -> None:
+        super().__init__()
+        self.start_from_epoch = whole_number("start_from_epoch", start_from_epoch, least=0)
+        every = whole_number("every", every, words=("epoch",))
+        self._every = None if every == "epoch" else int(every)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.count = 0
+        self._sums: list[np.ndarray] = []
+        self._steps = self._seen = 0
+
+    def steps_to_wake(self, step: int) -> int | None:
+        """After every so many steps."""
+        if self._every is None or self.model.fit_state.epoch < self.start_from_epoch:
+            return None
+        return self._every - (self._steps + step) % self._every
+
+    def get_state(self) -> dict[str, Any]:
+        """For backups: the sums of the weights."""
+        return {"count": self.count, "sums": self._sums, "steps": self._steps, "seen": self._seen}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """On resume."""
+        self.count, self._steps, self._seen = state["count"], state["steps"], state["seen"]
+        self._sums = [np.array(each) for each in state["sums"]]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins anew, and refuses a model that cannot be averaged."""
+        if getattr(self.model, "fit_state", None) is None:
+            raise ValueError(
+                "`StochasticWeightAveraging` takes part in the `fit` of a model of unisono: call `unisono.adopt(model)` "
+                "first."
+            )
+        optimizer = self.model.optimizer
+        if getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False):
+            raise ValueError(
+                "`StochasticWeightAveraging` and an optimizer with use_ema=True both set the weights when training ends: "
+                "use one of them."
+            )
+        self.model._check_renewal("`StochasticWeightAveraging`")
+        self._forget()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts the weights where that is due."""
+        if self._every is None or self.model.fit_state.epoch < self.start_from_epoch:
+            return
+        due = (self._steps + batch + 1) // self._every > (self._steps + self._seen) // self._every
+        self._seen = batch + 1
+        if due:
+            self._add()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts the weights after an epoch."""
+        if epoch < self.start_from_epoch:
+            return
+        self._steps, self._seen = self._steps + self.model.fit_state.step, 0
+        if self._every is None:
+            self._add()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Sets the average, and the statistics that belong to it."""
+        if not self.count:
+            warnings.warn(
+                "`StochasticWeightAveraging` has no weights to average: training ended before its `start_from_epoch` "
+                f"({self.start_from_epoch}), and the weights are the last ones."
+            )
+            return
+        with self.model._strategy_scope():
+            for variable, total in zip(self.model.trainable_weights, self._sums, strict=True):
+                variable.assign((total / self.count).astype(variable.dtype))
+        self.model._renew_batch_statistics()
+
+    def _add(self) -> None:
+        weights = [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in self.model.trainable_weights]
+        if not self._sums:
+            self._sums = [np.zeros(weight.shape, np.float64) for weight in weights]
+        for total, weight in zip(self._sums, weights, strict=True):
+            total += weight
+        self.count += 1
