@@ -153,3 +153,22 @@ def test_what_cannot_be_searched_is_refused():
         ValueError, match=r"A step with 4 rows takes .* MiB, and there are 1 MiB: take a smaller"
     ):
         unisono.find_batch_size(make_model(), X, Y, memory=2**20)  # less than this process has
+
+
+def test_what_determinism_costs_is_said_once(monkeypatch, capsys):
+    def fit(x, verbose=2, **options):
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", **options)
+        model.fit(x, verbose=verbose)
+        return [line for line in capsys.readouterr().out.splitlines() if "deterministic" in line]
+
+    plain = tf.data.Dataset.from_tensor_slices((X, Y))
+    draws = plain.map(lambda x, y: (x + tf.random.uniform([3]), y), num_parallel_calls=2).batch(4)
+    assert fit(draws) == []
+    monkeypatch.setattr("unisono.trainer.run.determinism.operations_are_deterministic", lambda: True)
+    assert fit(draws, verbose=0) == []
+    (line,) = fit(draws)
+    assert "plain graph" in line and "ParallelMapDataset of the input, which draws random numbers" in line
+    assert fit(draws) == []  # it was said
+    (line,) = fit(plain.batch(4), jit_compile=False)
+    assert "costs this fit: nothing that is known" in line

@@ -29,6 +29,7 @@ from ..inputs.copied import copied_input
 from ..inputs.first_batches import first_batches
 from ..inputs.make_source import kind_of
 from .callback_list import callback_list, log_names
+from .determinism import say_what_determinism_costs
 from .evaluation_loops import evaluate
 from .execution_length import ExecutionLength
 from .executions import executions
@@ -114,6 +115,8 @@ def _begin(
     given = keras.tree.flatten(given or [])
     if is_chief():
         check_places(given, log_names(model, given, validation is not None))
+        if a.verbose != 0:
+            say_what_determinism_costs(model, a.x)
     at_exit.enter_context(only_chief_writes(given, is_chief()))
     callbacks = callback_list(
         model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True

@@ -1,0 +1,54 @@
+"""What deterministic operations cost a fit, said once: TensorFlow's switch is silent about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.graphs import operations_are_deterministic
+from ...compat.pipelines import is_deterministic, transformations
+
+_said: set[str] = set()
+
+
+def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
+    """Prints one line, where `tf.config.experimental.enable_op_determinism()` was called; once for each cost.
+
+    Args:
+        model: compiled.
+        x: the input of `fit`, as the user gave it.
+
+    Context: the chief.
+    """
+    if not operations_are_deterministic():
+        return
+    costs = [*_costs(model, x)] or [
+        "nothing that is known: on CPUs few operations have a slower kernel for it"
+    ]
+    line = f"Operations are deterministic (enable_op_determinism). It costs this fit: {'; '.join(costs)}."
+    if line not in _said:
+        _said.add(line)
+        print(line, flush=True)
+
+
+def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
+    if tf.config.list_logical_devices("GPU"):
+        yield (
+            "on GPUs, the slower kernels of convolutions, pooling, scatters and sums, chosen without trying which is fastest"
+        )
+    if model._auto_jit and not model.run_eagerly:
+        yield 'steps in the plain graph, where `jit_compile="auto"` would take XLA if that is faster: give True to have it'
+    if not isinstance(x, tf.data.Dataset):
+        return
+    for step in transformations(x):
+        if step.in_parallel and (step.keeps_state or step.draws or step.calls_python):
+            what = "calls Python" if step.calls_python else "draws random numbers or writes a variable"
+            yield (
+                f"the {step.name.strip('_')} of the input, which {what}, one element after another: draw with "
+                "tf.random.stateless_* functions to have it in parallel"
+            )
+    if not is_deterministic(x):
+        yield "the order of the input, for which options().deterministic=False no longer counts"
