@@ -77,6 +77,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
         save_best_only = truth("save_best_only", save_best_only)
         save_weights_only = truth("save_weights_only", save_weights_only)
+        counted: Any = int(self._schedule.amount) if self._schedule.unit == "steps" else "epoch"
         super().__init__(
             filepath,
             monitor,
@@ -84,7 +85,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
             save_best_only,
             save_weights_only,
             mode,
-            int(self._schedule.amount) if self._schedule.unit == "steps" else "epoch",
+            counted,
             initial_value_threshold,
         )
         if self._schedule.unit == "seconds":

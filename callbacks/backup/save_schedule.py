@@ -33,8 +33,9 @@ class SaveSchedule:
             return cls("epoch")
         if or_never and (save_freq is False or save_freq is None):
             return cls("never")
-        if hasattr(save_freq, "__index__") and save_freq is not True and save_freq >= 1:
-            return cls("steps", int(save_freq))
+        steps = 0 if isinstance(save_freq, bool) or not hasattr(save_freq, "__index__") else int(save_freq)
+        if steps >= 1:
+            return cls("steps", steps)
         seconds = _seconds(save_freq)
         if seconds is not None and 1 <= seconds < math.inf:
             return cls("seconds", seconds)

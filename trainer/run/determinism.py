@@ -25,20 +25,16 @@ def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
     """
     if not operations_are_deterministic():
         return
-    costs = [*_costs(model, x)] or [
-        "nothing that is known: on CPUs few operations have a slower kernel for it"
-    ]
-    line = f"Operations are deterministic (enable_op_determinism). It costs this fit: {'; '.join(costs)}."
+    line = f"Operations are deterministic (enable_op_determinism). It costs this fit: {'; '.join(_costs(model, x))}."
     if line not in _said:
         _said.add(line)
         print(line, flush=True)
 
 
 def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
-    if tf.config.list_logical_devices("GPU"):
-        yield (
-            "on GPUs, the slower kernels of convolutions, pooling, scatters and sums, chosen without trying which is fastest"
-        )
+    gpus = tf.config.list_logical_devices("GPU")
+    untried = ", chosen without trying which is fastest" if gpus else ""
+    yield f"slower kernels of some operations, such as the gradients of convolutions and scatters{untried}"
     if model._auto_jit and not model.run_eagerly:
         yield 'steps in the plain graph, where `jit_compile="auto"` would take XLA if that is faster: give True to have it'
     if not isinstance(x, tf.data.Dataset):

@@ -66,10 +66,16 @@ def arrays(strategy, out, found):
         sample_weight=WEIGHT,
         verbose=2,
         callbacks=callbacks,
+        validation_sanity_steps=1,
     )
     found.update({f"arrays {name}": values for name, values in history.history.items()})
     found["evaluate"] = model.evaluate(X, Y, sample_weight=WEIGHT, batch_size=16, verbose=0)
     found["predict"] = model.predict(X, batch_size=16, verbose=0)
+    found["rates"] = unisono.find_learning_rate(model, X, Y, batch_size=15, lowest=1e-3, steps=20).losses
+    writer = unisono.callbacks.PredictionWriter(f"{out}/written/predictions.npy")
+    written = model.predict(X, batch_size=16, verbose=0, callbacks=[writer])
+    assert (written is not None) == is_chief()
+    found["written"] = written if is_chief() else found["predict"]
     found["one row"] = model.predict_on_batch(X[:1])
     found["on batch"] = [*model.train_on_batch(X[:5], Y[:5]), *model.test_on_batch(X[:2], Y[:2])]
     found["rate"] = model.optimizer.learning_rate.numpy()
