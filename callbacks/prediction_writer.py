@@ -58,6 +58,12 @@ class PredictionWriter(keras.callbacks.Callback):
         self._structure: Any = None
         self._files: list[_ArrayFile] = []
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses to wait for predictions that `fit` does not make."""
+        raise ValueError(
+            f"`PredictionWriter` does nothing in `fit`: give it to `predict`. Received: {self.path}"
+        )
+
     def on_predict_begin(self, logs: Any = None) -> None:
         """Refuses a place where nothing can be written."""
         self.on_predict_exit()

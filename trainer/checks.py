@@ -137,6 +137,11 @@ def check_fit(arguments: Any) -> None:
     if split is not None and split is not False and not 0 <= share < 1:
         raise ValueError(f"`validation_split` must be a number between 0 and 1. Received: {shown(split)}")
     truth("fast_dev_run", arguments.fast_dev_run)
+    if arguments.validation_sanity_steps and arguments.validation_data is None and not split:
+        raise ValueError(
+            f"`validation_sanity_steps` ({arguments.validation_sanity_steps}) has nothing to evaluate: give "
+            "`validation_data` or `validation_split`."
+        )
     if arguments.validation_data is not None:
         _check_validation_data(arguments.validation_data)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from uses.bench import NAN, Bench, Use, keras, unisono
+from uses.bench import NAN, Bench, Use, X, Y, keras, unisono
 
 callbacks = unisono.callbacks
 
@@ -22,6 +22,7 @@ def _of(name: str, argument: str, cure: str, *values: Any, **others: Any) -> dic
     first = {
         "Diagnosis": None,
         "ProgressBar": None,
+        "StochasticWeightAveraging": None,
         "EarlyStopping": None,
         "ReduceLROnPlateau": None,
         "AnomalyReport": None,
@@ -177,6 +178,23 @@ SETTINGS: dict[str, Use] = {
     **_of("BackupAndRestore", "background", "True or False", "no"),
     **_of("BackupAndRestore", "delete_when_done", "True or False", "no"),
     **_of("BackupAndRestore", "save_before_preemption", "True or False", "no"),
+    **_of("StochasticWeightAveraging", "start_from_epoch", "whole number", -1, "1", 0.5, True, None),
+    **_of("StochasticWeightAveraging", "every", "whole number", 0, "step", 1.5, True, None),
+    "StochasticWeightAveraging beside use_ema": (
+        lambda b: b.new(optimizer=keras.optimizers.SGD(use_ema=True)).fit(
+            X, Y, verbose=0, callbacks=[callbacks.StochasticWeightAveraging()]
+        ),
+        ("use_ema=True", "use one of them"),
+    ),
+    "PredictionWriter in fit": made(
+        lambda b: callbacks.PredictionWriter(b.folder / "p.npy"), "`PredictionWriter`", "to `predict`"
+    ),
+    "PredictionWriter in a number": made(
+        lambda b: callbacks.PredictionWriter(3), "`path`", "must be a path", "Received: 3"
+    ),
+    "PredictionWriter in a bucket": made(
+        lambda b: callbacks.PredictionWriter("gs://a/p.npy"), "`path`", "gs://a", "mounted"
+    ),
     **_of("JSONLines", "every", "whole number", 0, "step", 1.5, True, None),
     **_of("JSONLines", "clock", "function", 3),
     **_of("Profiler", "steps", "(first, last)|whole number", (20, 10), (0, 5), "10", 10, (1, 2, 3), ()),

@@ -150,6 +150,17 @@ ARGUMENTS: dict[str, Use] = {
     **_numbers("steps_per_epoch", (0, -1, "3", 2.5, True)),
     **_numbers("validation_steps", (0, -1, "2", 1.5), validation_data=V),
     **_numbers("validation_batch_size", (0, "8", 2.5), validation_data=V),
+    **_numbers("overfit_batches", (0, -1, "3", 2.5, 0.1, True)),
+    **_numbers("validation_sanity_steps", (-1, "2", 1.5, True, None), validation_data=V),
+    "validation_sanity_steps of nothing": fit(
+        r"`validation_sanity_steps` \(2\)", "give `validation_data`", validation_sanity_steps=2
+    ),
+    "validation_sanity_steps of a generator": fit(
+        r"`validation_sanity_steps` \(2\)",
+        "give arrays",
+        validation_sanity_steps=2,
+        validation_data=iter([V] * 9),
+    ),
     **_of("verbose", (7, "yes", -1, 1.5, "0", [1], None), '"auto", 0, 1 or 2'),
     **_of("shuffle", ("rows", 2, "True", [True]), 'True, False or "batch"'),
     **_of("validation_split", (-0.2, 1.0, 1.5, "0.2", NAN, True, [0.2]), "between 0 and 1"),
