@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo install test keras-tests pytest check lint format bench docs dist clean
+.PHONY: demo install test keras-tests pytest check lint format bench docs dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -61,6 +61,10 @@ dist: $(BIN)/unisono-dev.stamp
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
+
+# From a commit with the tag v<version>: checks version, changelog and citation, then builds what is published.
+release: $(BIN)/unisono-dev.stamp
+	$(BIN)/python .ci/release.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

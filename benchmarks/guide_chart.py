@@ -1,0 +1,71 @@
+"""Draws the chart of the README from a table of the guide on performance: `python -m benchmarks.guide_chart`."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GUIDE = ROOT / "docs" / "guides" / "performance.md"
+CHART = ROOT / "docs" / "assets" / "speed.png"
+TABLE = "**From arrays, one replica.**"
+SHOWN = {
+    "`unisono` fit": "unisono fit",
+    "TensorFlow loop, in the graph": "hand-written TensorFlow loop in the graph",
+    "PyTorch loop": "hand-written PyTorch loop",
+    "Lightning fit": "Lightning fit",
+    "Keras 3 on JAX": "Keras 3 on JAX",
+    "Keras 3 on TensorFlow": "Keras 3 on TensorFlow",
+    "tf_keras": "tf_keras",
+}
+"""The rows of the table that the chart shows, and what it calls them."""
+
+
+def rows_of(text: str) -> tuple[list[str], dict[str, list[float]]]:
+    r"""The models, and the medians (microseconds per step) of each trainer, from the text of the guide.
+
+    >>> rows_of("**From arrays, one replica.**\n\n| | MLP |\n|---|---|\n| tf_keras | 1,728 [727-732] |\n")
+    (['MLP'], {'tf_keras': [1728.0]})
+    """
+    table = text.partition(TABLE)[2].strip().partition("\n\n")[0]
+    head, _, *lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()]
+    models = [cell for cell in head if cell]
+    medians = {
+        name: [float(re.sub(r"\s*\[.*", "", cell).replace(",", "")) for cell in cells]
+        for name, *cells in lines
+    }
+    return models, medians
+
+
+def draw(path: pathlib.Path) -> None:
+    """Writes the picture (PNG): a panel for each model, a bar for each trainer, with its median beside it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    models, medians = rows_of(GUIDE.read_text(encoding="utf-8"))
+    figure, panels = pyplot.subplots(1, len(models), figsize=(4.2 * len(models), 3.0), sharey=True)
+    names = list(SHOWN)[::-1]
+    for index, (panel, model) in enumerate(zip(panels, models)):
+        values = [medians[name][index] for name in names]
+        colors = ["#1f6f5c" if name == "`unisono` fit" else "#b8b8b8" for name in names]
+        panel.barh([SHOWN[name] for name in names], values, color=colors)
+        for place, value in enumerate(values):
+            panel.text(value, place, f" {value:,.0f}", va="center", fontsize=8)
+        panel.set_xlim(0, 1.2 * max(values))
+        panel.set_title(model, fontsize=10)
+        panel.set_xticks([])
+        panel.tick_params(axis="y", labelsize=9, length=0)
+        panel.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.suptitle(
+        "Microseconds per step of 32 rows (less is better): two CPU cores, from arrays", fontsize=10
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    draw(CHART)
+    print(CHART)

@@ -1,0 +1,64 @@
+"""`make release` builds only what has one version everywhere; the badge and the citation are true."""
+
+import pathlib
+import re
+import runpy
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+problems = runpy.run_path(str(ROOT / ".ci" / "release.py"), run_name="release")["problems"]
+RIGHT = {
+    "version": "1.2.0",
+    "tags": ["v1.2.0"],
+    "changes": "",
+    "citation": "title: x\nversion: 1.2.0\n",
+    "changelog": "# Changelog\n\n## [Unreleased]\n\n## [1.2.0] - 2030-01-02\n\n- All.\n",
+}
+
+
+def test_a_tagged_commit_with_one_version_is_released():
+    assert problems(**RIGHT) == []
+    assert problems(**{**RIGHT, "changelog": "## [1.2.0] - 2030-01-02\n\n- All.\n"}) == []
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"tags": []}, "needs the tag v1.2.0, but it has none"),
+        ({"tags": ["v1.1.0"]}, "its tags are v1.1.0"),
+        ({"changes": " M README.md\n"}, "differ from the commit"),
+        ({"citation": "version: 1.2.00\n"}, "CITATION.cff names another version"),
+        ({"changelog": "## [1.1.0] - 2030-01-02\n"}, "no heading `## \\[1.2.0\\]"),
+        ({"changelog": "## [Unreleased]\n- New.\n## [1.2.0] - 2030-01-02\n"}, "entries under Unreleased"),
+    ],
+)
+def test_what_stands_against_a_release_is_named(wrong, said):
+    (sentence,) = problems(**{**RIGHT, **wrong})
+    assert re.search(said, sentence)
+
+
+def test_the_citation_names_the_version():
+    import unisono
+
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {unisono.__version__}\n" in citation
+
+
+def test_the_badges_of_the_readme_are_those_of_workflows_that_exist():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    badges = re.findall(r"actions/workflows/([\w.]+)/badge\.svg", readme)
+    assert badges
+    assert [name for name in badges if not (ROOT / ".github" / "workflows" / name).exists()] == []
+
+
+def test_the_chart_of_the_readme_has_the_rows_of_the_guide():
+    chart = runpy.run_path(str(ROOT / "benchmarks" / "guide_chart.py"), run_name="chart")
+    models, medians = chart["rows_of"](chart["GUIDE"].read_text(encoding="utf-8"))
+    assert models == ["MLP", "CNN", "transformer"]
+    assert set(chart["SHOWN"]) <= set(medians)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    row = next(line for line in readme.splitlines() if line.startswith("| microseconds per step"))
+    cells = [cell.strip() for cell in row.split("|")[2:6]]
+    names = ("`unisono` fit", "Keras 3 on TensorFlow", "tf_keras", "Lightning fit")
+    assert cells == [", ".join(f"{value:,.0f}" for value in medians[name]) for name in names]
