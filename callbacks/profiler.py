@@ -71,8 +71,9 @@ class Profiler(ByHand, keras.callbacks.Callback):
     Raises:
         ValueError: `steps` is not such a pair.
 
-    >>> Profiler("logs", steps=(10, 20)).steps
-    (10, 20)
+    Examples:
+        >>> Profiler("logs", steps=(10, 20)).steps
+        (10, 20)
     """
 
     def __init__(

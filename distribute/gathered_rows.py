@@ -37,8 +37,9 @@ def gather(values: Any) -> Any:
 
     Context: replica, or no strategy.
 
-    >>> gather(tf.ones([2, 3])).shape
-    TensorShape([2, 3])
+    Examples:
+        >>> gather(tf.ones([2, 3])).shape
+        TensorShape([2, 3])
     """
     if values is None or isinstance(values, str | bytes):
         raise TypeError(

@@ -23,8 +23,9 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
     Raises:
         ValueError: `per_replica` is not a positive whole number.
 
-    >>> global_batch_size(64)
-    64
+    Examples:
+        >>> global_batch_size(64)
+        64
     """
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
         raise TypeError(f"`strategy` must be a tf.distribute.Strategy or None. Received: {shown(strategy)}")
@@ -58,8 +59,9 @@ def global_mean(
     Context: replica; or no strategy, where it is the plain mean. Inside a step of `unisono.Model` (an overridden
     `train_step`) the part is divided by this replica's share of the rows, the unit that such steps are in.
 
-    >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
-    1.25
+    Examples:
+        >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
+        1.25
     """
     if reduction not in get_args(Reduction):
         raise ValueError(

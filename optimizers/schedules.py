@@ -53,8 +53,9 @@ def scaled(
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", sections 2.1 and 2.2 (linear, gradual warm-up);
     Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks", section 5 (square root).
 
-    >>> scaled(0.1, reference_batch_size=256, global_batch_size=1024)
-    0.4
+    Examples:
+        >>> scaled(0.1, reference_batch_size=256, global_batch_size=1024)
+        0.4
     """
     whole_number("reference_batch_size", reference_batch_size)
     whole_number("global_batch_size", global_batch_size)

@@ -26,10 +26,11 @@ class Model(Trainer, keras.Model):
 
     It is a Keras model in every other respect. A model of plain Keras layers is saved as the Keras model that it is.
 
-    >>> inputs = keras.Input((4,))
-    >>> model = Model(inputs, keras.layers.Dense(2)(inputs))
-    >>> isinstance(model, keras.Model)
-    True
+    Examples:
+        >>> inputs = keras.Input((4,))
+        >>> model = Model(inputs, keras.layers.Dense(2)(inputs))
+        >>> isinstance(model, keras.Model)
+        True
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -59,7 +60,17 @@ class Functional(KerasFunctional, Model):
 
 
 class Sequential(keras.Sequential, Model):
-    """`keras.Sequential`, trained by Unisono."""
+    """`keras.Sequential`, trained by Unisono: a plain stack of layers, each with one input and one output.
+
+    `Sequential(layers=None, trainable=True, name=None)`: `layers` is a list of `keras.layers.Layer`; with a `keras.Input(shape)`
+    first the model is built at once, else with its first batch. More layers are added with `add(layer)`. `trainable` is whether
+    their weights are trained, and `name` a str.
+
+    Examples:
+        >>> model = Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> model.output_shape
+        (None, 2)
+    """
 
 
 save_as(Model, keras.Model)

@@ -112,5 +112,6 @@ def test_site_builds_strictly(tmp_path):
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT, 240
     )
     assert "Unisono" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    reference = (tmp_path / "site" / "reference" / "callbacks" / "index.html").read_text(encoding="utf-8")
-    assert "TrainingReport" in reference
+    reference = (tmp_path / "site" / "reference" / "models" / "index.html").read_text(encoding="utf-8")
+    assert 'id="unisono.Model.fit"' in reference
+    assert "global batch, over all replicas" in reference

@@ -1,0 +1,47 @@
+"""The reference has every public name under its public path, and nothing else."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+REFERENCE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
+PACKAGES = ("unisono", *(f"unisono.{name}" for name in ("callbacks", "distribute", "mixed_precision")))
+PACKAGES += ("unisono.models", "unisono.optimizers")
+UNDER_ANOTHER_PATH = {
+    "unisono.trainer.replica_step.replica_step": "unisono.replica_step",  # its module has the same name
+    "unisono.optimizers.schedules.scaled": "unisono.optimizers.schedules",
+    "unisono.optimizers.schedules.ScaledSchedule": "unisono.optimizers.schedules",
+}
+
+
+def public_names(package):
+    module = importlib.import_module(package)
+    return {f"{package}.{name}" for name in module.__all__ if f"{package}.{name}" not in PACKAGES}
+
+
+def text_and_documented():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(REFERENCE.glob("*.md")))
+    documented = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    return text, [UNDER_ANOTHER_PATH.get(name, name) for name in documented]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_in_the_reference(package):
+    text, documented = text_and_documented()
+    mentioned = set(documented) | set(re.findall(r"`(unisono(?:\.\w+)+)`", text))
+    assert sorted(public_names(package) - mentioned) == []
+
+
+def test_the_reference_has_public_names_only():
+    _, documented = text_and_documented()
+    known = set().union(*map(public_names, PACKAGES))
+    assert [name for name in documented if name not in known] == []
+
+
+def test_every_name_of_the_reference_says_what_it_is():
+    for package in PACKAGES:
+        for name in public_names(package):
+            value = getattr(importlib.import_module(package), name.rpartition(".")[2])
+            assert isinstance(value, str) or value.__doc__, name
