@@ -62,9 +62,9 @@ class Functional(KerasFunctional, Model):
 class Sequential(keras.Sequential, Model):
     """`keras.Sequential`, trained by Unisono: a plain stack of layers, each with one input and one output.
 
-    `Sequential(layers=None, trainable=True, name=None)`: `layers` is a list of `keras.layers.Layer`; with a `keras.Input(shape)`
-    first the model is built at once, else with its first batch. More layers are added with `add(layer)`. `trainable` is whether
-    their weights are trained, and `name` a str.
+    `Sequential(layers=None, trainable=True, name=None)`: `layers` is a list of `keras.layers.Layer`; with a
+    `keras.Input(shape)` first the model is built at once, else with its first batch. More layers are added with
+    `add(layer)`. `trainable` is whether their weights are trained, and `name` a str.
 
     Examples:
         >>> model = Sequential([keras.Input((4,)), keras.layers.Dense(2)])
