@@ -98,9 +98,9 @@ def test_files_that_a_page_names_exist(page):
     assert missing + [name for name in files if name not in NAMES and name not in READERS_OWN] == []
 
 
-def test_every_guide_is_in_the_navigation():
+def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    missing = [page for page in PAGES if page.startswith("docs/") and page[5:] not in navigation]
+    missing = [page for page in [*PAGES, *DESIGN] if page.startswith("docs/") and page[5:] not in navigation]
     assert missing == []
 
 
