@@ -204,6 +204,25 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
         setattr(owner, name, wrapper)
 
 
+def wrap_within(name: str, around: Callable[..., Any]) -> None:
+    """As `wrap`, for a method that Keras has decorated: inside of the decorator.
+
+    What holds the method already, such as a tool that has put its own in its place, then calls `around`, too.
+    """
+    (owner,) = (each.owner for each in WRAPPED if each.name == name)
+    method = getattr(owner, name)
+    cell = method.__closure__[method.__code__.co_freevars.index("fn")]
+    original = cell.cell_contents
+    if not hasattr(original, "__unisono_original__"):
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        vars(wrapper)["__unisono_original__"] = original
+        cell.cell_contents = wrapper
+
+
 def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     """The whole variable."""
     return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)

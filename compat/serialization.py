@@ -30,9 +30,19 @@ def save_under(cls: type, path: str) -> None:
     REGISTERED_OBJS_TO_NAMES[cls] = path
 
 
-def unpickle(buffer: Any) -> Any:
-    """The reverse of Keras' own `__reduce__`, without the class that it was called on."""
-    return KerasSaveable._unpickle_model(buffer)
+def pickled(reduced: Any) -> tuple[Any, Any]:
+    """What `unpickle` takes, of what `__reduce__` of Keras returned, or of a tool with a way of its own."""
+    read, (content,) = reduced
+    own = getattr(read, "__func__", None) is getattr(KerasSaveable._unpickle_model, "__func__", None)
+    return (
+        content,
+        None if own else read,
+    )  # Keras' function is bound to a class, which need not be found again by its name
+
+
+def unpickle(content: Any, read: Any) -> Any:
+    """The object that was pickled, as one of Keras' classes."""
+    return (read or KerasSaveable._unpickle_model)(content)
 
 
 _ours: dict[str, type] = {}

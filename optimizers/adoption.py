@@ -87,10 +87,10 @@ def adopt(optimizer: Any) -> Any:
     return optimizer
 
 
-def rebuild(buffer: Any) -> Any:
-    """Makes a copied or unpickled optimizer; `buffer` is what Keras' pickling wrote."""
+def rebuild(content: Any, read: Any = None) -> Any:
+    """Makes a copied or unpickled optimizer of what `pickled` returned."""
     with our_classes():
-        return adopt(unpickle(buffer))
+        return adopt(unpickle(content, read))
 
 
 def _with_arguments(doc: str | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.graphs import left_as_written
 from ..compat.optimizers import call_count, own_learning_rate, own_variables, set_strategy, wrapped_optimizers
 from ..compat.variables import stateless_scope
 from ..distribute.variables import move_variables
@@ -65,6 +66,7 @@ def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             )
 
 
+@left_as_written
 def run_in_thread(fn: Callable[[], Any]) -> Any:
     """`fn()` in a separate thread, waited for; what it raises is raised here."""
     with concurrent.futures.ThreadPoolExecutor(1, "unisono-optimizer-build") as executor:

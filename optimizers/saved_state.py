@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from ..compat.optimizers import own_variables
+from ..compat.serialization import pickled
 from .adoption import rebuild
 
 
@@ -67,7 +68,7 @@ class SavedState(keras.optimizers.Optimizer):
 
     def __reduce__(self) -> Any:
         """Copies keep our stages: what is saved as a Keras optimizer is adopted again."""
-        return rebuild, super().__reduce__()[1]
+        return rebuild, pickled(super().__reduce__())
 
 
 def _without_loss_scale(store: Any, count: int) -> Any:

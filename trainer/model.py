@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 import keras
 
 from ..compat.replaced import wrap
-from ..compat.serialization import our_classes, save_as, save_under, unpickle
+from ..compat.serialization import our_classes, pickled, save_as, save_under, unpickle
 from ..compat.training import KerasFunctional, TensorFlowTrainer
 from ..distribute.arguments import path, shown, truth
 from .pipeline import step as pipeline_step
@@ -51,8 +51,12 @@ class Model(Trainer, keras.Model):
 
     def __reduce__(self) -> Any:
         """Copies by `copy`, `pickle` and `joblib` train with Unisono, too; the bytes are those of a `.keras` file."""
-        (buffer,) = super().__reduce__()[1]
-        return rebuild, (buffer,)
+        return rebuild, pickled(super().__reduce__())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy as by `pickle`, also where a tool has given `keras.Model` a way of its own."""
+        make, arguments = self.__reduce__()
+        return memo.setdefault(id(self), make(*arguments))
 
 
 class Functional(KerasFunctional, Model):
@@ -187,11 +191,11 @@ def load_model(
     return _adopt(cast(keras.Model, model), _compile_arguments(filepath))
 
 
-def rebuild(buffer: io.BytesIO) -> Model:
-    """Makes a copied or unpickled model; `buffer` is what Keras' pickling wrote."""
+def rebuild(content: Any, read: Any = None) -> Model:
+    """Makes a copied or unpickled model of what `pickled` returned."""
     with our_classes():
-        model = unpickle(buffer)
-    return _adopt(model, _compile_arguments(buffer))
+        model = unpickle(content, read)
+    return _adopt(model, _compile_arguments(content) if isinstance(content, io.BytesIO) else {})
 
 
 def model_from_json(json_string: str, custom_objects: Any = None) -> Model:

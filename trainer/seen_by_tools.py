@@ -2,7 +2,7 @@
 
 Such a tool puts a function of its own in place of `keras.Model.fit`, which calls the one that was there. So a method of
 ours gives that function where there is one, and Keras' own comes back to ours for a model of ours. It takes no frame on the
-way of a batch. A tool that patched Keras before Unisono was imported holds Keras' own fit, and is passed by.
+way of a batch. The tool may come first or we.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import keras
 
-from ..compat.replaced import wrap
+from ..compat.replaced import wrap_within
+from ..compat.training import TensorFlowTrainer
 
 
 class SeenByTools:
@@ -33,12 +34,11 @@ class SeenByTools:
         def around(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
             return (self.function if isinstance(model, owner) else original)(model, *args, **kwargs)
 
-        self._patched_before = name in vars(keras.Model)
-        wrap(name, around)
-        self._unpatched = getattr(keras.Model, name)
+        wrap_within(name, around)
+        self._unpatched = getattr(TensorFlowTrainer, name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The method, or what a tool has put around it."""
         found = getattr(keras.Model, self._name)
-        function = self.function if self._patched_before or found is self._unpatched else found
+        function = self.function if found is self._unpatched else found
         return function if instance is None else types.MethodType(function, instance)

@@ -1,8 +1,13 @@
 """Tools that patch `keras.Model.fit`, and loggers of others, work with our models as with Keras'."""
 
+import copy
+import io
+import pickle
+
 import keras
 import numpy as np
 import pytest
+from keras.src.saving import saving_lib
 
 import unisono
 from unisono.callbacks.chief_files import only_chief_writes
@@ -20,6 +25,7 @@ def compiled(package):
 def test_patch_of_kerass_method_sees_that_of_our_models_once(name, monkeypatch):
     seen = []
     original = getattr(keras.Model, name)
+    assert not hasattr(original, "__unisono_original__")  # the very object that a tool which came first holds
 
     def patched(self, *args, **kwargs):
         seen.append(type(self))
@@ -83,3 +89,36 @@ def test_loggers_of_others_are_called_on_the_chief_alone(chief):
     assert calls == ([3, 3] if chief else [])
     logger.on_epoch_end(4, {})
     assert calls[-1] == 4
+
+
+def made_of_bytes(content):
+    return saving_lib.load_model(io.BytesIO(content), compile=True)
+
+
+def made_of_config(config):
+    return keras.optimizers.deserialize(config)
+
+
+def test_tool_that_pickles_in_its_own_way_copies_our_models_as_ours(monkeypatch):
+    """As scikeras does: it gives `keras.Model` and the optimizers other ways of being pickled and copied."""
+
+    def reduced(model):
+        content = io.BytesIO()
+        saving_lib.save_model(model, content)
+        return made_of_bytes, (np.asarray(memoryview(content.getvalue())),)
+
+    monkeypatch.setattr(keras.Model, "__reduce__", reduced)
+    monkeypatch.setattr(
+        keras.Model, "__deepcopy__", lambda model, memo: made_of_bytes(*reduced(model)[1]), raising=False
+    )
+    monkeypatch.setattr(
+        keras.optimizers.Optimizer,
+        "__reduce__",
+        lambda optimizer: (made_of_config, (keras.optimizers.serialize(optimizer),)),
+    )
+    model = compiled(unisono)
+    model.fit(X, X[:, :1], verbose=0)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert isinstance(other, unisono.Model) and isinstance(other.optimizer, unisono.optimizers.Optimizer)
+        np.testing.assert_array_equal(other.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert isinstance(pickle.loads(pickle.dumps(model.optimizer)), unisono.optimizers.SGD)

@@ -1,15 +1,21 @@
 """The operations that everything is made of, on real workers."""
 
+import helpers
 import numpy as np
 import pytest
+import tensorflow as tf
+from custom_loop import trained
 
 pytestmark = pytest.mark.process
 
 
-def test_collectives_on_workers_equal_one_device(start_workers, workers=3, replicas=2):
+def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=3, replicas=2):
     run = start_workers("collectives", count=workers, replicas=replicas)
     run.succeed()
-    found = [np.load(run.out / f"worker-{i}.npz") for i in range(workers)]
+    found = []
+    for index in range(workers):
+        with np.load(run.out / f"worker-{index}.npz") as arrays:
+            found.append(dict(arrays))
     total = workers * replicas
     ids = np.arange(total)
     for index, one in enumerate(found):
@@ -36,6 +42,11 @@ def test_collectives_on_workers_equal_one_device(start_workers, workers=3, repli
         np.testing.assert_allclose(one["loss"], np.full(replicas, loss), rtol=1e-5)
         np.testing.assert_array_equal(one["weight"][0], found[0]["weight"][0])  # the copies: to the bit
         np.testing.assert_array_equal(one["weight"][-1], found[0]["weight"][0])
+    for name, expected in trained(tf.distribute.get_strategy()).items():  # a loop with `replica_step`
+        for one in found:
+            helpers.assert_close(one[f"loop {name}"], np.array(expected), helpers.FLOAT64, name)
+            np.testing.assert_array_equal(one[f"loop {name}"], found[0][f"loop {name}"])
+    assert "AutoGraph" not in caplog.text  # which would say that it cannot convert a function of ours
 
 
 def train_on_one_device():

@@ -1,9 +1,13 @@
 """What every worker computes with the collectives of `distribute`; results go to worker-<index>.npz."""
 
+import pathlib
 import sys
 
 import numpy as np
 import tensorflow as tf
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
+from custom_loop import trained
 
 from unisono.distribute import auto_strategy, global_mean, is_chief, num_workers, worker_index
 from unisono.distribute.replicas import (
@@ -86,4 +90,6 @@ with strategy.scope():
     except ValueError as error:
         found["refused"] = str(error)
     found["cluster"] = [is_chief(), num_workers(), worker_index(), strategy.num_replicas_in_sync]
+for name, value in trained(strategy).items():
+    found[f"loop {name}"] = value
 np.savez(f"{out}/worker-{worker_index()}.npz", **found)
