@@ -143,7 +143,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def _finalize_progbar(self, logs: Any) -> None:
         self.target = self.seen if self.target is None else self.target
-        if self.verbose and self._chief:
+        if self.verbose in (1, 2) and self._chief:
             self._print(logs, last=True)
 
     def _print(self, logs: Any, last: bool) -> None:

@@ -175,8 +175,8 @@ def _check_validation_data(data: Any) -> None:
 
 def check_loop(verbose: Any, callbacks: Any) -> None:
     """Refuses what `fit`, `evaluate` and `predict` cannot show or call."""
-    if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, "auto"):
-        raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: {shown(verbose)}')
+    if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, 3, "auto"):
+        raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {shown(verbose)}')
     check_callbacks(callbacks)
 
 

@@ -119,7 +119,7 @@ class Trainer(Compilation, ForCallbacks):
             y: targets `[rows, ...]` or a nest of them, where `x` is arrays.
             batch_size: int; rows of the global batch, over all replicas, where `x` is arrays. None: 32.
             epochs: int; training ends when this many epochs are done, those before `initial_epoch` included.
-            verbose: 0: silent; 1 or "auto": a progress bar; 2: one line for each epoch.
+            verbose: 0: silent; 1 or "auto": a progress bar; 2: one line for each epoch; 3: the number of each epoch.
             callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
             validation_split: float from 0 to 1; the share of the rows, taken from the end of arrays before they are
                 shuffled, that is used for validation.

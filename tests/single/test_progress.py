@@ -155,12 +155,14 @@ def test_fit_evaluate_predict_print_with_the_bar(capsys):
     assert "1/1" in capsys.readouterr().out
 
 
-def test_fit_verbose_0_prints_nothing_and_2_one_line(capsys):
+def test_fit_verbose_0_prints_nothing_and_2_one_line_and_3_the_epochs(capsys):
     model, x = make_model(), np.ones((8, 3), "float32")
     model.fit(x, x[:, :1], batch_size=2, verbose=0)
     assert capsys.readouterr().out == ""
     model.fit(x, x[:, :1], batch_size=2, verbose=2)
     assert len(capsys.readouterr().out.splitlines()) == 1
+    model.fit(x, x[:, :1], batch_size=2, verbose=3, epochs=2)
+    assert capsys.readouterr().out == "Epoch 1/2\nEpoch 2/2\n"
 
 
 def test_fast_dev_run_is_one_step_of_training_and_one_of_validation(tmp_path):

@@ -56,6 +56,7 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     "steps_per_epoch of NumPy": fit(steps_per_epoch=np.int64(2), batch_size=2),
     "verbose True": fit(verbose=False),
     "verbose of NumPy": fit(verbose=np.int64(0)),
+    "verbose 3": fit(verbose=3),
     "shuffle 0": fit(shuffle=0),
     "shuffle None": fit(shuffle=None),
     "shuffle of NumPy": fit(shuffle=np.bool_(True)),

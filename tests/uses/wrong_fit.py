@@ -161,7 +161,7 @@ ARGUMENTS: dict[str, Use] = {
         validation_sanity_steps=2,
         validation_data=iter([V] * 9),
     ),
-    **_of("verbose", (7, "yes", -1, 1.5, "0", [1], None), '"auto", 0, 1 or 2'),
+    **_of("verbose", (7, "yes", -1, 1.5, "0", [1], None), '"auto", 0, 1, 2 or 3'),
     **_of("shuffle", ("rows", 2, "True", [True]), 'True, False or "batch"'),
     **_of("validation_split", (-0.2, 1.0, 1.5, "0.2", NAN, True, [0.2]), "between 0 and 1"),
     **_of(
