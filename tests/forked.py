@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-WITH_GRAPPLER = ("fit.py", "inputs.py", "killed.py", "resume.py", "pipeline_memory.py")
+WITH_GRAPPLER = ("fit.py", "pipeline_memory.py")
 """The programs that compare all numbers run as users run them. Grappler is a quarter of what it costs to make a graph."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
 

@@ -1,6 +1,7 @@
 """Real worker processes for tests: started with TF_CONFIG on free ports, waited for with a bound, ended by process id."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -141,3 +142,48 @@ def launch():
         if process.poll() is None:
             process.kill()  # its guard ends the workers
         process.communicate(timeout=30)
+
+
+class Launched:
+    """A launcher whose tasks are forks of it, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, forked, arguments, folder):
+        self._folder, self._files = folder, {kind: folder / f"launcher.{kind}" for kind in ("out", "err")}
+        self._tasks = folder / "tasks"
+        self._tasks.mkdir(parents=True)
+        env = {"TASKS": str(self._tasks), "PYTHONPATH": QUIET["PYTHONPATH"]}
+        program = ROOT / "tests" / "forking_launcher.py"
+        self._child = forked.start(program, *arguments, folder=folder, env=env, seconds=290, **self._files)
+        self.pid, self.returncode = self._child.pid, None
+
+    def poll(self):
+        self.returncode = self._child.poll()
+        return self.returncode
+
+    def communicate(self, timeout=None):
+        """Waits for the end; returns what was printed."""
+        self.returncode = self._child.wait(timeout)
+        return tuple(self._files[kind].read_text() for kind in ("out", "err"))
+
+    def environments(self):
+        """The variables that every task began with, by process id."""
+        return {int(path.name): json.loads(path.read_text()) for path in self._tasks.iterdir()}
+
+    def end(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)  # its work ends the workers
+            self._child.wait(30)
+
+
+@pytest.fixture
+def launch_forks(forked, tmp_path):
+    """`launch_forks(*arguments)`: as `launch`, for programs that train: no task imports TensorFlow again."""
+    started = []
+
+    def run(*arguments):
+        started.append(Launched(forked, arguments, tmp_path / f"launched-{len(started)}"))
+        return started[-1]
+
+    yield run
+    for launched in started:
+        launched.end()

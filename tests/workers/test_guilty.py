@@ -17,8 +17,8 @@ NAMED = {
 }
 
 
-def test_chief_that_is_stopped_and_workers_that_hang_or_leave_are_named_in_time(launch):
-    processes = {fault: launch("--workers", 2, "--timeout", TIMEOUT, PROGRAM, fault) for fault in NAMED}
+def test_chief_that_is_stopped_and_workers_that_hang_or_leave_are_named_in_time(launch_forks):
+    processes = {fault: launch_forks("--workers", 2, "--timeout", TIMEOUT, PROGRAM, fault) for fault in NAMED}
     seconds = {}
     for fault, process in processes.items():  # they run side by side
         out, err = process.communicate(timeout=150)

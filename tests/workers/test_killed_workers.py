@@ -13,7 +13,9 @@ KILLED = Path(__file__).parent / "programs" / "killed.py"
 STEPS = 15
 
 
-def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(launch, start_workers, tmp_path):
+def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(
+    launch_forks, start_workers, tmp_path
+):
     alone = start_workers("killed", arguments=[tmp_path / "backup-alone"])
     alone.succeed()
     expected = (alone.out / "result").read_text()
@@ -25,7 +27,7 @@ def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(launch, 
     killed.kill(0)  # as the launcher does
     shutil.copytree(backup, tmp_path / "backup-for-one")
 
-    process = launch(
+    process = launch_forks(
         "--workers", 2, "--restarts", 1, "--timeout", 15, KILLED, tmp_path, backup, f"0:0:{second}"
     )
     out, err = process.communicate(timeout=280)

@@ -84,9 +84,9 @@ def test_coordinator_and_servers_killed_in_the_middle_go_on_from_the_backup(fork
     assert 200 < found["steps"] < 600 - 200, "the steps of the first epoch were not run again"
 
 
-def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launch):
+def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launch_forks):
     killer = PROGRAM.parent / "server_killer.py"
-    process = launch("--workers", 1, "--parameter-servers", 1, "--restarts", 1, killer)
+    process = launch_forks("--workers", 1, "--parameter-servers", 1, "--restarts", 1, killer)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "another worker True the same server True" in out

@@ -16,12 +16,12 @@ NOTICED = TIMEOUT + 10.0  # asked every 1.5 s, 2 s for an answer; the rest is fo
 
 
 def test_stage_that_dies_and_one_that_stops_are_named_in_time_and_restarts_end_with_the_bits_of_one_process(
-    launch, tmp_path
+    launch_forks, tmp_path
 ):
-    process = launch("--stages", 2, "--timeout", TIMEOUT, "--restarts", 2, PROGRAM, tmp_path)
-    pid, _ = _stage(_wait_for(tmp_path / "training-0", process), 1)
+    process = launch_forks("--stages", 2, "--timeout", TIMEOUT, "--restarts", 2, PROGRAM, tmp_path)
+    pid, _ = _stage(process, _wait_for(tmp_path / "training-0", process), 1)
     os.kill(pid, signal.SIGKILL)
-    pid, address = _stage(_wait_for(tmp_path / "training-1", process), 1)
+    pid, address = _stage(process, _wait_for(tmp_path / "training-1", process), 1)
     os.kill(pid, signal.SIGSTOP)
     said = _wait_for(tmp_path / "lost-1", process, NOTICED)
     assert f"stage 1 at {address} (/job:worker/task:1) has not answered for 6 s (UNISONO_TIMEOUT)" in said
@@ -47,20 +47,12 @@ def _wait_for(path: Path, process, seconds: float = 200) -> str:
     return path.read_text()
 
 
-def _stage(script: str, number: int) -> tuple[int, str]:
+def _stage(process, script: str, number: int) -> tuple[int, str]:
     """The process that serves a stage of this script, and its address: both have the script's list of addresses."""
-    addresses = _environment(int(script))["UNISONO_STAGES"].split(",")
-    for entry in Path("/proc").iterdir():
-        found = _environment(int(entry.name)) if entry.name.isdigit() else {}
-        config = json.loads(found.get("TF_CONFIG", "{}"))
+    environments = process.environments()
+    addresses = environments[int(script)]["UNISONO_STAGES"].split(",")
+    for pid, environment in environments.items():
+        config = json.loads(environment.get("TF_CONFIG", "{}"))
         if config.get("cluster") == {"stage": addresses} and config["task"]["index"] == number - 1:
-            return int(entry.name), addresses[number - 1]
+            return pid, addresses[number - 1]
     raise AssertionError(f"no process serves stage {number} of {addresses}")
-
-
-def _environment(pid: int) -> dict[str, str]:
-    try:
-        pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return {}
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
