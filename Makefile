@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo install test keras-tests pytest check lint format bench docs dist release clean
+.PHONY: demo install test test-long keras-tests pytest check lint format bench docs dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,7 +23,7 @@ install: $(BIN)/unisono-dev.stamp
 demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
-check test pytest keras-tests: export CUDA_VISIBLE_DEVICES =
+check test test-long pytest keras-tests: export CUDA_VISIBLE_DEVICES =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp
@@ -32,7 +32,7 @@ lint: $(BIN)/unisono-dev.stamp
 	$(BIN)/pyright
 
 check: lint
-	$(PYTEST) tests/unit
+	$(PYTEST) -m "not long" tests/unit
 
 # Types are checked while tests run: pyright needs one processor for half a minute.
 test: $(BIN)/unisono-dev.stamp
@@ -41,7 +41,10 @@ test: $(BIN)/unisono-dev.stamp
 # Python compiles TensorFlow when it is first imported: here once, and not in all test processes at the same time.
 pytest: $(BIN)/unisono-dev.stamp
 	$(BIN)/python -c "import unisono.trainer" 2>/dev/null
-	$(PYTEST) tests
+	$(PYTEST) -m "not long" tests
+
+test-long: $(BIN)/unisono-dev.stamp
+	$(PYTEST) -m long tests
 
 # All of Keras' own tests that concern us; the suite runs those that are quick.
 keras-tests: $(BIN)/unisono-dev.stamp
