@@ -22,8 +22,8 @@ from tests.fuzz.shrink import shrink
 
 # Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in under two minutes.
 SMALL_BLOCKS, SMALL_CASES = 10, 10
-BLOCKS, CASES = 2, 5
-MORE_BLOCKS = 10  # of `make test-long`
+BLOCKS, CASES = 2, 3
+MORE_BLOCKS = 12  # of `make test-long`
 
 
 def _is_quick(case: Case) -> bool:

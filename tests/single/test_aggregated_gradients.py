@@ -9,7 +9,7 @@ import tensorflow as tf
 import unisono
 from unisono import optimizers
 
-ROWS, CLIP = 14, 0.05
+ROWS, CLIP = 15, 0.05  # batches of 5 rows, uneven on 2 and on 3 replicas
 X = np.random.default_rng(1).normal(size=(ROWS, 4)).astype("float32")
 Y = (X @ [1.0, -2.0, 0.5, 3.0])[:, None].astype("float32")
 STRATEGIES = ["none", "mirrored2", "mirrored3", "central2"]

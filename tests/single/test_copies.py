@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 import unisono
 
-X = np.random.default_rng(0).normal(size=(9, 4)).astype("float32")
+X = np.random.default_rng(0).normal(size=(10, 4)).astype("float32")
 Y = X[:, :1]
 
 

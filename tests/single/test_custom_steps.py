@@ -12,11 +12,9 @@ import tensorflow as tf
 
 import unisono
 
-ROWS, BATCH, FEATURES = (
-    10,
-    4,
-    3,
-)  # batches of 4, 4 and 2 rows: uneven on 3 replicas, one of which has no rows at the end
+ROWS, FEATURES = 10, 3
+# 4, 4 and 2 rows: uneven on 3 replicas, one of which has no rows at the end; 5 rows are uneven too, and make one graph.
+UNEVEN_END, EVEN_END = 4, 5
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -278,15 +276,16 @@ def train(cls: type, strategy: Any) -> dict[str, Any]:
         model = cls()
         MODELS[cls](model)
     x, y = data()
+    batch_size = UNEVEN_END if cls in (PlainMean, LossUnderTheMetricsName, LooksAtMetrics) else EVEN_END
     batches: list[Any] = []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batches.append((batch, logs))
     )
-    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[record])
+    history = model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, callbacks=[record])
     result = {"history": history.history, "batches": batches, "weights": model.get_weights()}
     if cls in (PlainMean, OwnLossAndMetrics, LossUnderTheMetricsName, NoCall):
-        result["evaluate"] = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
-        result["predict"] = model.predict(x, batch_size=BATCH, verbose=0)
+        result["evaluate"] = model.evaluate(x, y, batch_size=batch_size, verbose=0, return_dict=True)
+        result["predict"] = model.predict(x, batch_size=batch_size, verbose=0)
     if strategy is not None:
         assert helpers.copies_are_equal(model.weights, strategy)
     return result
@@ -330,9 +329,10 @@ def test_own_step_equals_a_loop_written_by_hand(one_device):
     optimizer.build(model.trainable_variables)
     losses = []
     for _ in range(2):
-        for first in range(0, ROWS, BATCH):
+        for first in range(0, ROWS, UNEVEN_END):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(y[first : first + BATCH] - model(x[first : first + BATCH])))
+                rows = slice(first, first + UNEVEN_END)
+                loss = tf.reduce_mean(tf.square(y[rows] - model(x[rows])))
             weights = model.trainable_variables
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
             losses.append(float(loss))

@@ -14,7 +14,7 @@ import unisono
 
 pytestmark = pytest.mark.slow
 
-ROWS, BATCH = 11, 4  # 4, 4 and 3 rows: never divisible by both 2 and 3
+ROWS, BATCH = 15, 5  # neither divisible by 2 nor by 3
 RANDOM = np.random.default_rng(1)
 DENSE = RANDOM.normal(size=(ROWS, 4)).astype("float32")
 TARGET = RANDOM.normal(size=(ROWS, 1)).astype("float32")
@@ -186,7 +186,7 @@ def test_structure_gives_the_numbers_of_one_device(case):
 def test_model_with_composite_inputs_is_saved_and_opened_with_and_without_us(case, tmp_path):
     make, x, y = CASES[case]
     model = make()
-    model.fit(x, y, batch_size=4, verbose=0)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
     right = model.predict(x, verbose=0)
     model.save(tmp_path / "model.keras")
     helpers.assert_close(unisono.load_model(tmp_path / "model.keras").predict(x, verbose=0), right, 0.0)
@@ -229,7 +229,7 @@ def test_error_of_a_generator_leaves_the_weights_of_the_last_good_step_and_close
 def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
     model = plain_model()
     kinds = [
-        lambda: {"x": DENSE, "y": TARGET, "batch_size": 4},
+        lambda: {"x": DENSE, "y": TARGET, "batch_size": BATCH},
         lambda: {"x": iter([(DENSE[:4], TARGET[:4])] * 3)},
         lambda: {"x": tf.data.Dataset.from_tensor_slices((DENSE, TARGET)).batch(4)},
     ]

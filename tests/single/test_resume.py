@@ -19,7 +19,10 @@ from unisono import callbacks
 from unisono.callbacks.backup import container
 from unisono.callbacks.backup import store as backup_store
 
-ROWS, BATCH = 44, 16  # three steps, the last of 12 rows
+ROWS, BATCH = (
+    48,
+    16,
+)  # three steps; a last one of fewer rows resumes in `tests/workers/test_kill_and_resume.py`
 
 
 class Stop(Exception):
@@ -85,7 +88,7 @@ def fit(model, *extra, x=None, epochs=3, validation=True, **arguments):
     inputs = {"x": data()[0], "y": data()[1], "batch_size": BATCH} if x is None else {"x": x}
     if validation:
         inputs["validation_data"] = data()
-        inputs["validation_batch_size"] = 22
+        inputs["validation_batch_size"] = 24
     history = model.fit(**inputs, epochs=epochs, verbose=0, callbacks=list(extra), **arguments)
     return {"bits": bits(model), "history": history.history, "epochs": history.epoch}
 
@@ -222,7 +225,7 @@ DIFFERENT = [
     ({"units": 7}, {}, r"dense/kernel: float32\[4, 6\] in the backup, float32\[4, 7\] now"),
     ({"optimizer": "sgd"}, {}, r"optimizer: Adam in the backup, SGD now"),
     ({"optimizer": "adam 0.5"}, {}, r"optimizer beta_1: 0.9 in the backup, 0.5 now"),
-    ({}, {"rows": 33}, r"data rows: 44 in the backup, 33 now"),
+    ({}, {"rows": 33}, r"data rows: 48 in the backup, 33 now"),
     ({}, {"batch_size": 11}, r"data batch_rows: 16 in the backup, 11 now"),
     ({}, {"add": 1e-3}, r"data content: [0-9a-f]{16} in the backup, [0-9a-f]{16} now"),
     ({}, {"shuffle": False}, r"data shuffle: True in the backup, False now"),

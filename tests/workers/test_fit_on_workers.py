@@ -18,7 +18,7 @@ HALF = 2e-2  # float16 has 11 bits
 # What is run on two workers with two replicas each, and on three with one; together everything.
 PARTS = {
     2: ["arrays", "outputs_of_all_kinds", "precision", "state_of_replicas", "own_rows"],
-    3: ["datasets", "generators", "custom_loop", "state_of_replicas", "stop_together", "own_rows"],
+    3: ["datasets", "generators", "custom_loop", "stop_together"],
 }
 
 
@@ -48,7 +48,6 @@ def test_three_workers_and_a_ring_give_the_numbers_of_one_device(start_workers, 
     run.succeed(240)
     found = results(run)
     check_numbers(found, one_device)
-    check_own_rows(found, replicas=1)
 
 
 def results(run):

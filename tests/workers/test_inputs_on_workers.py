@@ -29,15 +29,25 @@ def one_device(program):
     return program.run(tf.distribute.get_strategy())
 
 
-def test_every_kind_of_input_on_two_workers_gives_the_numbers_of_one_device(
-    start_workers, program, one_device
-):
-    run = start_workers("inputs", count=2)
+def check_two_workers(start_workers, program, cases, one_device):
+    run = start_workers("inputs", count=2, arguments=[cases])
     run.succeed(240)
     for index in range(2):
         found = dict(np.load(run.out / f"worker-{index}.npz"))
-        assert len(found) == 4 * len(program.CASES)
+        assert len(found) == 4 * len(getattr(program, cases))
         assert program.differences(found, one_device, TOLERANCE) == []
+
+
+def test_every_kind_of_input_on_two_workers_gives_the_numbers_of_one_device(
+    start_workers, program, one_device
+):
+    check_two_workers(start_workers, program, "CASES", one_device)
+
+
+@pytest.mark.long
+def test_more_kinds_of_input_on_two_workers_give_the_numbers_of_one_device(start_workers, program):
+    more = program.run(tf.distribute.get_strategy(), program.MORE_CASES)
+    check_two_workers(start_workers, program, "MORE_CASES", more)
 
 
 def test_inputs_with_shared_weights_give_the_numbers_of_one_device(program, one_device):
