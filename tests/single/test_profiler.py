@@ -92,6 +92,7 @@ def test_profile_on_demand_from_outside(tmp_path):
     until = time.monotonic() + 90
     while process.poll() is None and time.monotonic() < until:
         trained.fit(X, Y, epochs=5, verbose=0, callbacks=[profiler])
+        time.sleep(0.05)  # the other process needs the processor to import TensorFlow
     out, err = process.communicate(timeout=5)
     assert process.returncode == 0, err
     assert Path(out.strip().splitlines()[-1]).stat().st_size > 0

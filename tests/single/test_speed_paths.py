@@ -15,8 +15,6 @@ from unisono.trainer.run import predict_loop
 from unisono.trainer.run.execution_length import ExecutionLength
 from unisono.trainer.step import xla_random
 
-pytestmark = pytest.mark.grappler  # what is measured and chosen for users
-
 ROWS, BATCH = 70, 8  # nine steps; the last batch holds six rows
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS, 4)).astype("float32")

@@ -10,7 +10,10 @@ from unisono.callbacks import latest_backup, list_backups
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-COMBINATIONS = kill_driver.COMBINATIONS
+COMBINATIONS = [
+    *kill_driver.COMBINATIONS,
+    *(pytest.param(*each, marks=pytest.mark.long) for each in kill_driver.MORE_COMBINATIONS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +37,11 @@ def left_alone(driver, tmp_path_factory):
     return result
 
 
-@pytest.mark.parametrize("number", range(len(COMBINATIONS)), ids=["-".join(c) for c in COMBINATIONS])
-def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, number):
-    """Every combination is killed twice; over all of them each kind of moment is struck at least three times."""
-    scenario, strategy = COMBINATIONS[number]
+@pytest.mark.parametrize("scenario, strategy", COMBINATIONS)
+def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, scenario, strategy):
+    """Every combination is killed twice; over all of them each kind of moment is struck."""
+    every = kill_driver.COMBINATIONS + kill_driver.MORE_COMBINATIONS
+    number = every.index((scenario, strategy))
     rng = random.Random(number)
     kinds = [kill_driver.KINDS[(2 * number + i) % 4] for i in range(2)]
     order = {"scenario": scenario, "strategy": strategy, "directory": str(tmp_path), "backup": True}
