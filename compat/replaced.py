@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -35,6 +34,8 @@ from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import while_loop as while_module
+
+from .shared_change import shared_change
 
 
 class Changed(NamedTuple):
@@ -129,11 +130,9 @@ ADDED = (
     Changed(DistributedVariable, "__float__", "`float(optimizer.learning_rate)` in a loop of the user's own"),
 )
 
-_lock = threading.Lock()
 _makers: dict[str, Callable[[Any], Any]] = {}
 _made: dict[str, tuple[Any, Any]] = {}  # for each name the last original and what stands in for it
 _installed: list[tuple[Changed, Any, Any]] = []
-_running = 0
 
 
 def provide(key: str, make: Callable[[Any], Any]) -> None:
@@ -142,21 +141,9 @@ def provide(key: str, make: Callable[[Any], Any]) -> None:
     _makers[key] = make
 
 
-@contextlib.contextmanager
-def replaced_functions() -> Iterator[None]:
+def replaced_functions() -> contextlib.AbstractContextManager[None]:
     """The functions of `REPLACED` are replaced inside, and the originals again when the last such block ends."""
-    global _running
-    with _lock:
-        if not _running:
-            _install()
-        _running += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _running -= 1
-            if not _running:
-                _restore()
+    return _replaced()
 
 
 def _install() -> None:
@@ -173,6 +160,9 @@ def _restore() -> None:
         if vars(each.owner)[each.name] is replacement:  # else somebody has put a wrapper of his own around it
             setattr(each.owner, each.name, original)
     _installed.clear()
+
+
+_replaced = shared_change(_install, _restore)
 
 
 def _original(found: Any) -> Any:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -67,6 +68,35 @@ def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
         if any(not np.array_equal(copies[0], c, equal_nan=True) for c in copies[1:]):
             return False
     return True
+
+
+class Stop(Exception):
+    """The interruption of a training."""
+
+
+class StopAt(keras.callbacks.Callback):
+    """Raises `Stop` after the n-th step of all, without being woken for other steps."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self.left = nth
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Stop
+
+
+class GradientsOfItsOwn:
+    """A step that takes its gradients from a tape of its own, to be put before a model's class."""
+
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
 
 
 def stable_id(value: Any) -> str:

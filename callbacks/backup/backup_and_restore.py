@@ -20,7 +20,7 @@ from . import snapshot as fit_snapshot
 from .exactness import warn_if_inexact, warn_of_own_states
 from .fingerprint import identity
 from .owner import FolderOwner
-from .resuming import Found, announce, build_slots, on_all_workers
+from .resuming import Found, announce, build_slots, on_all_workers, tell_of_others, warn_of_problems
 from .save_schedule import SaveSchedule
 from .store import BackupStore
 from .variable_state import HostBuffers
@@ -228,22 +228,14 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         self._store.prepare()
         self._owner.acquire()
         self._store.remove_leftovers()
-        path, content, problems = self._store.newest_good()
-        others = self._store.others()
-        if content is None and others:
-            print(
-                f"{self.directory} has backups of other fits of this script, such as {others[0].name}. This is its fit "
-                f"{self._store.fit} in this directory, and they are left for theirs.",
-                flush=True,
-            )
-        return Found(path, content, problems)
+        found = Found(*self._store.newest_good())
+        if found.content is None:
+            tell_of_others(self._store)
+        return found
 
     def _resume(self, fit_state: FitState, path: Path | None, content: Any, problems: list[str]) -> None:
-        for problem in problems:
-            warnings.warn(f"{problem} It is skipped.")
+        warn_of_problems(problems, content is not None, self.directory)
         if content is None or path is None:
-            if problems:
-                warnings.warn(f"No backup in {self.directory} is good: training starts from the beginning.")
             return
         fit_snapshot.check(content, self.model, fit_state, self._identity, path)
         # The way to the position may draw random numbers, which are put back after it.
@@ -291,13 +283,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         if not self.saves and self._in_fit:
             warn_of_own_states(self.model)
         content, summary = fit_snapshot.capture(
-            self.model,
-            fit_state,
-            epoch,
-            step,
-            self._buffers,
-            self._identity,
-            self._before_validation,
+            self.model, fit_state, epoch, step, self._buffers, self._identity, self._before_validation
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         if fit_state.chief:

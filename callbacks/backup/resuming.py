@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
 from .container import NewerFormatError
-from .store import read_backup
+from .store import BackupStore, read_backup
 
 
 class Found(NamedTuple):
@@ -72,3 +73,22 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
         f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",
         flush=True,
     )
+
+
+def tell_of_others(store: BackupStore) -> None:
+    """Says that there are backups, but of other fits than this one. Context: the chief."""
+    others = store.others()
+    if others:
+        print(
+            f"{store.directory} has backups of other fits of this script, such as {others[0].name}. This is its fit "
+            f"{store.fit} in this directory, and they are left for theirs.",
+            flush=True,
+        )
+
+
+def warn_of_problems(problems: list[str], found: bool, directory: Path) -> None:
+    """Warns of backups that are skipped, and where none is left (`found` is False) that training starts anew."""
+    for problem in problems:
+        warnings.warn(f"{problem} It is skipped.")
+    if problems and not found:
+        warnings.warn(f"No backup in {directory} is good: training starts from the beginning.")

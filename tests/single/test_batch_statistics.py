@@ -8,7 +8,6 @@ import helpers
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import unisono
 
@@ -42,7 +41,7 @@ def train(strategy: Any, build: Any, x: np.ndarray, y: np.ndarray, batch: int) -
     }
 
 
-class OwnStep(unisono.Model):
+class OwnStep(helpers.GradientsOfItsOwn, unisono.Model):
     """Takes the gradient of its replica's own loss."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -51,14 +50,6 @@ class OwnStep(unisono.Model):
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.inner(x, training=training)
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
 
 
 def test_synchronized_in_an_own_step_equals_one_device():

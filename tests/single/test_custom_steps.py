@@ -276,7 +276,7 @@ def train(cls: type, strategy: Any) -> dict[str, Any]:
         model = cls()
         MODELS[cls](model)
     x, y = data()
-    batch_size = UNEVEN_END if cls in (PlainMean, LossUnderTheMetricsName, LooksAtMetrics) else EVEN_END
+    batch_size = UNEVEN_END if cls in (PlainMean, LossUnderTheMetricsName, LooksAtMetrics, GAN) else EVEN_END
     batches: list[Any] = []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batches.append((batch, logs))

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Stop, StopAt
 
 import unisono
 from unisono import callbacks
@@ -23,23 +24,6 @@ ROWS, BATCH = (
     48,
     16,
 )  # three steps; a last one of fewer rows resumes in `tests/workers/test_kill_and_resume.py`
-
-
-class Stop(Exception):
-    """The interruption."""
-
-
-class StopAt(keras.callbacks.Callback):
-    """Raises after the n-th step of all, without being woken for other steps."""
-
-    def __init__(self, nth):
-        super().__init__()
-        self.left = nth
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise Stop
 
 
 class Own(keras.callbacks.Callback):

@@ -7,24 +7,10 @@ import numpy as np
 import pytest
 import resumed_inputs
 import tensorflow as tf
+from helpers import Stop, StopAt
 
 import unisono
 from unisono import callbacks
-
-
-class Stop(Exception):
-    """The interruption."""
-
-
-class StopAt(keras.callbacks.Callback):
-    def __init__(self, nth):
-        super().__init__()
-        self.left = nth
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise Stop
 
 
 def slowly_from_numpy():

@@ -6,7 +6,6 @@ import helpers
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import unisono
 
@@ -106,16 +105,8 @@ def test_regularizer_that_looks_at_all_rows_is_refused_where_xla_compiles_a_repl
         model.fit(X, Y, verbose=0)
 
 
-class OwnStep(unisono.Sequential):
-    """Takes its gradients from a tape of its own."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
+class OwnStep(helpers.GradientsOfItsOwn, unisono.Sequential):
+    """A Sequential."""
 
 
 def spectral():

@@ -8,39 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
+from ...compat.shared_change import shared_change
 from ...compat.training import CompileMetrics, MetricsList
 from ...distribute.step_context import StepContext, current_step
 from .global_metrics import exact_result, exact_update
 
 _UPDATING = "updating a metric"
-_lock = threading.Lock()
 _installed: list[tuple[type, str, Any]] = []
-_running = 0
 
 
-@contextlib.contextmanager
-def every_metric_exact() -> Iterator[None]:
+def every_metric_exact() -> contextlib.AbstractContextManager[None]:
     """Inside, an update of a metric counts the rows of all replicas, and its result is theirs, where a step says so."""
-    global _running
-    with _lock:
-        if not _running:
-            _install()
-        _running += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _running -= 1
-            if not _running:
-                for owner, name, original in _installed:
-                    setattr(owner, name, original)
-                _installed.clear()
+    return _exact()
 
 
 def _install() -> None:
@@ -50,6 +34,15 @@ def _install() -> None:
             if callable(original):
                 _installed.append((owner, name, original))
                 setattr(owner, name, _in_a_step(original, exact))
+
+
+def _restore() -> None:
+    for owner, name, original in _installed:
+        setattr(owner, name, original)
+    _installed.clear()
+
+
+_exact = shared_change(_install, _restore)
 
 
 def _classes(base: type) -> Iterator[type]:
