@@ -58,6 +58,7 @@ def converted(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
     return tf_convert(fn, status, convert_by_default=False)
 
 
+_NOT_COMPUTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
 _DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
 _LEAVE_NO_TRACE = """
 Arg Assert Case CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
@@ -126,6 +127,26 @@ def first_graph(function: Any) -> Any:
     if getattr(function, "_variable_creation_config", None) is None:
         return None
     return function._concrete_variable_creation_fn.graph
+
+
+def bytes_kept_for_backward(graph: Any) -> int:
+    """The bytes of what a forward pass computes in a graph, or in a loop or function of it, that the backward pass needs.
+
+    Of shapes that are not known nothing is counted.
+    """
+    kept: dict[str, Any] = {}
+    total = 0
+    for operation in graph.get_operations():
+        if "gradient_tape/" in operation.name:
+            for tensor in operation.inputs:
+                if "gradient_tape/" not in tensor.op.name and tensor.op.type not in _NOT_COMPUTED:
+                    kept[tensor.name] = tensor
+        for name in ("body", "f"):
+            called = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
+            if called:
+                total += bytes_kept_for_backward(graph._get_function(called).graph)
+    sizes = ((tensor.shape.num_elements(), tensor.dtype.size) for tensor in kept.values())
+    return total + sum(count * size for count, size in sizes if count is not None)
 
 
 def drawing_operations(graph: Any) -> list[str]:

@@ -33,6 +33,7 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops import cond as cond_module
+from tensorflow.python.ops import random_ops_util
 from tensorflow.python.ops import while_loop as while_module
 
 from .shared_change import shared_change
@@ -92,6 +93,11 @@ REPLACED = (
     Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws"),
+    Changed(
+        random_ops_util,
+        "_get_key_counter",
+        "a GPU works out itself what it draws with, and is not waited for",
+    ),
     Changed(backend_numpy, "take", "rows of a variable are taken where they are, on a parameter server"),
     Changed(backend_nn, "_compute_moments_sync", "synchronized batch normalization counts no borrowed row"),
     Changed(Function, "__call__", "writes inside of it are writes of the step"),

@@ -66,12 +66,14 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.values:DistributedVariable": "_primary",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
-    "tensorflow.python.eager.context:Context": "_rng",
+    "tensorflow.python.eager.context:Context": "_handle _rng",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph "
     "_concrete_variable_creation_fn _omit_frequent_tracing_warning _variable_creation_config",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
+    "tensorflow.python.framework.ops:Graph": "_get_function",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
+    "_unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",
 }
 """The private attributes that are read, written or called: the class or module that has them, and their names."""
 

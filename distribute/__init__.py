@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .automatic import auto_strategy, cluster_resolver
+    from .data_placement import keep_data_on
     from .devices import simulate_devices
     from .gathered_rows import gather
     from .means import global_batch_size, global_mean
+    from .memory import grow_gpu_memory
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
     from .scaling import ScaledStep, simulate_scaling
@@ -30,7 +32,9 @@ __all__ = [
     "gather",
     "global_batch_size",
     "global_mean",
+    "grow_gpu_memory",
     "is_chief",
+    "keep_data_on",
     "meeting",
     "num_workers",
     "simulate_devices",
@@ -40,9 +44,11 @@ __all__ = [
 
 _NAMES_OF = {
     "automatic": ("auto_strategy", "cluster_resolver"),
+    "data_placement": ("keep_data_on",),
     "devices": ("simulate_devices",),
     "gathered_rows": ("gather",),
     "means": ("global_batch_size", "global_mean"),
+    "memory": ("grow_gpu_memory",),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
     "scaling": ("ScaledStep", "simulate_scaling"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -58,8 +59,20 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     gpus = tf.config.list_logical_devices("GPU")
     cpus = tf.config.list_logical_devices("CPU")
     if len(gpus) > 1 or (not gpus and len(cpus) > 1):
+        _warn_of_mixed_models()
         return tf.distribute.MirroredStrategy([device.name for device in gpus or cpus])
     return tf.distribute.OneDeviceStrategy((gpus or cpus)[0].name)
+
+
+def _warn_of_mixed_models() -> None:
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    models = sorted({str(each.get("device_name", "")) for each in details})
+    if len(models) > 1:
+        warnings.warn(
+            f"The GPUs are of different models ({', '.join(models)}): every step waits for the slowest; choose those of one "
+            "model with CUDA_VISIBLE_DEVICES.",
+            stacklevel=3,
+        )
 
 
 def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute.Strategy:

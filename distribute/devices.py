@@ -50,6 +50,11 @@ def simulate_replicas() -> None:
         simulate_devices(replicas_per_worker())
 
 
+def is_gpu(device: str) -> bool:
+    """Whether a device's name is that of a GPU."""
+    return tf.DeviceSpec.from_string(device or "CPU:0").device_type == "GPU"
+
+
 def wait_for_accelerators() -> None:
     """Waits for everything that was sent to GPUs, which run ahead of Python: a clock is read after that."""
     if tf.config.list_physical_devices("GPU"):

@@ -10,12 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..compat.devices import current_device
 from ..compat.graphs import graph_function
 from ..compat.strategies import bytes_per_pack, traced_replica
+from .devices import is_gpu
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import current_step
 
 _BYTES_PER_PACK = 2**20
+_BYTES_PER_PACK_OF_GPUS = 25 * 2**20
+"""What PyTorch's DistributedDataParallel takes for NCCL: large enough for the links, several in a backward pass."""
 
 
 _THREADED = (
@@ -33,6 +37,12 @@ def num_replicas() -> int:
 def runs_in_threads(strategy: Any) -> bool:
     """Whether `strategy.run` runs the replicas in threads of their own, be it only one."""
     return strategy.num_replicas_in_sync > 1 or isinstance(strategy, _THREADED)
+
+
+def computes_on_gpu() -> bool:
+    """Whether what this replica computes here runs on a GPU. Context: replica."""
+    device = current_device()
+    return is_gpu(device) if device else bool(tf.config.list_logical_devices("GPU"))
 
 
 def in_replica_context() -> bool:
@@ -82,18 +92,24 @@ def _is_slices_of_unknown_number(tensor: Any) -> bool:
 
 
 def _packs(tensors: Sequence[Any]) -> Any:
-    """Options for several workers: collectives of a size that lets them run while the backward pass goes on.
+    """Options for several workers or GPUs: collectives of a size that lets them run while the backward pass goes on.
 
     By default TensorFlow puts everything into one, which begins when the last gradient is there. What the user chose for
     the strategy holds.
     """
     strategy = tf.distribute.get_strategy()
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or bytes_per_pack(strategy):
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    gpus = all(is_gpu(device) for device in strategy.extended.worker_devices)
+    if not (workers or (gpus and isinstance(strategy, tf.distribute.MirroredStrategy))):
+        return None
+    if bytes_per_pack(strategy):
         return None
     dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
     if len(dense) < 2 or any(t.shape.num_elements() is None for t in dense):
         return None
-    return tf.distribute.experimental.CommunicationOptions(bytes_per_pack=_BYTES_PER_PACK)
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=_BYTES_PER_PACK_OF_GPUS if gpus else _BYTES_PER_PACK
+    )
 
 
 def _by_dtype(tensors: Sequence[Any]) -> list[list[int]]:
@@ -151,6 +167,13 @@ def local_copy(variable: Any) -> tf.Variable:
     return copies[local_replica_index()]
 
 
+def copies_of(variable: Any) -> tuple[Any, ...]:
+    """The copies of `variable` in this process, a plain one alone. Context: any."""
+    value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+    values = getattr(value, "values", None)
+    return tuple(values) if isinstance(values, list | tuple) else (value,)
+
+
 def local_replica_index() -> int:
     """This replica's number among those of its own worker, known while tracing.
 
@@ -163,10 +186,10 @@ def local_replica_index() -> int:
     return int(index) % max(1, len(tf.distribute.get_strategy().extended.worker_devices))
 
 
-def shares_variables() -> bool:
-    """Whether the replicas of the current strategy read and write one common copy of every variable."""
+def shares_variables(strategy: Any = None) -> bool:
+    """Whether the replicas of a strategy, by default the current one, read and write one common copy of every variable."""
     return isinstance(
-        tf.distribute.get_strategy(),
+        tf.distribute.get_strategy() if strategy is None else strategy,
         tf.distribute.experimental.CentralStorageStrategy
         | tf.distribute.experimental.ParameterServerStrategy,
     )

@@ -16,7 +16,7 @@ from ..compat.variables import direct_writes, raw_value, stateless_scope
 from ..distribute.collectives import refuse_collective
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import all_reduce_sum_packed, num_replicas
+from ..distribute.replicas import all_reduce_sum_packed, computes_on_gpu, num_replicas
 from ..distribute.step_context import StepContext, current_step, step_scope
 from .step import nested_graphs, xla_random
 from .step.collected_writes import CollectedWrites
@@ -211,6 +211,19 @@ def _dropout(original: Any) -> Any:
     return dropout
 
 
+def _key_counter(original: Any) -> Any:
+    philox, automatic = tf.random.Algorithm.PHILOX.value, tf.random.Algorithm.AUTO_SELECT.value
+
+    def key_counter(seed: Any, alg: Any) -> Any:
+        """The same key and counter; TensorFlow's operation for "auto_select" takes the seed from the host's memory."""
+        step = current_step()
+        if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
+            return original(seed, alg)
+        return original(seed, philox if alg == automatic else alg)
+
+    return key_counter
+
+
 def _register_gradient(original: Any) -> Any:
     def register(self: Any, f: Any) -> Any:
         original(self, f if current_step() is None else gradient_of_graph(self, f))
@@ -229,6 +242,7 @@ for _key, _make in {
     "random.uniform": _uniform,
     "random.normal": _normal,
     "random.dropout": _dropout,
+    "random_ops_util._get_key_counter": _key_counter,
     "Loss.__call__": _loss,
     "Layer._maybe_build": _maybe_build,
     "nn._compute_moments_sync": _synchronized_moments,

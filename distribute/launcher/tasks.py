@@ -7,14 +7,14 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import environment
 from ..workers.accusations import LEADER
 from ..workers.addresses import LOOPBACK, free_ports, join_address
+from . import gpus
 
 _SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")
 
@@ -80,10 +80,10 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
         return _plan_parameter_servers(layout, command, common)
     addresses = _addresses(layout.workers)
     tasks = []
-    for index, gpus in enumerate(_gpus_of_workers(layout)):
-        env = common | gpus | {"TF_CONFIG": _tf_config({"worker": addresses}, "worker", index)}
+    for index, (variables, cores) in enumerate(_gpus_of_workers(layout)):
+        env = common | variables | {"TF_CONFIG": _tf_config({"worker": addresses}, "worker", index)}
         names = {addresses[index], f"worker {index}"} | ({LEADER} if index == 0 else set())
-        task = Task(f"worker-{index}", command, env, aliases=frozenset(names))
+        task = Task(f"worker-{index}", cores + command, env, aliases=frozenset(names))
         tasks += _with_stages(task, layout.stages)
     return tasks
 
@@ -97,19 +97,19 @@ def _plan_parameter_servers(layout: Layout, command: tuple[str, ...], common: di
     }
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
 
-    def env(kind: str, index: int, gpus: Mapping[str, str]) -> dict[str, str]:
-        return {**common, **gpus, "TF_CONFIG": _tf_config(cluster, kind, index)}
+    def env(kind: str, index: int, variables: Mapping[str, str]) -> dict[str, str]:
+        return {**common, **variables, "TF_CONFIG": _tf_config(cluster, kind, index)}
 
     def task(
-        name: str, command: tuple[str, ...], role: str, kind: str, index: int, gpus: Any = no_gpu
+        name: str, command: tuple[str, ...], role: str, kind: str, index: int, own: Any = no_gpu
     ) -> Task:
         aliases = frozenset({cluster[kind][index], f"{kind} {index}"})
-        return Task(name, command, env(kind, index, gpus), role, aliases)
+        return Task(name, command, env(kind, index, own), role, aliases)
 
     tasks = [task(f"ps-{i}", _SERVER, "server", "ps", i) for i in range(layout.parameter_servers)]
     tasks += [
-        task(f"worker-{i}", _SERVER, "spare", "worker", i, gpus)
-        for i, gpus in enumerate(_gpus_of_workers(layout))
+        task(f"worker-{i}", cores + _SERVER, "spare", "worker", i, variables)
+        for i, (variables, cores) in enumerate(_gpus_of_workers(layout))
     ]
     return tasks + _with_stages(task("chief", command, "script", "chief", 0), layout.stages)
 
@@ -141,34 +141,42 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
     return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
 
 
-def _gpus_of_workers(layout: Layout) -> list[dict[str, str]]:
-    """For each worker the variable that shows it its own GPUs; nothing where the machine has none."""
-    gpus = visible_gpus()
-    if not gpus:
-        return [{} for _ in range(layout.workers)]
-    each = layout.replicas_per_worker or len(gpus) // layout.workers
-    if each * layout.workers > len(gpus) or not each:
+def _gpus_of_workers(layout: Layout) -> list[tuple[dict[str, str], tuple[str, ...]]]:
+    """For each worker the variables that show it its own GPUs, and what starts it on the cores beside them.
+
+    Nothing where the machine has no GPUs.
+    """
+    of_machine = gpus.read_gpus()
+    names = gpus.visible(of_machine)
+    if not names:
+        return [({}, ())] * layout.workers
+    each = layout.replicas_per_worker or len(names) // layout.workers
+    if each * layout.workers > len(names) or not each:
+        lost = sum(bool(gpu.lost) for gpu in of_machine)
+        also = (
+            f", {lost} more {'is' if lost == 1 else 'are'} lost (python -m unisono doctor says which)"
+            if lost
+            else ""
+        )
         raise ValueError(
             f"workers ({layout.workers}) * replicas per worker ({max(each, 1)}) must not be more than the GPUs that "
-            f"are visible ({len(gpus)}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+            f"are visible ({len(names)}{also}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
         )
-    return [
-        {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])} for i in range(layout.workers)
-    ]
+    # Idle GPUs were listed first; those of one worker are neighbours.
+    used = sorted(
+        names[: each * layout.workers], key=names.index if not of_machine else _place_in(of_machine, names)
+    )
+    shares = [used[i * each : (i + 1) * each] for i in range(layout.workers)]
+    return [(gpus.environment_of(share), _on_cores(gpus.cores_near(of_machine, share))) for share in shares]
 
 
-def visible_gpus() -> list[str]:
-    """Names of the GPUs that CUDA shows to this process, found without TensorFlow; [] where there are none."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        names = [name.strip() for name in chosen.split(",")]
-        return [name for name in names if name and name not in ("-1", "NoDevFiles")]
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    count = sum(line.startswith("GPU ") for line in listing.splitlines())
-    return [str(index) for index in range(count)]
+def _place_in(of_machine: Sequence[gpus.Gpu], names: Sequence[str]) -> Callable[[str], int]:
+    """Where a GPU stands on the machine; in the order of `names` where they are not the machine's own numbers."""
+    order = [gpu.index for gpu in of_machine]
+    return order.index if os.environ.get("CUDA_VISIBLE_DEVICES") is None else list(names).index
+
+
+def _on_cores(cores: str) -> tuple[str, ...]:
+    """What a command begins with to run on some cores."""
+    tool = shutil.which("taskset") if cores else None
+    return (tool, "-c", cores) if tool else ()

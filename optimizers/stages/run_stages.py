@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.guarded_writes import writes_only_where
 from ...compat.optimizers import call_count, check_known, overwritten_by_gradient, trained_variables
 from ...compat.variables import direct_writes
 from ...distribute.join_rules import numbered
@@ -147,7 +148,7 @@ def all_finite(optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
     verdict = tf.reduce_all(tf.stack(finite))
     if num_replicas() > 1 and (options.skip_aggregation or optimizer.gradient_aggregator is not None):
         verdict = (
-            all_reduce_sum([tf.cast(verdict, tf.int32)])[0] == num_replicas()
+            all_reduce_sum([tf.cast(verdict, tf.float32)])[0] == num_replicas()
         )  # nobody vouches that they agree
     return verdict
 
@@ -182,6 +183,10 @@ def update(
     """
     if verdict is not True:
         accepted = functools.partial(update, optimizer, variables, earlier, True, gradients, weight)
+        if chooses_by_where(variables) and not has_code_of_users(optimizer, variables):
+            with writes_only_where(verdict):
+                accepted()
+            return
         tf.cond(verdict, lambda: _nothing(accepted), lambda: _nothing(None))
         return
     with direct_writes():
@@ -196,6 +201,14 @@ def update(
                 local_copy(call_count(each)).assign_add(1)
         if all(each is not optimizer for each, _ in parts):
             local_copy(call_count(optimizer)).assign_add(1)
+
+
+def chooses_by_where(variables: Sequence[Any]) -> bool:
+    """Whether a skipped update is computed and not written: where variables are on a GPU, which a conditional waits for.
+
+    On a CPU the conditional costs nothing, and spares the update. Context: replica.
+    """
+    return not tf.executing_eagerly() and "GPU" in str(local_copy(variables[0]).device)
 
 
 def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:

@@ -30,6 +30,7 @@ ARGUMENTS = {
     "random.uniform": ["shape", "minval", "maxval", "dtype", "seed"],
     "random.normal": ["shape", "mean", "stddev", "dtype", "seed"],
     "random.dropout": ["inputs", "rate", "noise_shape", "seed"],
+    "random_ops_util._get_key_counter": ["seed", "alg"],
     "RegisterGradient.__call__": ["self", "f"],
     "Function.__call__": ["self", "args", "kwds"],
     "cond.cond": ["pred", "true_fn", "false_fn", "strict", "name", "fn1", "fn2"],

@@ -9,34 +9,51 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...distribute.data_placement import DataHome
 from .calendar import RowOrder
 from .content import checksum
 from .convert import as_resident, cast_floats
 from .feed import GROUP_BYTES, FedSource, Group, batch_bytes
-from .readers import gather_reader, slice_reader
+from .readers import HOST, first_copy, gather_reader, part_reader, slice_reader
 from .rows import batch_spec, gather_rows, slice_rows
 from .source import Chunk, Source
 
 
 class ArraySource(Source):
-    """Batches from arrays that stay in the memory of one device.
+    """Batches from arrays that stay in the memory of the host, or of each replica's GPU.
 
-    Owns the tensors. A chunk is the tensors and the numbers of its rows, so its size does not depend on the steps.
+    Owns the tensors, but for those that another source holds. A chunk is the tensors and the numbers of its rows, so its
+    size does not depend on the steps.
 
     Args:
         arrays: nest of NumPy arrays and tensors, in the structure of a batch.
         order: the order of their rows.
-        device: where the tensors stay.
+        home: where the tensors stay; None: on the host.
+        beside: another source of this fit: what both are given is held once.
     """
 
     resume_by = "index"
 
-    def __init__(self, arrays: Any, order: RowOrder, device: str = "CPU:0") -> None:
-        with tf.device(device):
-            self._arrays = tf.nest.map_structure(as_resident, arrays)
+    def __init__(
+        self, arrays: Any, order: RowOrder, home: DataHome | None = None, beside: Source | None = None
+    ) -> None:
+        home = home or DataHome()
+        self.devices, self.home = home.devices or (HOST,), home.sentence
+        held = beside.held if isinstance(beside, ArraySource) and beside.devices == self.devices else {}
+        self.held: dict[int, tuple[Any, list[Any]]] = {}
+        for leaf in tf.nest.flatten(arrays):
+            self.held[id(leaf)] = held.get(id(leaf)) or (
+                leaf,
+                [self._resident(leaf, d) for d in self.devices],
+            )
+        self._copies = [
+            tf.nest.map_structure(lambda leaf, n=n: self.held[id(leaf)][1][n], arrays)
+            for n in range(len(self.devices))
+        ]
+        self._arrays = self._copies[0]
         self.calendar: RowOrder = order
         self.rows, self.batch_rows = order.rows, order.batch_rows
-        self._order_on_device: tuple[np.ndarray, tf.Tensor] | None = None
+        self._order_on_device: tuple[np.ndarray, list[tf.Tensor]] | None = None
         self._signature = batch_spec(self._arrays)
         self._layout = str(self._signature)
         first_row = slice_reader(1)((self._arrays, tf.constant(0, tf.int64)), tf.constant(0))
@@ -49,20 +66,40 @@ class ArraySource(Source):
         if run is None:
             return None
         order = self.calendar.indices(run.a_pass)
-        place, spec = tf.constant(run.first_row, tf.int64), tf.TensorSpec([], tf.int64)
-        reader = slice_reader(run.rows, self._layout)
+        with tf.device(HOST):
+            place: Any = tf.constant(run.first_row, tf.int64)
+        spec: Any = tf.TensorSpec([], tf.int64)
+        reader = (slice_reader if order is None else gather_reader)(run.rows, self._layout, self.devices[0])
+        several = len(self.devices)
         if order is not None:
-            place, spec = (self._on_device(order), place), (tf.TensorSpec([None], tf.int64), spec)
-            reader = gather_reader(run.rows, self._layout)
-        return Chunk((self._arrays, place), run.batches, run.rows, reader, signature=(self._signature, spec))
+            orders = self._on_devices(order)
+            place, spec = (orders, place), ([tf.TensorSpec([None], tf.int64)] * several, spec)
+        if several == 1:
+            if order is not None:
+                place, spec = (place[0][0], place[1]), (spec[0][0], spec[1])
+            return Chunk(
+                (self._arrays, place), run.batches, run.rows, reader, signature=(self._signature, spec)
+            )
+        return Chunk(
+            (self._copies, place),
+            run.batches,
+            run.rows,
+            first_copy(reader, order is not None),
+            signature=([self._signature] * several, spec),
+            part_reader=part_reader(run.rows, self._layout, self.devices, order is not None),
+        )
 
     def _content(self) -> str | None:
         return checksum(self._arrays)
 
-    def _on_device(self, order: np.ndarray) -> tf.Tensor:
-        """The order of a pass as a tensor, made once for all of its chunks."""
+    def _resident(self, leaf: Any, device: str) -> Any:
+        with tf.device(device):
+            return as_resident(leaf)
+
+    def _on_devices(self, order: np.ndarray) -> list[tf.Tensor]:
+        """The order of a pass as a tensor on each device, made once for all of its chunks."""
         if self._order_on_device is None or self._order_on_device[0] is not order:
-            self._order_on_device = order, tf.constant(order)
+            self._order_on_device = order, [self._resident(order, device) for device in self.devices]
         return self._order_on_device[1]
 
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .readers import Reader, map_optional
+from .readers import PartReader, Reader, map_optional
 from .structure import is_standard, unpack
 
 
@@ -97,6 +97,17 @@ def weighted_reader(reader: Reader, open_ended: bool, weights: ClassWeights) -> 
     def read(inputs: Any, i: Any) -> Any:
         batch = reader(inputs, i)
         return map_optional(weigh, batch, weighted_spec(batch.element_spec)) if open_ended else weigh(batch)
+
+    return read
+
+
+@functools.cache
+def weighted_parts(reader: PartReader, weights: ClassWeights) -> PartReader:
+    """The same for what reads the rows of one replica."""
+
+    def read(*place: Any) -> Any:
+        x, y, _ = unpack(reader(*place))
+        return (x, y, weights_of_classes(y, weights))
 
     return read
 

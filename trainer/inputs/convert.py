@@ -205,6 +205,14 @@ def host_bytes(leaf: Any) -> int:
     return leaf.size * (wanted if tf.as_dtype(leaf.dtype).is_floating else leaf.itemsize)
 
 
+def resident_size(leaf: Any) -> int:
+    """Bytes of an array or a tensor once it is cast, wherever it is; 0 for other kinds."""
+    if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string:
+        wanted = tf.as_dtype(keras.config.floatx()).size
+        return int(np.prod(leaf.shape)) * (wanted if leaf.dtype.is_floating else leaf.dtype.size)
+    return host_bytes(leaf)
+
+
 def is_memory_mapped(leaf: Any) -> bool:
     """Whether the array's rows lie in a file, as those of an `np.memmap` or a view of one do."""
     while isinstance(leaf, np.ndarray):

@@ -13,11 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import shown, takes_arguments, whole_number
+from ...distribute.data_placement import data_home
+from ...distribute.replicas import shares_variables
 from . import checks
 from .arrays import ArraySource, StreamedArrays
 from .calendar import RowOrder
 from .class_weights import check_class_weight, class_weights
-from .convert import host_bytes, is_array, is_memory_mapped, standard_arrays
+from .convert import host_bytes, is_array, is_memory_mapped, resident_size, standard_arrays
 from .datasets import DatasetSource, without_optionals
 from .distributed_datasets import DistributedSource
 from .pydataset import PyDatasetSource
@@ -40,6 +42,7 @@ def make_source(
     seed: int = 0,
     strategy: tf.distribute.Strategy | None = None,
     resident_bytes: int = RESIDENT_BYTES,
+    beside: Source | None = None,
 ) -> Source:
     """Makes the source of global batches from what was given to `fit`, `evaluate` or `predict`.
 
@@ -53,7 +56,8 @@ def make_source(
         class_weight: weight of each class of `y`.
         seed: int; the order of the rows is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.
-        resident_bytes: arrays that need more are not copied but read batch by batch.
+        resident_bytes: arrays that need more are not copied to the host's tensors but read batch by batch.
+        beside: another source of the same fit: arrays that both are given are held once.
 
     Returns:
         The source, checked: what cannot work is refused here, before the first step.
@@ -81,7 +85,7 @@ def make_source(
         if batch_size is None:
             batch_size = math.ceil(rows / steps_per_epoch) if steps_per_epoch else 32
         order = RowOrder(rows, batch_size, shuffle, seed, steps_per_epoch)
-        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes)
+        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, beside)
     else:
         checks.alone(kind, y, sample_weight, batch_size)
         if shuffle == "batch":  # True is the default of `fit`: it says nothing
@@ -130,26 +134,36 @@ def kind_of(x: Any) -> str:
 
 
 def _from_arrays(
-    arrays: Any, order: RowOrder, strategy: tf.distribute.Strategy, resident_bytes: int
+    arrays: Any,
+    order: RowOrder,
+    strategy: tf.distribute.Strategy,
+    resident_bytes: int,
+    beside: Source | None,
 ) -> Source:
     leaves = tf.nest.flatten(arrays)
-    size = sum(host_bytes(leaf) for leaf in leaves)
-    if size > resident_bytes or any(is_memory_mapped(leaf) for leaf in leaves):
-        return StreamedArrays(arrays, order)
-    return ArraySource(arrays, order, _device_for(leaves, size, strategy))
-
-
-def _device_for(leaves: list[Any], size: int, strategy: tf.distribute.Strategy) -> str:
-    """The device where resident arrays stay: the strategy's own when it is a single GPU, otherwise the host."""
-    if strategy.num_replicas_in_sync > 1:
-        return "CPU:0"
-    devices = _local_devices(strategy) or [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
-    device = devices[0] if devices else "CPU:0"
-    dense = all(
+    mapped = any(is_memory_mapped(leaf) for leaf in leaves)
+    dense = not mapped and all(
         leaf is None or (isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype) != tf.string)
         for leaf in leaves
     )
-    return device if "GPU" in device and dense and size < 2**30 else "CPU:0"
+    held = beside.held if isinstance(beside, ArraySource) else {}
+    home = data_home(
+        sum(resident_size(leaf) for leaf in leaves if id(leaf) not in held), _replica_devices(strategy), dense
+    )
+    size = sum(host_bytes(leaf) for leaf in leaves)
+    if mapped or (size > resident_bytes and not home.devices):
+        source: Source = StreamedArrays(arrays, order)
+        source.home = home.sentence
+        return source
+    return ArraySource(arrays, order, home, beside)
+
+
+def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
+    """Where this worker's replicas compute."""
+    if shares_variables(strategy):
+        return []
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    return list(_local_devices(strategy)) or gpus[:1]
 
 
 def _from_batches(

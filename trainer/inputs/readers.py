@@ -16,6 +16,7 @@ import tensorflow as tf
 from .rows import batch_spec, concat_rows, gather_rows, slice_rows
 
 Reader = Callable[[Any, Any], Any]
+PartReader = Callable[[Any, Any, int, int, int], Any]
 
 
 class _Tracing(threading.local):
@@ -38,31 +39,89 @@ def for_xla() -> Iterator[None]:
         _tracing.for_xla = False
 
 
+HOST = "CPU:0"
+
+
+def _at(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Where operations that are traced inside run: beside the data, and positions on the host. XLA has one device."""
+    return contextlib.nullcontext() if _tracing.for_xla else tf.device(device)
+
+
+def _first_row(start: Any, i: Any, rows: int) -> Any:
+    with _at(HOST):  # a GPU would be waited for
+        return start + tf.cast(i, tf.int64) * rows
+
+
 @functools.cache
-def slice_reader(rows: int, layout: str = "") -> Reader:
-    """Reads batch `i` as the rows from `start + i * rows` of `(arrays, start)`; `start` is an int64 scalar."""
+def slice_reader(rows: int, layout: str = "", device: str = HOST) -> Reader:
+    """Reads batch `i` as the rows from `start + i * rows` of `(arrays, start)`; `start` is an int64 scalar.
+
+    Args:
+        rows: of a batch.
+        layout: of the arrays.
+        device: where the arrays are.
+    """
 
     def read(inputs: Any, i: Any) -> Any:
         arrays, start = inputs
-        first = start + tf.cast(i, tf.int64) * rows
+        first = _first_row(start, i, rows)
         if _tracing.for_xla:
             return gather_rows(arrays, first + tf.range(rows, dtype=tf.int64))
-        return slice_rows(arrays, first, first + rows, rows)
+        return slice_rows(arrays, first, first + rows, rows, device)
 
     return read
 
 
 @functools.cache
-def gather_reader(rows: int, layout: str = "") -> Reader:
+def gather_reader(rows: int, layout: str = "", device: str = HOST) -> Reader:
     """Reads batch `i` of `(arrays, (order, start))` as the rows that `order` names from `start + i * rows` on.
 
-    The order is that of the whole pass, int64 `[rows of the data]`, so its shape does not depend on the steps.
+    The order is that of the whole pass, int64 `[rows of the data]`, so its shape does not depend on the steps. Other
+    arguments as `slice_reader`.
     """
 
     def read(inputs: Any, i: Any) -> Any:
         arrays, (order, start) = inputs
-        first = start + tf.cast(i, tf.int64) * rows
-        return gather_rows(arrays, tf.gather(order, first + tf.range(rows, dtype=tf.int64)))
+        first = _first_row(start, i, rows)
+        if _tracing.for_xla:
+            return gather_rows(arrays, tf.gather(order, first + tf.range(rows, dtype=tf.int64)))
+        with _at(HOST):
+            begin, size = tf.reshape(first, [1]), tf.constant([rows], tf.int64)
+        with tf.device(device):
+            return gather_rows(arrays, tf.slice(order, begin, size))
+
+    return read
+
+
+@functools.cache
+def part_reader(rows: int, layout: str, devices: tuple[str, ...], ordered: bool) -> PartReader:
+    """Reads rows `first` to `last - 1` of batch `i` on the device of replica number `replica` of this process.
+
+    For data of which every one of `devices` holds a copy: `inputs` are those of `slice_reader`, or with `ordered` of
+    `gather_reader`, but with a list of arrays (and of orders), one for each device. `rows`: of the global batch.
+    """
+
+    def read(inputs: Any, i: Any, replica: int, first: int, last: int) -> Any:
+        copies, place = inputs
+        orders, start = place if ordered else (None, place)
+        with tf.device(HOST):
+            begin = _first_row(start, i, rows) + first
+            place, size = tf.reshape(begin, [1]), tf.constant([last - first], tf.int64)
+        if orders is None:
+            return slice_rows(copies[replica], begin, begin + (last - first), last - first, devices[replica])
+        with tf.device(devices[replica]):
+            return gather_rows(copies[replica], tf.slice(orders[replica], place, size))
+
+    return read
+
+
+@functools.cache
+def first_copy(reader: Reader, ordered: bool) -> Reader:
+    """Reads whole batches from the first of several copies of the data; see `part_reader`."""
+
+    def read(inputs: Any, i: Any) -> Any:
+        copies, place = inputs
+        return reader((copies[0], (place[0][0], place[1]) if ordered else place), i)
 
     return read
 
@@ -73,7 +132,8 @@ def split_reader(layout: str = "") -> Reader:
 
     def read(inputs: Any, i: Any) -> Any:
         arrays, splits = inputs
-        return slice_rows(arrays, splits[i], splits[i + 1])
+        with _at(HOST):
+            return slice_rows(arrays, splits[i], splits[i + 1])
 
     return read
 

@@ -6,6 +6,7 @@ in it has no rows: it belongs to the whole batch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,7 +85,9 @@ def _static_rows(leaf: Any) -> int | None:
     return shape[0] if shape.rank else None
 
 
-def slice_rows(structure: Any, start: Any, stop: Any, rows: int | None = None) -> Any:
+def slice_rows(
+    structure: Any, start: Any, stop: Any, rows: int | None = None, device: str | None = None
+) -> Any:
     """Rows `start` to `stop - 1` of every tensor in the structure.
 
     Args:
@@ -92,28 +95,47 @@ def slice_rows(structure: Any, start: Any, stop: Any, rows: int | None = None) -
         start: int or integer scalar tensor.
         stop: int or integer scalar tensor, not beyond the rows there are.
         rows: `stop - start`, where that is known while tracing; not needed where both are ints.
+        device: where the rows are copied out of the tensors; None: where TensorFlow puts it.
     """
     if isinstance(start, int) and isinstance(stop, int):
         rows = stop - start
-    return _map(lambda leaf: _slice_leaf(leaf, start, stop, rows), structure)
+    return _map(lambda leaf: _slice_leaf(leaf, start, stop, rows, device), structure)
 
 
-def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None) -> Any:
+def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None, device: str | None) -> Any:
     if is_scalar(leaf):
         return leaf
     if is_extension(leaf):
-        return _by_fields(lambda part: _slice_leaf(part, start, stop, rows), leaf)
+        return _by_fields(lambda part: _slice_leaf(part, start, stop, rows, device), leaf)
+    if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is not None:
+        return _slice_dense(leaf, start, stop, rows, device)
+    with _at(device):
+        return _slice_composite(leaf, start, stop, rows)
+
+
+def _slice_dense(leaf: Any, start: Any, stop: Any, rows: int | None, device: str | None) -> tf.Tensor:
+    others = leaf.shape.rank - 1
+    with _at(device and "CPU:0"):  # where a slice begins is asked for on the host, wherever the tensor is
+        size = rows if rows is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
+        begin = start if isinstance(start, int) else tf.cast(start, tf.int32)
+        begin = tf.convert_to_tensor([begin, *[0] * others])
+        size = tf.convert_to_tensor([size, *[-1] * others])
+    with _at(device):
+        part = tf.slice(leaf, begin, size)
+    part.set_shape([rows, *leaf.shape[1:]])
+    return part
+
+
+def _at(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if device is None else tf.device(device)
+
+
+def _slice_composite(leaf: Any, start: Any, stop: Any, rows: int | None) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         return _slice_sparse(leaf, start, stop, rows)
     if isinstance(leaf, SparseRows):
         return _dense_coordinates(leaf.columns[start:stop], leaf.values[start:stop], leaf.row_shape, rows)
-    if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is not None:
-        size = rows if rows is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
-        others = leaf.shape.rank - 1
-        begin = start if isinstance(start, int) else tf.cast(start, tf.int32)
-        part = tf.slice(leaf, [begin, *[0] * others], [size, *[-1] * others])
-    else:
-        part = leaf[start:stop]
+    part = leaf[start:stop]
     if isinstance(part, tf.Tensor) and leaf.shape.rank:
         part.set_shape([rows, *leaf.shape[1:]])
     return part

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .calendar import Calendar
-from .class_weights import ClassWeights, weighted_reader, weighted_spec
+from .class_weights import ClassWeights, weighted_parts, weighted_reader, weighted_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Chunk:
         usual_rows: int or None; of batches that are drawn from an iterator, the rows that most have, where XLA may be
             given these. Others may come too.
         spec: nest of `tf.TypeSpec` of a batch, where `usual_rows` is known.
+        part_reader: `part_reader(inputs, i, replica, first, last)` is rows `first` to `last - 1` of batch `i`, read on the
+            device of this process' replica number `replica`, where every replica has the data at hand; else None.
     """
 
     inputs: Any
@@ -41,6 +43,7 @@ class Chunk:
     per_worker: bool = False
     usual_rows: int | None = None
     spec: Any = None
+    part_reader: Callable[..., Any] | None = None
 
 
 class Source:
@@ -58,6 +61,7 @@ class Source:
             rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
+        home: str; a sentence that says where the data lives, where that had to be decided.
         begun_again: bool; whether, after a chunk that gave no batch, another pass has begun in the same epoch.
         inexact: str or None; a sentence that says why a resumed training may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
@@ -70,6 +74,7 @@ class Source:
     per_worker = False
     resume_by: Any = "skip"
     rewinds = True
+    home = ""
     inexact: str | None = None
     owned: Sequence[Any] = ()
     begun_again = False
@@ -109,7 +114,8 @@ class Source:
             return chunk
         spec = None if chunk.spec is None else weighted_spec(chunk.spec)
         reader = weighted_reader(chunk.reader, chunk.open_ended, self._class_weights)
-        return dataclasses.replace(chunk, reader=reader, spec=spec)
+        parts = chunk.part_reader and weighted_parts(chunk.part_reader, self._class_weights)
+        return dataclasses.replace(chunk, reader=reader, spec=spec, part_reader=parts)
 
     def drawn(self, steps: int) -> None:
         """The loop says how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.

@@ -42,6 +42,7 @@ class GlobalSteps(Protocol):
         compute: Any = None,
         in_xla: bool = False,
         hooks: bool = True,
+        part: Callable[[int, Any, Any], Any] | None = None,
     ) -> dict[str, Any]:
         """Runs one step; returns the logs that metrics do not carry."""
         ...
@@ -68,6 +69,7 @@ class GlobalSteps(Protocol):
         reader: Any,
         rows: int | None,
         begin: Callable[[Any], Any] | None = None,
+        parts: Any = None,
     ) -> Callable[..., Any]:
         """The loop over a known number of batches."""
         ...

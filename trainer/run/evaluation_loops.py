@@ -91,7 +91,7 @@ def predict_steps(
 ) -> int:
     """Gives `take` the outputs of every batch of `source`, in order, computed in this process; returns how many had some."""
     steps = 0
-    for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", _arrived):
+    for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
         steps += len(outputs)
         take(outputs)
         callbacks.on_predict_batch_end(batch, {"outputs": join(outputs)})
@@ -117,15 +117,11 @@ def _pass(
         execution.tell(source, done)
         if done:
             result = finish(result)
+            wait_for_accelerators()
             length.done(done)
             yield length.last_batch(done), result
         if (getattr(model, stop) and not workers.several) or done < execution.steps:
             return
-
-
-def _arrived(outputs: list[Any]) -> list[Any]:
-    wait_for_accelerators()
-    return outputs
 
 
 def joined(outputs: list[Any]) -> Any:

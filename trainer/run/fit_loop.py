@@ -20,6 +20,7 @@ from ...callbacks.fit_state import FitState
 from ...callbacks.places import check_places
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
+from ...distribute.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.recorder import telling
@@ -34,6 +35,7 @@ from .evaluation_loops import evaluate
 from .execution_length import ExecutionLength
 from .executions import executions
 from .misfits import check_validation, explained
+from .out_of_memory import with_advice
 from .overflow import check_progress
 from .runner import Runner
 from .untouched import untouched
@@ -121,6 +123,8 @@ def _begin(
     callbacks = callback_list(
         model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
     )
+    if source.home and a.verbose and is_chief():
+        print(source.home)
     model.fit_state = FitState(
         epoch=a.initial_epoch,
         first_epoch=a.initial_epoch,
@@ -169,7 +173,13 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
     if batch_size is None and kind_of(val_x) == "array":
         batch_size = a.batch_size
     validation = make_source(
-        val_x, val_y, val_weight, batch_size=batch_size, steps_per_epoch=a.validation_steps, strategy=strategy
+        val_x,
+        val_y,
+        val_weight,
+        batch_size=batch_size,
+        steps_per_epoch=a.validation_steps,
+        strategy=strategy,
+        beside=source,
     )
     checks.check_structure(model, validation.spec, "test_step")
     return source, validation
@@ -251,7 +261,9 @@ def train_steps(
         if not begun_again:
             callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
-        with explained(model, state.source.spec, state.source.batch_rows, first=state.step == 0):
+        rows = state.source.batch_rows
+        first = state.step == 0
+        with with_advice(model, function, rows), explained(model, state.source.spec, rows, first=first):
             done, new = function(execution, state.step)
         execution.tell(state.source, done)
         if done:
@@ -259,6 +271,7 @@ def train_steps(
             state.step += done
             state.step_logs = logs
             check_progress(model, execution.chunks[-1], done)
+            wait_for_accelerators()  # the logs are there before the last update is
             length.done(done, execution)
             lap("compute")
             callbacks.on_train_batch_end(length.last_batch(done), logs)

@@ -11,7 +11,7 @@ from ...compat.graphs import effects, graph_function
 from ..inputs.source import Chunk
 from . import worker_batches
 from .compiled import GRAPH, Compiled, GlobalSteps
-from .xla_loops import GraphOnFailure
+from .xla_loops import or_graph
 
 
 def eager_loop(function: GlobalSteps, chunk: Chunk) -> Callable[[Any, int], tuple[int, dict[str, Any]]]:
@@ -100,10 +100,7 @@ def on_replicas(function: GlobalSteps, loop: Compiled, step: Callable[..., Any],
     signed = chunk.signature is not None and not chunk.open_ended
     loop.function.get_concrete_function(*(() if signed else loop.arguments(chunk)))
     if not function.shapes_vary:
-        if function.way == GRAPH or function.model.jit_compile:
-            return loop
-        in_graph = lambda: function.compiled_for(chunk)[0].function  # noqa: E731
-        return Compiled(GraphOnFailure(function, loop.function, in_graph), loop.arguments)
+        return loop if function.way == GRAPH else or_graph(function, loop, chunk)
     if chunk.open_ended:
         return Compiled(_OneByOne(function, loop.function), _inputs_and_number)
     reader, rows = chunk.reader, chunk.rows

@@ -113,10 +113,12 @@ class PredictFunction:
     def _next_outputs(self, chunk: Chunk, i: tf.Tensor) -> Any:
         """The outputs for batch `i`; None at the end of the data."""
         if not chunk.open_ended:
-            reader, rows = chunk.reader, chunk.rows
+            reader, rows, parts = chunk.reader, chunk.rows, chunk.part_reader
             step = self._function(
                 (reader, rows),
-                lambda inputs, i: self._outputs(reader(inputs, i), rows),
+                lambda inputs, i: self._outputs(
+                    reader(inputs, i), rows, part=parts and functools.partial(parts, inputs, i)
+                ),
                 reduce_retracing=True,
             )
             return step(chunk.inputs, i)
@@ -150,9 +152,11 @@ class PredictFunction:
             self._compiled[key] = graph_function(fn, **options)
         return self._compiled[key]
 
-    def _outputs(self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None) -> Any:
+    def _outputs(
+        self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, part: Any = None
+    ) -> Any:
         strategy, predict_step = self._strategy, self._predict_step
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows)
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part)
         thread = thread_state() if runs_in_threads(strategy) else None
         several_workers = spans_workers(strategy)
 
@@ -170,4 +174,5 @@ class PredictFunction:
         leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
         if several_workers:
             return keras.tree.pack_sequence_as(outputs, [parts[0] for parts in leaves])
-        return keras.tree.pack_sequence_as(outputs, [concat_rows(list(parts)) for parts in leaves])
+        with tf.device("CPU:0"):  # the answer goes there from each replica
+            return keras.tree.pack_sequence_as(outputs, [concat_rows(list(parts)) for parts in leaves])

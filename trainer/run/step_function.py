@@ -19,7 +19,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import effects, first_graph, graph_function
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
-from ...distribute.replicas import runs_in_threads
+from ...distribute.replicas import copies_of, runs_in_threads
 from ...distribute.workers.peer_watch import meeting
 from ..inputs.checks import check_target_rows
 from ..inputs.source import Chunk
@@ -112,8 +112,8 @@ class StepFunction:
             self.after_execution(execution, steps, seconds)
 
     def device(self) -> str:
-        """Where the model's variables are, on one replica."""
-        return next((v.value.device for v in self.model.variables), "")
+        """Where the model's variables are, on one replica; the first replica's where there are several."""
+        return next((getattr(copies_of(v)[0], "device", "") for v in self.model.variables), "")
 
     # What was compiled.
 
@@ -164,8 +164,11 @@ class StepFunction:
         elif chunk.open_ended:
             compiled = Compiled(graph_function(self.open_loop(step, chunk.reader, chunk.rows)))
         else:
-            compiled = signed(self.counted_loop(step, chunk.reader, chunk.rows), chunk.signature)
-        return compiled if self.alone else other_loops.on_replicas(self, compiled, step, chunk)
+            loop = self.counted_loop(step, chunk.reader, chunk.rows, parts=chunk.part_reader)
+            compiled = signed(loop, chunk.signature)
+        if not self.alone:
+            return other_loops.on_replicas(self, compiled, step, chunk)
+        return xla_loops.or_graph(self, compiled, chunk) if self.way == XLA else compiled
 
     def counted_loop(
         self,
@@ -173,8 +176,12 @@ class StepFunction:
         reader: Any,
         rows: int | None,
         begin: Callable[[Any], Any] | None = None,
+        parts: Any = None,
     ) -> Callable[..., Any]:
-        """`run(inputs, steps)`: the loop over a known number of batches; `step(batch, rows, after=)` computes one."""
+        """`run(inputs, steps)`: the loop over a known number of batches; `step(batch, rows, after=)` computes one.
+
+        `parts` reads each replica's rows where it is; see `Chunk.part_reader`.
+        """
         begin = begin or self.begin
 
         def run(inputs: Any, steps: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
@@ -182,7 +189,8 @@ class StepFunction:
                 begin(i)
                 with effects() as drawn:
                     batch = reader(inputs, i)
-                new = step(batch, rows, after=drawn)
+                own = {} if parts is None else {"part": functools.partial(parts, inputs, i)}
+                new = step(batch, rows, after=drawn, **own)
                 return i + 1, new if new else logs
 
             start = self.empty_logs(step, lambda: reader(inputs, tf.constant(0)), rows)
@@ -231,6 +239,7 @@ class StepFunction:
         compute: Any = None,
         in_xla: bool = False,
         hooks: bool = True,
+        part: Callable[[int, Any, Any], Any] | None = None,
     ) -> dict[str, Any]:
         """One step on a global batch.
 
@@ -242,6 +251,7 @@ class StepFunction:
             compute: how each replica computes loss and gradients; None: as `train_step` says.
             in_xla: whether all of the step is compiled by XLA.
             hooks: whether what callbacks put before the step is called here.
+            part: reads a replica's rows on its own device; see `ReplicaSlices`.
 
         Returns:
             The logs that metrics do not carry.
@@ -253,7 +263,7 @@ class StepFunction:
             self.call_hooks(batch)
         if not (in_xla or model._overrides_step("train_step" if self.training else "test_step")):
             check_target_rows(batch, strategy.num_replicas_in_sync)
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows)
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part)
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
         if self._rules is not None:

@@ -4,6 +4,8 @@ A fit begins in the plain graph. Where the steps ahead can pay for compiling, it
 measures there as it has measured before, and stays or goes back. No step is run for the measurement alone, none twice. The
 plan of the fit, which backups hold, says the way of the next step, so that a resumed run goes on in it.
 
+On GPUs XLA is taken without measuring, as Keras takes it, after the first execution, which shows what the steps are made of.
+
 No clock decides where `jit_compile` was given, where operations are asked to be deterministic, or where a layer says that it
 does not support XLA.
 """
@@ -23,6 +25,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import operations_are_deterministic
 from ...compat.layers import layers_of
+from ...distribute.devices import is_gpu
 from ...distribute.workers.agreement import spans_workers
 from ..inputs import Chunk, Source
 from ..step.variable_placement import optimizers_of
@@ -111,6 +114,7 @@ class XlaChoice:
     ) -> None:
         self._model, self._source, self._plan = model, source, plan
         self._function: StepFunction = model.train_function
+        self._on_gpu = is_gpu(self._function.device())
         self._shapes: set[Any] = set()  # of the inputs of executions
         layout = source.batch_rows, getattr(source, "usual_rows", None)
         self._measured: Measured = self._function.measured.setdefault(layout, Measured())
@@ -137,12 +141,14 @@ class XlaChoice:
             return GRAPH, "operations are deterministic, so no clock may decide"
         if not all(getattr(layer, "supports_jit", True) for layer in layers_of(model)):
             return GRAPH, "a layer does not support XLA"
-        if spans_workers(model.distribute_strategy):
+        if spans_workers(model.distribute_strategy) and not self._on_gpu:
             return GRAPH, "workers that measure for themselves may choose differently"
         if several and model._overrides_step("train_step"):
             return GRAPH, "on several replicas, only the step of `fit` itself can be compiled in part"
         if model._pipeline is not None:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
+        if self._on_gpu:
+            return self._measured.way, self._measured.reason
         if self._ahead < FEWEST_STEPS:
             return GRAPH, "few steps"
         if self._measured.way is None:
@@ -155,6 +161,11 @@ class XlaChoice:
         measured.steps += steps
         if self._plan["way"] == XLA and function.way == GRAPH:  # XLA could not compile the step
             self._settle(GRAPH, "XLA cannot compile this step")
+        elif self._on_gpu:
+            if function.way == GRAPH and not self._plan["settled"]:
+                self._try(execution)
+                if function.way == XLA:
+                    self._settle(XLA, "the default on GPUs")
         elif function.fresh:
             measured.compiling = measured.compiling or seconds
         else:

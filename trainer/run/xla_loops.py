@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.graphs import first_graph, graph_function
+from ...distribute.devices import is_gpu
 from ..inputs.readers import for_xla
 from ..inputs.source import Chunk
 from ..step.compiled_compute import compiled_forward_and_backward
@@ -30,7 +31,8 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
     """
     asked = function.model.jit_compile
     if function.alone:
-        return functools.partial(_step_by_itself, function) if asked else function.global_step
+        by_itself = asked or (function.way == XLA and is_gpu(function.device()))
+        return functools.partial(_step_by_itself, function) if by_itself else function.global_step
     full = chunk.rows is not None and chunk.rows == function.full_rows and not chunk.open_ended
     if asked or (function.way == XLA and full):
         return functools.partial(function.global_step, compute=compiled_forward_and_backward)
@@ -77,13 +79,19 @@ def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
         slow = function.model.jit_compile and slow_loop(operations(stacks.loop))
         return None if slow else Compiled(stacks, lambda chunk: (chunk.inputs, chunk.steps))
     worth_it = function.model.jit_compile or chunk.rows == function.full_rows
-    if not has_one_size(chunk) or not worth_it:
+    if not has_one_size(chunk) or not worth_it or _is_far(chunk, function.device()):
         return None
     body = _for_xla(function.counted_loop(step, chunk.reader, chunk.rows, begin=_nothing))
     loop, arguments = signed(body, chunk.signature, jit_compile=True)
     if function.model.jit_compile and slow_loop(operations(loop)):
         return None
     return Compiled(_OnDevice(function, loop), arguments)
+
+
+def _is_far(chunk: Chunk, device: str) -> bool:
+    """Whether the loop would be sent all of the chunk's data each time: it is on the host, and the model on a GPU."""
+    leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
+    return is_gpu(device) and not is_gpu(next((leaf.device for leaf in leaves if leaf is not None), ""))
 
 
 class _OnDevice:
@@ -122,6 +130,14 @@ class GraphOnFailure:
         self._step_function.way = GRAPH
         self._function = self._in_graph()
         return self._function(inputs, steps)
+
+
+def or_graph(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled:
+    """A loop whose steps XLA compiles at the first call, or the plain graph, where nobody asked for XLA and it cannot."""
+    if function.model.jit_compile:
+        return loop
+    in_graph = lambda: function.compiled_for(chunk)[0].function  # noqa: E731
+    return Compiled(GraphOnFailure(function, loop.function, in_graph), loop.arguments)
 
 
 def has_one_size(chunk: Chunk) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -40,6 +41,8 @@ class ReplicaSlices:
             part of it.
         rows: int; rows of the global batch; None: not known while tracing.
         worker_rows: int32 `[workers]`, where `batch` holds this worker's rows only: the rows of each worker.
+        part: `part(replica, first, last)` reads rows `first` to `last - 1` on a replica of this worker; None: they are cut
+            out of `batch`, on the host.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -50,8 +53,10 @@ class ReplicaSlices:
         batch: Any,
         rows: int | None,
         worker_rows: tf.Tensor | None = None,
+        part: Callable[[int, Any, Any], Any] | None = None,
     ) -> None:
         self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
+        self._part = part
         self._replicas = strategy.num_replicas_in_sync
         if worker_rows is not None:
             self.global_rows: Any = tf.reduce_sum(worker_rows)
@@ -76,13 +81,18 @@ class ReplicaSlices:
         return data, ReplicaRows(replica, self._replicas, last - first, self.global_rows, before + first)
 
     def _slice(self, context: Any) -> list[Any]:
-        first, last, _ = self._bounds(context.replica_id_in_sync_group)
-        rows = last - first
-        if isinstance(rows, int):
-            first, last = (first, last) if rows else (0, 1)
-        else:
-            first, last = tf.where(rows > 0, first, 0), tf.where(rows > 0, last, 1)
-        return [slice_rows(leaf, first, last) for leaf in keras.tree.flatten(self._batch) if leaf is not None]
+        with tf.device("CPU:0"):
+            first, last, _ = self._bounds(context.replica_id_in_sync_group)
+            rows = last - first
+            if isinstance(rows, int):
+                first, last = (first, last) if rows else (0, 1)
+            else:
+                first, last = tf.where(rows > 0, first, 0), tf.where(rows > 0, last, 1)
+        if self._part is not None:
+            here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
+            return [leaf for leaf in keras.tree.flatten(self._part(here, first, last)) if leaf is not None]
+        leaves = [leaf for leaf in keras.tree.flatten(self._batch) if leaf is not None]
+        return [slice_rows(leaf, first, last, device="CPU:0") for leaf in leaves]
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
         """The rows `[first, last)` of a replica in the batch, and the rows of the workers before its own."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..distribute.launcher.gpus import Gpu, cores_near, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address
 from ..distribute.workers.cluster import Cluster, ClusterError, read_cluster
 from ..version import __version__
@@ -57,6 +58,7 @@ def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PRO
         *versions(environ),
         *machine(),
         *devices(lines, failure, environ),
+        *gpus_of_machine(read_gpus(), environ),
         *precision(lines),
         *cluster(environ),
         *ports(),
@@ -187,6 +189,35 @@ def devices(lines: list[dict[str, Any]], failure: str, environ: Mapping[str, str
                 "There is an NVIDIA GPU, but TensorFlow cannot load CUDA: pip install 'tensorflow[and-cuda]'."
             )
     return [*findings, Finding("devices", "GPU", "none: training runs on the CPU", note, problem)]
+
+
+def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
+    """What the NVIDIA driver says of each GPU: its model, whether it is busy or lost, and the cores beside it."""
+    findings = []
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    for gpu in gpus:
+        name = f"GPU {gpu.index or gpu.bus or '?'}"
+        if gpu.lost:
+            text = "The GPU is lost: reset it (nvidia-smi --gpu-reset), or restart the machine; launch leaves it out."
+            findings.append(Finding("devices", name, gpu.lost, problem=text))
+            continue
+        cores = cores_near(gpus, [gpu.index])
+        details = [
+            gpu.name,
+            f"{gpu.total} MiB" if gpu.total else "",
+            f"capability {gpu.capability}" if gpu.capability else "",
+        ]
+        details.append(f"beside cores {cores}" if cores else "")
+        busy = f"Another program uses it: {gpu.busy}; launch takes idle GPUs first." if gpu.busy else ""
+        findings.append(Finding("devices", name, ", ".join(filter(None, details)), note=busy))
+    models = sorted({gpu.name for gpu in gpus if not gpu.lost})
+    if len(models) > 1 and shown is None:
+        text = "Replicas wait for the slowest of them in every step: choose those of one model with CUDA_VISIBLE_DEVICES."
+        findings.append(Finding("devices", "models", ", ".join(models), note=text))
+    ours = {name: value for name, value in environ.items() if name.startswith("NCCL_")}
+    if gpus and ours:
+        findings.append(Finding("devices", "NCCL", ", ".join(f"{k}={v}" for k, v in sorted(ours.items()))))
+    return findings
 
 
 def precision(lines: list[dict[str, Any]]) -> list[Finding]:

@@ -1,0 +1,139 @@
+"""Writes to variables that change nothing where a bool tensor is false, without a conditional."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+_OF_SLICES = (
+    "scatter_add",
+    "scatter_sub",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_div",
+    "scatter_update",
+)
+_OF_PLACES = (
+    "batch_scatter_update",
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_max",
+    "scatter_nd_min",
+    "scatter_nd_update",
+    "_strided_slice_assign",
+)
+
+
+class _Guard(threading.local):
+    value: Any = None
+
+
+_guard = _Guard()
+_lock = threading.RLock()
+_blocks = 0
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+@contextlib.contextmanager
+def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
+    """What this thread writes to variables inside leaves every bit as it was where `condition`, a bool scalar, is false.
+
+    Both values are computed and one is chosen. So a GPU can be given the work that follows before it knows the condition,
+    which `tf.cond` would wait for. In a graph.
+    """
+    _replace()
+    outer, _guard.value = _guard.value, condition
+    try:
+        yield
+    finally:
+        _guard.value = outer
+        _put_back()
+
+
+@contextlib.contextmanager
+def _unguarded() -> Iterator[Any]:
+    condition, _guard.value = _guard.value, None
+    try:
+        yield condition
+    finally:
+        _guard.value = condition
+
+
+def _replace() -> None:
+    global _blocks
+    makers = {"assign": _assign, "assign_add": _assign_sum, "assign_sub": _assign_sum}
+    makers |= dict.fromkeys(_OF_SLICES, _write_slices) | dict.fromkeys(_OF_PLACES, _write_anywhere)
+    with _lock:
+        _blocks += 1
+        if _blocks > 1:
+            return
+        for name, make in makers.items():
+            original = _originals[name] = getattr(BaseResourceVariable, name)
+            setattr(BaseResourceVariable, name, functools.wraps(original)(make(original)))
+
+
+def _put_back() -> None:
+    global _blocks
+    with _lock:
+        _blocks -= 1
+        if _blocks == 0:
+            for name, original in _originals.items():
+                setattr(BaseResourceVariable, name, original)
+
+
+def _assign(original: Any) -> Any:
+    def write(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        with _unguarded() as condition:
+            if condition is not None:
+                value = tf.where(condition, tf.convert_to_tensor(value, variable.dtype), variable)
+            return original(variable, value, *args, **kwargs)
+
+    return write
+
+
+def _assign_sum(original: Any) -> Any:
+    sign = -1 if original.__name__ == "assign_sub" else 1
+
+    def write(variable: Any, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        with _unguarded() as condition:
+            if condition is None:
+                return original(variable, delta, *args, **kwargs)
+            delta, old = tf.convert_to_tensor(delta, variable.dtype), tf.convert_to_tensor(variable)
+            new = old + delta if sign > 0 else old - delta
+            return variable.assign(tf.where(condition, new, old), *args, **kwargs)
+
+    return write
+
+
+def _write_slices(original: Any) -> Any:
+    def write(variable: Any, slices: Any, *args: Any, **kwargs: Any) -> Any:
+        with _unguarded() as condition:
+            if condition is None:
+                return original(variable, slices, *args, **kwargs)
+            old = variable.sparse_read(slices.indices)
+            with tf.control_dependencies([old]):
+                original(variable, slices, *args, **kwargs)
+            rows = tf.where(condition, variable.sparse_read(slices.indices), old)
+            return variable.scatter_update(tf.IndexedSlices(rows, slices.indices))
+
+    return write
+
+
+def _write_anywhere(original: Any) -> Any:
+    def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        with _unguarded() as condition:
+            if condition is None:
+                return original(variable, *args, **kwargs)
+            old = tf.identity(variable)
+            with tf.control_dependencies([old]):
+                original(variable, *args, **kwargs)
+            return variable.assign(tf.where(condition, variable, old))
+
+    return write

@@ -1,0 +1,110 @@
+"""Where the arrays that are given to `fit` live while steps run on them: on the GPUs, or on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..compat.devices import memory_limit
+from .arguments import one_of
+from .gpu_memory import in_words
+
+MEMORY_SHARE = 0.25
+"""The share of a GPU's free memory that arrays may take by default: weights, slots and activations need the rest."""
+
+
+@dataclasses.dataclass
+class _Setting:
+    place: str = "auto"
+    share: float = MEMORY_SHARE
+
+
+_setting = _Setting()
+
+
+def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> None:
+    """Says where arrays live that are given to `fit`, `evaluate` and `predict`, from the next call on.
+
+    On a GPU the rows of a batch are picked out of the arrays there, and nothing is copied between steps. On the host they
+    are picked out there, each GPU is sent its own rows, and the batches of the next steps are sent while a step is computed.
+    `fit` says in one line which it is. Without GPUs nothing changes.
+
+    Args:
+        place: "auto": on every GPU of this process where the arrays fit `memory_share` of its free memory, else on the host;
+            "device": on the GPUs in any case; "host": on the host in any case.
+        memory_share: above 0, at most 1.
+
+    Raises:
+        ValueError: another place, or a share that is none.
+        TypeError: the share is no number.
+    """
+    one_of("place", place, ("auto", "device", "host"))
+    if isinstance(memory_share, bool) or not isinstance(memory_share, int | float):
+        raise TypeError(f"`memory_share` must be a number above 0 and at most 1. Received: {memory_share!r}")
+    if not 0 < memory_share <= 1:
+        raise ValueError(f"`memory_share` must be above 0 and at most 1. Received: {memory_share}")
+    _setting.place, _setting.share = place, float(memory_share)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataHome:
+    """Where arrays live.
+
+    Attributes:
+        devices: of each replica of this process, in order; none: the host.
+        sentence: says it; empty where there was nothing to decide.
+    """
+
+    devices: tuple[str, ...] = ()
+    sentence: str = ""
+
+
+def data_home(
+    size: int, devices: Sequence[str], dense: bool, free: Callable[[str], int | None] | None = None
+) -> DataHome:
+    """Decides it.
+
+    Args:
+        size: bytes of the arrays, those of tensors included.
+        devices: of the replicas of this process.
+        dense: whether GPUs can hold all of them (no strings, ragged or sparse tensors).
+        free: device -> the bytes that are free there, None where that is not known; None: `free_memory`.
+    """
+    kinds = [tf.DeviceSpec.from_string(device).device_type for device in devices]
+    if not kinds or any(kind != "GPU" for kind in kinds):
+        return DataHome()
+    on_host = f"The arrays ({in_words(size)}) stay on the host, and batches are copied ahead"
+    where = f"{len(kinds)} GPUs" if len(kinds) > 1 else "the GPU"
+    on_devices = f"The arrays ({in_words(size)}) are on {where}"
+    if not dense:
+        return DataHome((), f"{on_host}: strings, ragged and sparse tensors cannot be on a GPU.")
+    if _setting.place == "host":
+        return DataHome((), f"{on_host}, as keep_data_on says.")
+    if _setting.place == "device":
+        return DataHome(tuple(devices), f"{on_devices}, as keep_data_on says.")
+    left = [(free or free_memory)(device) for device in devices]
+    known = [amount for amount in left if amount is not None]
+    if len(known) < len(left):
+        return DataHome((), f"{on_host}: the free memory of {where} is not known.")
+    limit = f"{100 * _setting.share:.0f} % of the {in_words(min(known))} that are free on {where}"
+    if size > _setting.share * min(known):
+        return DataHome((), f"{on_host}: they need more than {limit}.")
+    return DataHome(tuple(devices), f"{on_devices}: they need less than {limit}.")
+
+
+def free_memory(device: str) -> int | None:
+    """The bytes that TensorFlow may still take on a GPU; None where that is not known."""
+    limit = memory_limit(device)
+    try:
+        taken = tf.config.experimental.get_memory_info(device)["current"]
+    except (ValueError, tf.errors.OpError):
+        return None
+    return None if limit is None else max(0, limit - taken)
+
+
+def setting() -> Any:
+    """The place and the share that are in force."""
+    return dataclasses.astuple(_setting)

@@ -1,0 +1,144 @@
+"""The GPUs of this machine, as `nvidia-smi` lists them: which can be used, and which cores are near. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_FIELDS = (
+    "index",
+    "uuid",
+    "name",
+    "memory.total",
+    "memory.used",
+    "utilization.gpu",
+    "compute_cap",
+    "pci.bus_id",
+)
+_SECONDS = 20
+_LOST = re.compile(r"(?:lost|ERR!|Unknown Error|fallen off the bus)", re.IGNORECASE)
+_BUSY_SHARE = 0.1
+_BUSY_PERCENT = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        index: as `nvidia-smi` and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA count.
+        uuid: its name for CUDA_VISIBLE_DEVICES in any order.
+        name: its model.
+        total, used: MiB of memory; None: not known.
+        percent: how busy it was in the last second; None: not known.
+        capability: "9.0", or empty.
+        bus: "00000000:3B:00.0", or empty.
+        lost: what `nvidia-smi` says of one that has failed; empty: it works.
+    """
+
+    index: str
+    uuid: str = ""
+    name: str = ""
+    total: int | None = None
+    used: int | None = None
+    percent: int | None = None
+    capability: str = ""
+    bus: str = ""
+    lost: str = ""
+
+    @property
+    def busy(self) -> str:
+        """How much another program uses of it; empty if none does."""
+        share = (self.used or 0) / self.total if self.total else 0.0
+        if share < _BUSY_SHARE and (self.percent or 0) < _BUSY_PERCENT:
+            return ""
+        return f"{self.used or 0} of {self.total or 0} MiB taken, {self.percent or 0} % busy"
+
+
+def read_gpus() -> list[Gpu]:
+    """All GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says; [] where there is no NVIDIA driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    command = [tool, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse(done.stdout + done.stderr)
+
+
+def parse(listing: str) -> list[Gpu]:
+    """The GPUs of what `nvidia-smi --query-gpu` printed, its complaints included."""
+    gpus = []
+    for line in listing.splitlines():
+        cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
+        if len(cells) == len(_FIELDS) and cells[0].isdecimal():
+            lost = line.strip() if _LOST.search(line) else ""
+            index, uuid, name, total, used, percent, capability, bus = cells
+            numbers = [int(text) if text.isdecimal() else None for text in (total, used, percent)]
+            gpus.append(Gpu(index, uuid, name, *numbers, capability if "." in capability else "", bus, lost))
+        elif _LOST.search(line):
+            found = re.search(r"GPU\s*([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d)", line)
+            gpus.append(Gpu("", bus=found.group(1) if found else "", lost=line.strip()))
+    return gpus
+
+
+def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> list[str]:
+    """What to write into CUDA_VISIBLE_DEVICES for the GPUs that may be used, idle ones first; lost ones are left out.
+
+    Args:
+        gpus: of the machine.
+        environ: None: this process's. What CUDA_VISIBLE_DEVICES names there is taken as it is.
+    """
+    chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+        return [name for name in names if name and name not in ("-1", "NoDevFiles")]
+    working = [gpu for gpu in gpus if not gpu.lost]
+    return [gpu.index for gpu in sorted(working, key=lambda gpu: (bool(gpu.busy), int(gpu.index)))]
+
+
+def cores_near(
+    gpus: Sequence[Gpu], names: Sequence[str], devices: Path = Path("/sys/bus/pci/devices")
+) -> str:
+    """The processor cores beside some GPUs, as "0-15,32-47"; empty where that is not known or makes no difference.
+
+    Args:
+        gpus: of the machine.
+        names: as in CUDA_VISIBLE_DEVICES.
+        devices: where Linux describes PCI devices.
+    """
+    nodes = {_near(gpu, devices) for gpu in gpus if not gpu.lost}
+    mine = {_near(gpu, devices) for gpu in gpus if gpu.index in names or (gpu.uuid and gpu.uuid in names)}
+    if len(nodes) < 2 or len(mine) != 1 or "" in nodes:
+        return ""
+    return mine.pop()
+
+
+def _near(gpu: Gpu, devices: Path) -> str:
+    domain, _, rest = gpu.bus.lower().partition(":")
+    try:
+        return (devices / f"{domain[-4:]}:{rest}" / "local_cpulist").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def environment_of(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a worker that has the GPUs `names`; what the user has set for NCCL stays."""
+    environ = os.environ if environ is None else environ
+    wanted = {
+        "CUDA_VISIBLE_DEVICES": ",".join(names),
+        "CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),  # as nvidia-smi counts
+    }
+    ours = {
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_DEBUG": "WARN",
+    }  # all workers are on this machine; errors say why
+    return wanted | {name: value for name, value in ours.items() if name not in environ}

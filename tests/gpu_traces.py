@@ -1,0 +1,187 @@
+"""Traces steps for two GPUs that are not there, has TensorFlow place them, and prints what is found: JSON for each case.
+
+Run in a process of its own (see `PretendedMachine`).
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absent_gpus import HOST, MACHINE, PretendedMachine, absent_gpus
+from tensorflow.python.framework import kernels
+
+import unisono
+from unisono.compat.graphs import graph_function
+from unisono.distribute.data_placement import keep_data_on
+from unisono.trainer.inputs.make_source import make_source
+from unisono.trainer.run.compiled import XLA
+from unisono.trainer.runner import runner_of
+
+X = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
+Y = np.random.default_rng(2).integers(0, 3, 64).astype("int32")
+GPUS = [f"{MACHINE}/device:GPU:{i}" for i in range(2)]
+
+
+def compiled(strategy, accumulation=None, **options):
+    with strategy.scope():
+        model = unisono.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, "relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3, seed=1),
+                keras.layers.Dense(3, dtype="float32"),
+            ]
+        )
+        optimizer = unisono.optimizers.AdamW(1e-3, gradient_accumulation_steps=accumulation, clipnorm=1.0)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(
+            optimizer,
+            loss,
+            metrics=[keras.metrics.SparseCategoricalCrossentropy(from_logits=True)],
+            **options,
+        )
+    return model
+
+
+def first_chunk(model, x, y, shuffle=True):
+    arguments = {"batch_size": 8, "shuffle": shuffle} if isinstance(x, np.ndarray) else {}
+    source = make_source(x, y, strategy=model.distribute_strategy, **arguments)
+    source.begin_epoch(0)
+    return source, source.take(4)
+
+
+def devices_of_inputs(source, chunk):
+    """Where the leaves of the chunk's inputs would be."""
+    homes = getattr(source, "devices", ("CPU:0",))
+    if homes == ("CPU:0",):
+        return [HOST for _ in tf.nest.flatten(chunk.inputs)]
+    if len(homes) == 1:
+        return [GPUS[0] if leaf.shape.rank else HOST for leaf in tf.nest.flatten(chunk.inputs)]
+    copies, place = chunk.inputs
+    each = [GPUS[n] for n, copy in enumerate(copies) for _ in tf.nest.flatten(copy)]
+    orders = [GPUS[n] for n in range(len(copies))] if isinstance(place, tuple) else []
+    return [*each, *orders, HOST]
+
+
+def step_of(model, training=True, x=X, y=Y, way=None, shuffle=True):
+    """The placed loop over steps of `fit` or `evaluate`."""
+    source, chunk = first_chunk(model, x, y, shuffle)
+    runner = runner_of(model)
+    runner.build(model, source.spec, source.batch_rows)
+    function = runner.train_function(model) if training else runner.test_function(model)
+    model.train_function = function
+    function.full_rows = source.batch_rows
+    function.way = way or function.way
+    found, _ = function.compiled_for(chunk)
+    loop = getattr(found.function, "functions", [found.function])[0]
+    signed = chunk.signature is not None and not chunk.open_ended
+    concrete = loop.get_concrete_function(*(() if signed else found.arguments(chunk)))
+    return machine.place(concrete, devices_of_inputs(source, chunk))
+
+
+def prediction_of(model):
+    source, chunk = first_chunk(model, X, None, shuffle=False)
+    runner = runner_of(model)
+    runner.build_for_prediction(model, source.spec)
+    function, traced = runner.predict_function(model), []
+
+    def only_traced(key, fn, **options):
+        return lambda *args: traced.append(graph_function(fn).get_concrete_function(*args))
+
+    function._function = only_traced
+    function._next_outputs(chunk, tf.constant(0))
+    return machine.place(traced[0], devices_of_inputs(source, chunk))
+
+
+def described(placed):
+    """What tests look at."""
+    collectives = placed.of("CollectiveReduceV2", "CollectiveGatherV2", "NcclAllReduce")
+    return {
+        "host": sorted({node.op for node in placed.host_operations() if placed.in_step(node)}),
+        "host_before_update": placed.host_between_forward_and_update(),
+        "waits": [wait for wait in placed.waits() if not wait.startswith("Less")],
+        "between_gpus": sorted(
+            f"{t.dtype} {t.producer}"
+            for t in placed.transfers()
+            if {t.source, t.target} == {"GPU:0", "GPU:1"}
+        ),
+        "sent": [
+            f"{t.dtype}{placed.shape(t.producer)}" for t in placed.transfers() if placed.is_sent_each_step(t)
+        ],
+        "collectives": [
+            [
+                node.device[-5:],
+                tf.as_dtype(node.attr["T"].type).name,
+                node.attr["communication_hint"].s.decode(),
+            ]
+            for node in collectives
+        ],
+        "without_kernel": sorted(
+            {
+                node.op
+                for node in placed.on("GPU")
+                if not any(
+                    k.device_type in ("GPU", "DEFAULT")
+                    for k in kernels.get_registered_kernels_for_op(node.op).kernel
+                )
+                and kernels.get_registered_kernels_for_op(node.op).kernel
+            }
+        ),
+        "gpu": {
+            device: sum(node.device.endswith(device) for node in placed.nodes.values())
+            for device in ("GPU:0", "GPU:1")
+        },
+    }
+
+
+def dataset(equal=True):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, drop_remainder=equal)
+
+
+def rows():
+    for start in range(0, 64, 8):
+        yield X[start : start + 8], Y[start : start + 8]
+
+
+def cases(two, one):
+    keep_data_on("device")
+    yield "fit on 2", lambda: step_of(compiled(two))
+    yield "fit in order on 2", lambda: step_of(compiled(two), shuffle=False)
+    yield "evaluate on 2", lambda: step_of(compiled(two), training=False)
+    yield "predict on 2", lambda: prediction_of(compiled(two))
+    yield "accumulation on 2", lambda: step_of(compiled(two, accumulation=2))
+    yield "XLA on 2", lambda: step_of(compiled(two), way=XLA)
+    yield "fit on 1", lambda: step_of(compiled(one))
+    yield "XLA on 1", lambda: step_of(compiled(one), way=XLA)
+    yield "tf.data on 2", lambda: step_of(compiled(two), x=dataset(), y=None)
+    yield "tf.data of any rows on 2", lambda: step_of(compiled(two), x=dataset(equal=False), y=None)
+    yield "generator on 2", lambda: step_of(compiled(two), x=rows(), y=None)
+
+    def in_stages():
+        pipeline = unisono.distribute.Pipeline(names, micro_batches=2)
+        return step_of(compiled(pipeline))
+
+    yield "pipeline on 2", in_stages
+
+    def half():
+        keras.config.set_dtype_policy("mixed_float16")
+        return step_of(compiled(two))
+
+    yield "mixed_float16 on 2", half
+    keras.config.set_dtype_policy("float32")
+    keep_data_on("host")
+    yield "fit from the host on 2", lambda: step_of(compiled(two))
+    yield "fit from the host on 1", lambda: step_of(compiled(one))
+    yield "XLA from the host on 1", lambda: step_of(compiled(one), way=XLA)
+
+
+machine = PretendedMachine(2)
+with absent_gpus(2) as names:
+    mirrored = tf.distribute.MirroredStrategy(names)
+    for name, trace in cases(mirrored, tf.distribute.get_strategy()):
+        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+            continue
+        print(json.dumps({"case": name, **described(trace())}), flush=True)

@@ -1,0 +1,53 @@
+"""What is added to the error of a step that found no memory: where it goes, and what would need less."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.graphs import bytes_kept_for_backward
+from ...compat.variables import stored_dtype
+from ...distribute.memory import StepMemory, less_memory
+from ..step.variable_placement import accumulates, optimizers_of
+
+
+@contextlib.contextmanager
+def with_advice(model: TrainedModel, function: Any, rows: int | None) -> Iterator[None]:
+    """Lets the error of a training step that found no memory pass with a note that says what would help.
+
+    Args:
+        model: the built model.
+        function: what runs its steps.
+        rows: of a full global batch; None: not known.
+    """
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        stages = 1 if model._pipeline is None else len(model._pipeline.devices)
+        half = model.dtype_policy.compute_dtype in ("float16", "bfloat16")
+        need = step_memory(model, function.graph(), rows)
+        error.add_note(less_memory(need, half, accumulates(model.optimizer), stages))
+        raise
+
+
+def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory:
+    """What a step needs on one replica; `graph` is that of its loop, None where there is none."""
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    slots = sum(_size(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
+    kept = 0 if graph is None else bytes_kept_for_backward(graph)
+    return StepMemory(
+        weights=sum(map(_size, model.weights)),
+        gradients=sum(map(_size, model.trainable_weights)),
+        slots=slots,
+        activations=kept // max(1, len(getattr(model.distribute_strategy.extended, "worker_devices", [0]))),
+        rows=-(-(rows or 1) // replicas),
+    )
+
+
+def _size(variable: Any) -> int:
+    return int(np.prod(variable.shape)) * tf.as_dtype(stored_dtype(variable)).size
