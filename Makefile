@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python,$(PIP_INSTALL))
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo install test test-long keras-tests pytest check lint format bench docs dist release clean
+.PHONY: demo install test test-gpu test-long keras-tests pytest check lint format bench docs dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,7 +25,7 @@ install: $(BIN)/unisono-dev.stamp
 demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
-check test test-long pytest keras-tests: export CUDA_VISIBLE_DEVICES =
+check pytest test-long keras-tests: export CUDA_VISIBLE_DEVICES =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp
@@ -39,6 +39,11 @@ check: lint
 # Types are checked while tests run: pyright needs one processor for half a minute.
 test: $(BIN)/unisono-dev.stamp
 	$(MAKE) --jobs 2 lint pytest
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then $(MAKE) test-gpu; else echo "no GPU here: tests/gpu was skipped"; fi
+
+# Everything else compares bits on logical CPU devices, in several processes; these have the GPUs for themselves.
+test-gpu: $(BIN)/unisono-dev.stamp
+	UNISONO_TEST_GPUS=1 $(BIN)/python -m pytest -q tests/gpu
 
 # Python compiles TensorFlow when it is first imported: here once, and not in all test processes at the same time.
 pytest: $(BIN)/unisono-dev.stamp

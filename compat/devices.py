@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
@@ -20,7 +22,7 @@ def memory_limit(device: str) -> int | None:
     Args:
         device: a name such as "GPU:0". TensorFlow's devices are in use after this.
     """
-    current = context.context()
+    current: Any = context.context()
     current.ensure_initialized()
     wanted = tf.DeviceSpec.from_string(device)
     listed = pywrap_tfe.TFE_ContextListDevices(current._handle)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 _OF_SLICES = (
     "scatter_add",
@@ -38,7 +38,7 @@ class _Guard(threading.local):
 _guard = _Guard()
 _lock = threading.RLock()
 _blocks = 0
-_originals: dict[str, Callable[..., Any]] = {}
+_originals: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
 @contextlib.contextmanager
@@ -74,9 +74,12 @@ def _replace() -> None:
         _blocks += 1
         if _blocks > 1:
             return
-        for name, make in makers.items():
-            original = _originals[name] = getattr(BaseResourceVariable, name)
-            setattr(BaseResourceVariable, name, functools.wraps(original)(make(original)))
+        for owner in (BaseResourceVariable, ResourceVariable):
+            for name, make in makers.items():
+                original = vars(owner).get(name)
+                if original is not None:
+                    _originals[owner, name] = original
+                    setattr(owner, name, functools.wraps(original)(make(original)))
 
 
 def _put_back() -> None:
@@ -84,8 +87,9 @@ def _put_back() -> None:
     with _lock:
         _blocks -= 1
         if _blocks == 0:
-            for name, original in _originals.items():
-                setattr(BaseResourceVariable, name, original)
+            for (owner, name), original in _originals.items():
+                setattr(owner, name, original)
+            _originals.clear()
 
 
 def _assign(original: Any) -> Any:

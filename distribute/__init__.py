@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .devices import simulate_devices
     from .gathered_rows import gather
     from .means import global_batch_size, global_mean
-    from .memory import grow_gpu_memory
+    from .gpu_memory import grow_gpu_memory
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
     from .scaling import ScaledStep, simulate_scaling
@@ -48,7 +48,7 @@ _NAMES_OF = {
     "devices": ("simulate_devices",),
     "gathered_rows": ("gather",),
     "means": ("global_batch_size", "global_mean"),
-    "memory": ("grow_gpu_memory",),
+    "gpu_memory": ("grow_gpu_memory",),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
     "scaling": ("ScaledStep", "simulate_scaling"),

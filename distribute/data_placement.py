@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..compat.devices import memory_limit
 from .arguments import one_of
+from .devices import is_gpu
 from .gpu_memory import in_words
 
 MEMORY_SHARE = 0.25
@@ -73,11 +74,10 @@ def data_home(
         dense: whether GPUs can hold all of them (no strings, ragged or sparse tensors).
         free: device -> the bytes that are free there, None where that is not known; None: `free_memory`.
     """
-    kinds = [tf.DeviceSpec.from_string(device).device_type for device in devices]
-    if not kinds or any(kind != "GPU" for kind in kinds):
+    if not devices or not all(map(is_gpu, devices)):
         return DataHome()
     on_host = f"The arrays ({in_words(size)}) stay on the host, and batches are copied ahead"
-    where = f"{len(kinds)} GPUs" if len(kinds) > 1 else "the GPU"
+    where = f"{len(devices)} GPUs" if len(devices) > 1 else "the GPU"
     on_devices = f"The arrays ({in_words(size)}) are on {where}"
     if not dense:
         return DataHome((), f"{on_host}: strings, ragged and sparse tensors cannot be on a GPU.")

@@ -6,7 +6,8 @@ import signal
 import threading
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+if os.environ.get("UNISONO_TEST_GPUS", "") in ("", "cpu"):  # only tests/gpu computes on GPUs
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -82,8 +82,11 @@ def parse(listing: str) -> list[Gpu]:
         if len(cells) == len(_FIELDS) and cells[0].isdecimal():
             lost = line.strip() if _LOST.search(line) else ""
             index, uuid, name, total, used, percent, capability, bus = cells
-            numbers = [int(text) if text.isdecimal() else None for text in (total, used, percent)]
-            gpus.append(Gpu(index, uuid, name, *numbers, capability if "." in capability else "", bus, lost))
+            total, used, percent = (
+                int(text) if text.isdecimal() else None for text in (total, used, percent)
+            )
+            capability = capability if "." in capability else ""
+            gpus.append(Gpu(index, uuid, name, total, used, percent, capability, bus, lost))
         elif _LOST.search(line):
             found = re.search(r"GPU\s*([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d)", line)
             gpus.append(Gpu("", bus=found.group(1) if found else "", lost=line.strip()))

@@ -41,6 +41,7 @@ from ..call_options import CallOptions, call_options, current_options, frozen_it
 from .accumulation import accumulate
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
 from .earlier_writes import EarlierWrites
+from .skipping import skips_by_choice
 from .slices import divided, map_values, unique_rows, values_of
 from .users_code import has_code_of_users
 
@@ -183,7 +184,7 @@ def update(
     """
     if verdict is not True:
         accepted = functools.partial(update, optimizer, variables, earlier, True, gradients, weight)
-        if chooses_by_where(variables) and not has_code_of_users(optimizer, variables):
+        if skips_by_choice(optimizer, variables):
             with writes_only_where(verdict):
                 accepted()
             return
@@ -201,14 +202,6 @@ def update(
                 local_copy(call_count(each)).assign_add(1)
         if all(each is not optimizer for each, _ in parts):
             local_copy(call_count(optimizer)).assign_add(1)
-
-
-def chooses_by_where(variables: Sequence[Any]) -> bool:
-    """Whether a skipped update is computed and not written: where variables are on a GPU, which a conditional waits for.
-
-    On a CPU the conditional costs nothing, and spares the update. Context: replica.
-    """
-    return not tf.executing_eagerly() and "GPU" in str(local_copy(variables[0]).device)
 
 
 def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:

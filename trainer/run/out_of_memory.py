@@ -12,7 +12,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import bytes_kept_for_backward
 from ...compat.variables import stored_dtype
-from ...distribute.memory import StepMemory, less_memory
+from ...distribute.gpu_memory import StepMemory, less_memory
 from ..step.variable_placement import accumulates, optimizers_of
 
 
@@ -41,7 +41,7 @@ def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory
     slots = sum(_size(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
     kept = 0 if graph is None else bytes_kept_for_backward(graph)
     return StepMemory(
-        weights=sum(map(_size, model.weights)),
+        weights=sum(map(_size, model.variables)),
         gradients=sum(map(_size, model.trainable_weights)),
         slots=slots,
         activations=kept // max(1, len(getattr(model.distribute_strategy.extended, "worker_devices", [0]))),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -16,33 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..distribute.launcher.gpus import Gpu, cores_near, read_gpus
+from ..distribute.launcher.gpus import read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address
 from ..distribute.workers.cluster import Cluster, ClusterError, read_cluster
 from ..version import __version__
+from .finding import Finding
+from .gpu_findings import gpus_of_machine
 
 PROBE_SECONDS = 180.0
 CONNECT_SECONDS = 2.0
 _LEAST_FREE_BYTES = 2 * 10**9
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        section: "versions", "devices", "precision", "cluster", "ports", "collectives", "machine" or "listening".
-        name: what was looked at.
-        value: what was found.
-        note: str; what is worth knowing and harms nothing; empty: nothing.
-        problem: str; what is wrong and what mends it, in one sentence; empty: nothing is.
-    """
-
-    section: str
-    name: str
-    value: str
-    note: str = ""
-    problem: str = ""
 
 
 def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
@@ -189,35 +171,6 @@ def devices(lines: list[dict[str, Any]], failure: str, environ: Mapping[str, str
                 "There is an NVIDIA GPU, but TensorFlow cannot load CUDA: pip install 'tensorflow[and-cuda]'."
             )
     return [*findings, Finding("devices", "GPU", "none: training runs on the CPU", note, problem)]
-
-
-def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
-    """What the NVIDIA driver says of each GPU: its model, whether it is busy or lost, and the cores beside it."""
-    findings = []
-    shown = environ.get("CUDA_VISIBLE_DEVICES")
-    for gpu in gpus:
-        name = f"GPU {gpu.index or gpu.bus or '?'}"
-        if gpu.lost:
-            text = "The GPU is lost: reset it (nvidia-smi --gpu-reset), or restart the machine; launch leaves it out."
-            findings.append(Finding("devices", name, gpu.lost, problem=text))
-            continue
-        cores = cores_near(gpus, [gpu.index])
-        details = [
-            gpu.name,
-            f"{gpu.total} MiB" if gpu.total else "",
-            f"capability {gpu.capability}" if gpu.capability else "",
-        ]
-        details.append(f"beside cores {cores}" if cores else "")
-        busy = f"Another program uses it: {gpu.busy}; launch takes idle GPUs first." if gpu.busy else ""
-        findings.append(Finding("devices", name, ", ".join(filter(None, details)), note=busy))
-    models = sorted({gpu.name for gpu in gpus if not gpu.lost})
-    if len(models) > 1 and shown is None:
-        text = "Replicas wait for the slowest of them in every step: choose those of one model with CUDA_VISIBLE_DEVICES."
-        findings.append(Finding("devices", "models", ", ".join(models), note=text))
-    ours = {name: value for name, value in environ.items() if name.startswith("NCCL_")}
-    if gpus and ours:
-        findings.append(Finding("devices", "NCCL", ", ".join(f"{k}={v}" for k, v in sorted(ours.items()))))
-    return findings
 
 
 def precision(lines: list[dict[str, Any]]) -> list[Finding]:

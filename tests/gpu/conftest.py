@@ -1,0 +1,78 @@
+"""The devices of the tests on GPUs: all GPUs, one split into two logical ones, or logical CPU devices in their place.
+
+UNISONO_TEST_GPUS=1 shows the tests the GPUs; =cpu puts logical CPU devices in their place, which are then treated as GPUs.
+Without it each test is skipped.
+"""
+
+import os
+import subprocess
+
+import pytest
+
+ASKED = os.environ.get("UNISONO_TEST_GPUS", "")
+STAND_INS = ["/device:CPU:2", "/device:CPU:3"]
+_KNOWS_GPUS = (
+    "unisono.distribute.data_placement",
+    "unisono.distribute.replicas",
+    "unisono.optimizers.stages.skipping",
+    "unisono.trainer.run.xla_choice",
+    "unisono.trainer.run.xla_loops",
+)
+
+
+def pytest_configure():
+    """One GPU is split into two logical ones, half of its free memory each."""
+    if ASKED not in ("", "cpu"):
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        if len(gpus) == 1:
+            listing = subprocess.run(
+                ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
+                capture_output=True,
+                text=True,
+            ).stdout
+            half = tf.config.LogicalDeviceConfiguration(memory_limit=int(int(listing.split()[0]) * 0.4))
+            tf.config.set_logical_device_configuration(gpus[0], [half] * 2)
+
+
+def pytest_collection_modifyitems(items):
+    reason = "no GPU is shown to the tests: set UNISONO_TEST_GPUS=1, or =cpu for logical CPU devices in their place"
+    for item in items:
+        if item.path.parent.name == "gpu":
+            item.add_marker(pytest.mark.gpu)
+            if not ASKED:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """The names of two or more devices."""
+    import importlib
+
+    import tensorflow as tf
+
+    if ASKED == "cpu":
+        for name in _KNOWS_GPUS:
+            monkeypatch.setattr(
+                importlib.import_module(name), "is_gpu", lambda device: device[-1:] in ("2", "3")
+            )
+        return STAND_INS
+    names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    if len(names) < 2:
+        pytest.skip(f"two devices are needed, and TensorFlow finds {names or 'no GPU'}")
+    return names
+
+
+@pytest.fixture
+def physical():
+    """GPUs that are really there; the test needs so many of them, or is skipped."""
+    import tensorflow as tf
+
+    def at_least(count):
+        found = tf.config.list_physical_devices("GPU")
+        if len(found) < count:
+            pytest.skip(f"{count} physical GPU(s) are needed, and there are {len(found)}")
+        return found
+
+    return at_least

@@ -1,0 +1,226 @@
+"""What is promised on any device, on GPUs: the numbers of one, skipped steps, resumed fits, where data and weights are."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from gpu_copies import equal_copies
+
+import unisono
+from unisono.distribute.data_placement import keep_data_on
+from unisono.trainer.run.compiled import XLA
+
+TOLERANCE = 2e-5  # float32 without TensorFloat-32: sums are added in another order
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(70, 8)).astype("float32")
+Y = RANDOM.integers(0, 3, 70).astype("int32")
+
+
+@pytest.fixture(autouse=True)
+def exact_float32():
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled()
+    unisono.mixed_precision.enable_tensor_float_32(False)
+    yield
+    unisono.mixed_precision.enable_tensor_float_32(enabled)
+    keep_data_on()
+
+
+def mirrored(gpus):
+    virtual = len(tf.config.list_physical_devices("GPU")) < len(gpus)
+    reduction = tf.distribute.ReductionToOneDevice() if virtual else None
+    return tf.distribute.MirroredStrategy(gpus, cross_device_ops=reduction)
+
+
+def compiled(strategy, **options):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = unisono.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, "relu", name="hidden"),
+                keras.layers.Dense(3, dtype="float32", name="logits"),
+            ],
+            name="model",
+        )
+        accumulation = options.pop("accumulation", None)
+        optimizer = unisono.optimizers.Adam(
+            1e-2, global_clipnorm=1.0, gradient_accumulation_steps=accumulation
+        )
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+    return model
+
+
+def trained(strategy, data=None, epochs=2, **options):
+    model = compiled(strategy, **options)
+    arguments = {"x": X, "y": Y, "batch_size": 16} if data is None else {"x": data()}
+    history = model.fit(**arguments, epochs=epochs, verbose=0).history
+    return model, history["loss"]
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+
+
+def generator():
+    for start in range(0, 70, 16):
+        yield X[start : start + 16], Y[start : start + 16]
+
+
+def assert_same(model, expected):
+    for ours, theirs in zip(model.get_weights(), expected.get_weights()):
+        np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_arrays_on_two_gpus_give_the_numbers_of_one_wherever_they_live(gpus, place):
+    keep_data_on(place)
+    two, losses = trained(mirrored(gpus[:2]))
+    one, expected = trained(tf.distribute.OneDeviceStrategy(gpus[0]))
+    assert_same(two, one)
+    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+    equal_copies(two)
+
+
+@pytest.mark.parametrize("data", [dataset, generator])
+def test_other_inputs_on_two_gpus_give_the_numbers_of_one(gpus, data):
+    epochs = 1 if data is generator else 2
+    two, _ = trained(mirrored(gpus[:2]), data, epochs)
+    one, _ = trained(tf.distribute.OneDeviceStrategy(gpus[0]), data, epochs)
+    assert_same(two, one)
+
+
+def test_class_weights_and_evaluation_and_prediction_on_two_gpus_are_those_of_one(gpus):
+    models = [compiled(s) for s in (mirrored(gpus[:2]), tf.distribute.OneDeviceStrategy(gpus[0]))]
+    for model in models:
+        keras.utils.set_random_seed(4)  # the order of the rows
+        model.fit(X, Y, batch_size=16, verbose=0, class_weight={0: 2.0, 1: 0.5}, validation_data=(X, Y))
+    assert_same(*models)
+    losses = [model.evaluate(X, Y, batch_size=16, verbose=0) for model in models]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=TOLERANCE)
+    first, second = (model.predict(X, batch_size=16, verbose=0) for model in models)
+    np.testing.assert_allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_half_precision_trains_and_keeps_float32_variables(gpus, policy):
+    unisono.mixed_precision.set_global_policy(policy)
+    model, losses = trained(mirrored(gpus[:2]), epochs=8)
+    assert losses[-1] < losses[0]
+    assert {v.dtype for v in model.weights} == {"float32"}
+    equal_copies(model)
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_step_that_overflows_leaves_every_bit_of_weights_and_slots(gpus, steps):
+    unisono.mixed_precision.set_global_policy("mixed_float16")
+    model = compiled(mirrored(gpus[:2]), accumulation=steps)
+    model.fit(X, Y, batch_size=70, verbose=0, epochs=2)
+    inner = model.optimizer.inner_optimizer
+    before = [v.numpy().tobytes() for v in (*model.weights, *inner.variables)]
+    skipped = int(model.optimizer.skipped_steps.numpy())
+    huge = X.copy()
+    huge[-1] = 1e30  # a row of the last replica
+    model.fit(huge, Y, batch_size=70, verbose=0, epochs=steps or 1)
+    assert [v.numpy().tobytes() for v in (*model.weights, *inner.variables)] == before
+    assert int(model.optimizer.skipped_steps.numpy()) == skipped + 1
+    model.fit(X, Y, batch_size=70, verbose=0, epochs=steps or 1)
+    assert [v.numpy().tobytes() for v in model.weights] != before[: len(model.weights)]
+
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.fit_state.epoch == 1 and batch >= 2:
+            raise KeyboardInterrupt
+
+
+def test_resumed_fit_has_the_bits_of_one_that_was_not_stopped(gpus, tmp_path):
+    strategy = mirrored(gpus[:2])
+    options = {"batch_size": 16, "epochs": 3, "verbose": 0}
+    whole = compiled(strategy)
+    whole.fit(X, Y, callbacks=[unisono.callbacks.BackupAndRestore(tmp_path / "a", save_freq=1)], **options)
+    stopped = compiled(strategy)
+    backup = unisono.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)
+    with contextlib.suppress(KeyboardInterrupt):
+        stopped.fit(X, Y, callbacks=[backup, Stop()], **options)
+    resumed = compiled(strategy)
+    resumed.fit(X, Y, callbacks=[unisono.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)], **options)
+    for ours, theirs in zip(resumed.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+class Plan(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        self.plan = dict(self.model.fit_state.plan)
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_xla_is_the_default_after_the_first_execution(gpus, place):
+    keep_data_on(place)
+    model, seen = compiled(tf.distribute.OneDeviceStrategy(gpus[0])), Plan()
+    plain = compiled(tf.distribute.OneDeviceStrategy(gpus[0]), jit_compile=False)
+    for each, callbacks in ((model, [seen]), (plain, [])):
+        keras.utils.set_random_seed(4)
+        each.fit(X, Y, batch_size=16, epochs=4, verbose=0, callbacks=callbacks)
+    assert (seen.plan["way"], seen.plan["settled"]) == (XLA, True)
+    assert_same(model, plain)
+
+
+def test_where_arrays_live_is_said_in_one_line(gpus, capsys):
+    keep_data_on("device")
+    compiled(mirrored(gpus[:2])).fit(X, Y, batch_size=16, verbose=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("The arrays")]
+    assert lines == ["The arrays (2 KiB) are on 2 GPUs, as keep_data_on says."]
+
+
+def test_validation_on_the_training_arrays_holds_no_second_copy(gpus):
+    keep_data_on("device")
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            state = self.model.fit_state
+            seen.extend((state.source.held, state.validation.held))
+
+    compiled(mirrored(gpus[:2])).fit(
+        X, Y, batch_size=16, verbose=0, validation_data=(X, Y), callbacks=[Look()]
+    )
+    training, validation = seen
+    assert [validation[key][1] for key in (id(X), id(Y))] == [training[key][1] for key in (id(X), id(Y))]
+
+
+def test_fit_needs_no_second_copy_of_weights_or_slots(gpus, physical):
+    physical(1)
+    with tf.device(gpus[0]):
+        model = unisono.Sequential([keras.Input((2048,)), keras.layers.Dense(8192), keras.layers.Dense(1)])
+    model.compile(unisono.optimizers.Adam(), "mse")
+    x = np.zeros((64, 2048), "float32")
+    model.fit(x, x[:, :1], batch_size=32, verbose=0)
+    held = sum(v.numpy().nbytes for v in (*model.weights, *model.optimizer.variables))
+    tf.config.experimental.reset_memory_stats(gpus[0])
+    model.fit(x, x[:, :1], batch_size=32, verbose=0)
+    peak = tf.config.experimental.get_memory_info(gpus[0])["peak"]
+    gradients = sum(v.numpy().nbytes for v in model.trainable_weights)
+    assert peak < held + 2.5 * gradients  # gradients, and what one update computes before it is written
+
+
+def test_gradients_of_physical_gpus_are_summed_by_nccl(physical):
+    names = [f"GPU:{index}" for index in range(len(physical(2)))]
+    strategy = tf.distribute.MirroredStrategy(names)
+    assert strategy.extended._collective_ops._options.implementation.value == "NCCL"
+    several, _ = trained(strategy)
+    one, _ = trained(tf.distribute.OneDeviceStrategy("GPU:0"))
+    assert_same(several, one)
+    for dtype in ("int32", "int64", "float16", "float32", "float64", "bfloat16"):
+
+        @tf.function
+        def total(dtype=dtype):
+            def on_replica():
+                context = tf.distribute.get_replica_context()
+                return context.all_reduce("SUM", tf.cast(tf.fill([3], 2), dtype))
+
+            return strategy.run(on_replica)
+
+        for value in strategy.experimental_local_results(total()):
+            np.testing.assert_array_equal(tf.cast(value, "float64"), 2.0 * len(names))

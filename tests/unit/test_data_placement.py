@@ -1,0 +1,110 @@
+"""Where arrays live, and what a step that found no memory is told."""
+
+import pytest
+import tensorflow as tf
+
+from unisono.distribute import grow_gpu_memory, keep_data_on
+from unisono.distribute.data_placement import data_home, free_memory
+from unisono.distribute.gpu_memory import StepMemory, in_words, less_memory
+
+GIB = 2**30
+TWO = ["/device:GPU:0", "/device:GPU:1"]
+
+
+@pytest.fixture(autouse=True)
+def default():
+    yield
+    keep_data_on()
+
+
+def home(size, devices=TWO, dense=True, free=40 * GIB):
+    return data_home(size, devices, dense, lambda device: free)
+
+
+def test_arrays_that_fit_a_quarter_of_the_free_memory_are_on_every_gpu():
+    found = home(10 * GIB)
+    assert found.devices == tuple(TWO)
+    assert found.sentence == (
+        "The arrays (10.0 GiB) are on 2 GPUs: they need less than 25 % of the 40.0 GiB that are free on 2 GPUs."
+    )
+
+
+def test_larger_arrays_stay_on_the_host_and_one_line_says_so():
+    found = home(10 * GIB + 1)
+    assert found.devices == ()
+    assert found.sentence.startswith(
+        "The arrays (10.0 GiB) stay on the host, and batches are copied ahead: they need"
+    )
+
+
+def test_the_gpu_with_the_least_free_memory_decides():
+    free = {TWO[0]: 80 * GIB, TWO[1]: 4 * GIB}
+    assert data_home(2 * GIB, TWO, True, free.get).devices == ()
+    assert data_home(GIB, TWO, True, free.get).devices == tuple(TWO)
+
+
+def test_strings_and_an_unknown_memory_keep_arrays_on_the_host():
+    assert home(1, dense=False).devices == ()
+    assert home(1, free=None).devices == ()
+
+
+def test_without_gpus_there_is_nothing_to_decide():
+    assert home(1, ["/device:CPU:0"]) == home(1, [])
+    assert home(1, []).sentence == ""
+
+
+def test_setting_decides_in_any_case():
+    keep_data_on("device")
+    assert home(100 * GIB).devices == tuple(TWO)
+    keep_data_on("host")
+    assert home(1).devices == ()
+    keep_data_on("auto", memory_share=1)
+    assert home(40 * GIB).devices == tuple(TWO)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("gpu",), ("auto", 0), ("auto", 1.5), ("auto", True), ("auto", "half")]
+)
+def test_wrong_settings_are_refused(arguments):
+    with pytest.raises((ValueError, TypeError), match="Received"):
+        keep_data_on(*arguments)
+
+
+def test_free_memory_of_a_gpu_that_is_not_there_is_unknown():
+    assert free_memory("GPU:7") is None
+
+
+def test_growth_is_set_for_every_gpu_and_nothing_happens_without():
+    assert grow_gpu_memory() == [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
+    with pytest.raises(TypeError, match="enabled"):
+        grow_gpu_memory(1)
+
+
+def test_advice_names_what_helps_most_first_and_how_much():
+    mib = 2**20
+    need = StepMemory(
+        weights=100 * mib, gradients=100 * mib, slots=200 * mib, activations=1000 * mib, rows=64
+    )
+    text = less_memory(need, half_precision=False, accumulates=False)
+    assert "the activations of 64 rows about 1000 MiB" in text
+    first, *_ = text.split("What would help: ")[1].split("; ")
+    assert first.startswith("4 micro-batches") and "650 MiB less" in first
+    assert "half the batch: about 500 MiB less" in text
+    assert "half precision (mixed_bfloat16 or mixed_float16): about 500 MiB less" in text
+    assert "a pipeline over 2 devices (unisono.distribute.Pipeline): about 200 MiB less" in text
+
+
+def test_advice_leaves_out_what_is_done_already_or_does_not_help():
+    need = StepMemory(weights=100, gradients=100, slots=200, activations=50, rows=1)
+    text = less_memory(need, half_precision=True, accumulates=True, stages=2)
+    assert "batch" not in text.split("What would help")[1]
+    assert "a pipeline over 4 devices" in text
+
+
+def test_sizes_are_said_in_the_unit_that_fits():
+    assert [in_words(size) for size in (12, 2048, 5 * 2**20, 3 * 2**30)] == [
+        "12 bytes",
+        "2 KiB",
+        "5 MiB",
+        "3.0 GiB",
+    ]

@@ -1,0 +1,117 @@
+"""GPUs as `nvidia-smi` lists them: which are used, which cores are near, what launch and doctor make of them."""
+
+import os
+import stat
+
+import pytest
+
+from unisono.commands.gpu_findings import gpus_of_machine
+from unisono.distribute.launcher import gpus
+from unisono.distribute.launcher.tasks import Layout, plan
+
+FOUR = """\
+0, GPU-aa, NVIDIA H100, 81559, 2, 0, 9.0, 00000000:1B:00.0
+1, GPU-bb, NVIDIA H100, 81559, 40000, 97, 9.0, 00000000:43:00.0
+2, GPU-cc, NVIDIA A100, 40960, 3, 0, 8.0, 00000000:A3:00.0
+3, GPU-dd, NVIDIA H100, 81559, 2, 1, 9.0, 00000000:C3:00.0
+"""
+LOST = "Unable to determine the device handle for GPU0000:A3:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A function that puts an `nvidia-smi` on the PATH that prints a listing."""
+
+    def make(listing):
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{listing}END\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return make
+
+
+def test_listing_is_read_with_models_memory_and_load(machine):
+    machine(FOUR)
+    found = gpus.read_gpus()
+    assert [gpu.index for gpu in found] == ["0", "1", "2", "3"]
+    assert (found[1].name, found[1].total, found[1].used, found[1].percent) == (
+        "NVIDIA H100",
+        81559,
+        40000,
+        97,
+    )
+    assert [bool(gpu.busy) for gpu in found] == [False, True, False, False]
+
+
+def test_values_that_are_not_available_are_unknown():
+    (gpu,) = gpus.parse("0, GPU-aa, GRID, [N/A], [Not Supported], [N/A], [N/A], 00000000:1B:00.0\n")
+    assert (gpu.total, gpu.used, gpu.percent, gpu.capability, gpu.busy, gpu.lost) == (
+        None,
+        None,
+        None,
+        "",
+        "",
+        "",
+    )
+
+
+def test_lost_gpu_is_left_out_and_idle_ones_come_first(machine):
+    machine(FOUR.replace("2, GPU-cc, NVIDIA A100, 40960, 3, 0, 8.0, 00000000:A3:00.0\n", LOST))
+    found = gpus.read_gpus()
+    assert [gpu.bus for gpu in found if gpu.lost] == ["0000:A3:00.0"]
+    assert gpus.visible(found) == ["0", "3", "1"]
+
+
+def test_what_cuda_visible_devices_says_is_taken_as_it_is():
+    found = gpus.parse(FOUR)
+    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "3, GPU-bb"}) == ["3", "GPU-bb"]
+    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "-1"}) == []
+
+
+def test_workers_get_gpus_of_their_own_and_the_variables_of_nccl_unless_the_user_has_set_them(
+    machine, monkeypatch
+):
+    machine(FOUR)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    tasks = plan(Layout(workers=2, replicas_per_worker=2), ["train.py"])
+    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0,1", "2,3"]
+    assert all(task.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" for task in tasks)
+    assert all(task.env["NCCL_SOCKET_IFNAME"] == "lo" for task in tasks)
+    assert all("NCCL_DEBUG" not in task.env for task in tasks)
+
+
+def test_workers_that_need_fewer_gpus_get_the_idle_ones(machine):
+    machine(FOUR)
+    tasks = plan(Layout(workers=3, replicas_per_worker=1), ["train.py"])
+    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0", "2", "3"]
+
+
+def test_too_few_gpus_are_an_error_that_tells_of_the_lost_one(machine):
+    machine(FOUR.replace("2, GPU-cc, NVIDIA A100, 40960, 3, 0, 8.0, 00000000:A3:00.0\n", LOST))
+    with pytest.raises(ValueError, match=r"are visible \(3, 1 more is lost"):
+        plan(Layout(workers=2, replicas_per_worker=2), ["train.py"])
+
+
+def test_cores_near_a_worker_are_those_of_its_gpus(tmp_path):
+    for bus, cores in {"1b": "0-15", "43": "0-15", "a3": "16-31", "c3": "16-31"}.items():
+        folder = tmp_path / f"0000:{bus}:00.0"
+        folder.mkdir()
+        (folder / "local_cpulist").write_text(f"{cores}\n")
+    found = gpus.parse(FOUR)
+    assert gpus.cores_near(found, ["0", "1"], tmp_path) == "0-15"
+    assert gpus.cores_near(found, ["GPU-cc", "3"], tmp_path) == "16-31"
+    assert gpus.cores_near(found, ["1", "2"], tmp_path) == "", "of two sides of the machine"
+    assert gpus.cores_near(found, ["0"], tmp_path / "nothing") == ""
+
+
+def test_doctor_says_which_gpu_is_lost_busy_or_another_model(machine):
+    listing = FOUR.replace("3, GPU-dd, NVIDIA H100, 81559, 2, 1, 9.0, 00000000:C3:00.0\n", LOST)
+    findings = gpus_of_machine(gpus.parse(listing), {"NCCL_P2P_DISABLE": "1"})
+    by_name = {finding.name: finding for finding in findings}
+    assert "GPU is lost" in by_name["GPU 0000:A3:00.0"].value
+    assert "reset it" in by_name["GPU 0000:A3:00.0"].problem
+    assert "40000 of 81559 MiB taken, 97 % busy" in by_name["GPU 1"].note
+    assert by_name["models"].value == "NVIDIA A100, NVIDIA H100"
+    assert by_name["NCCL"].value == "NCCL_P2P_DISABLE=1"
