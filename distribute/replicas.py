@@ -99,10 +99,10 @@ def _packs(tensors: Sequence[Any]) -> Any:
     """
     strategy = tf.distribute.get_strategy()
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    gpus = all(is_gpu(device) for device in strategy.extended.worker_devices)
-    if not (workers or (gpus and isinstance(strategy, tf.distribute.MirroredStrategy))):
+    if not (workers or isinstance(strategy, tf.distribute.MirroredStrategy)):
         return None
-    if bytes_per_pack(strategy):
+    gpus = all(is_gpu(device) for device in strategy.extended.worker_devices)
+    if not (workers or gpus) or bytes_per_pack(strategy):
         return None
     dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
     if len(dense) < 2 or any(t.shape.num_elements() is None for t in dense):

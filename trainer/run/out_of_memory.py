@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import bytes_kept_for_backward
+from ...compat.strategies import devices_of
 from ...compat.variables import stored_dtype
 from ...distribute.gpu_memory import StepMemory, less_memory
 from ..step.variable_placement import accumulates, optimizers_of
@@ -44,7 +45,7 @@ def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory
         weights=sum(map(_size, model.variables)),
         gradients=sum(map(_size, model.trainable_weights)),
         slots=slots,
-        activations=kept // max(1, len(getattr(model.distribute_strategy.extended, "worker_devices", [0]))),
+        activations=kept // len(devices_of(model.distribute_strategy)),
         rows=-(-(rows or 1) // replicas),
     )
 

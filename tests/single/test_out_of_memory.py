@@ -1,0 +1,71 @@
+"""A training step that finds no memory says where it goes and what would need less."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import mirrored
+
+import unisono
+from unisono.trainer.run.out_of_memory import step_memory
+
+X = np.ones((64, 8), "float32")
+
+
+class NoMemory(keras.callbacks.Callback):
+    """From the second execution on, the GPU is full."""
+
+    def on_train_begin(self, logs=None):
+        self.function, self.calls = self.model.train_function, 0
+        self.model.train_function = self
+
+    def on_train_end(self, logs=None):
+        self.model.train_function = self.function
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        if self.calls == 2:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return self.function(*arguments)
+
+    def __getattr__(self, name):
+        if "function" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+
+def compiled(strategy):
+    with strategy.scope():
+        layers = [keras.layers.Dense(16, "relu"), keras.layers.Dense(4)]
+        model = unisono.Sequential([keras.Input((8,)), *layers])
+        model.compile(unisono.optimizers.Adam(), "mse")
+    return model
+
+
+def test_error_tells_sizes_and_what_would_help():
+    model = compiled(tf.distribute.get_strategy())
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+        model.fit(X, X[:, :4], batch_size=32, epochs=2, verbose=0, callbacks=[NoMemory()])
+    (note,) = [note for note in caught.value.__notes__ if "memory" in note]
+    assert (
+        "gradients 848 bytes, the optimizer's slots 2 KiB" in note
+    )  # 212 numbers; two for each, and a few counters
+    assert "half the batch" in note and "mixed_bfloat16" in note and "Pipeline" in note
+
+
+def test_activations_grow_with_a_replicas_rows_and_weights_do_not():
+    needs = []
+    for strategy, rows in (
+        (tf.distribute.get_strategy(), 32),
+        (tf.distribute.get_strategy(), 64),
+        (mirrored(2), 64),
+    ):
+        model = compiled(strategy)
+        model.fit(X, X[:, :4], batch_size=rows, verbose=0)
+        needs.append(step_memory(model, model.train_function.graph(), rows))
+    assert [need.rows for need in needs] == [32, 64, 32]
+    assert len({(need.weights, need.gradients, need.slots) for need in needs}) == 1
+    small, large, shared = (need.activations for need in needs)
+    assert small >= 32 * (8 + 16) * 4, "the inputs of both layers are kept"
+    assert 1.8 * small <= large <= 2.2 * small
+    assert 0.8 * small <= shared <= 1.3 * small
