@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .data_placement import keep_data_on
     from .devices import simulate_devices
     from .gathered_rows import gather
-    from .means import global_batch_size, global_mean
     from .gpu_memory import grow_gpu_memory
+    from .means import global_batch_size, global_mean
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
     from .scaling import ScaledStep, simulate_scaling
