@@ -3,21 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Python compiles what is imported, when it is first imported: that is a tenth of what is installed. Where `.ci/run` has put
-# uv into .venv it installs in half the time of pip.
+# uv into .venv it installs in half the time of pip, which does it where uv does not find what pip is configured to find.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python,$(PIP_INSTALL))
+INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || )$(PIP_INSTALL) $(1)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: demo install test test-gpu test-long keras-tests pytest check lint format bench docs dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e ".[demo]"
+	$(call INSTALL,-e ".[demo]")
 	touch $@
 
 $(BIN)/unisono-dev.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e ".[dev]"
+	$(call INSTALL,-e ".[dev]")
 	touch $@ $(BIN)/unisono-demo.stamp
 
 install: $(BIN)/unisono-dev.stamp
