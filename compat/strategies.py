@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client import device_lib
 from tensorflow.python.distribute.values import PerReplica
 
 
@@ -72,12 +71,3 @@ def pretending_replicas(count: int) -> Iterator[None]:
 
 def _pretended(strategy: Any) -> int:
     return _pretending.replicas or _num_replicas_in_sync(strategy)
-
-
-def device_memory_limits() -> dict[str, int]:
-    """Bytes that TensorFlow may use of each GPU of this process: "GPU:0" -> bytes."""
-    return {
-        f"GPU:{tf.DeviceSpec.from_string(device.name).device_index}": device.memory_limit
-        for device in device_lib.list_local_devices()
-        if device.device_type == "GPU"
-    }

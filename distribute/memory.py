@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from ..compat.strategies import device_memory_limits
+from ..compat.devices import memory_limit
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -49,8 +49,7 @@ class PeakMemory:
     def limit(self) -> int:
         """Bytes that the smallest device has; of the host, what this process has and what is free."""
         if self._gpus:
-            limits = device_memory_limits()
-            return min(limits[gpu] for gpu in self._gpus)
+            return min(memory_limit(gpu) or 0 for gpu in self._gpus)
         used = _kilobytes(_STATUS, "VmRSS") * 1024
         free = [_kilobytes(_MACHINE, "MemAvailable") * 1024]
         most, now = ((_GROUP / name) for name in ("memory.max", "memory.current"))
