@@ -38,16 +38,18 @@ class LineFile:
         """Bytes written so far."""
         return self._keep if self._stream is None else self._stream.tell()
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Appends one line."""
+    def write(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Appends one line; returns what it reads as."""
         if self._stream is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
             self._stream = open(self.path, "r+b")  # noqa: SIM115 - closed by `close`
             self._stream.truncate(self._keep)
             self._stream.seek(self._keep)
-        self._stream.write(json.dumps(jsonable(record), allow_nan=False).encode() + b"\n")
+        line = jsonable(record)
+        self._stream.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._stream.flush()
+        return line
 
     def close(self) -> None:
         """Closes the file; a further line would overwrite it."""

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -20,12 +21,22 @@ from ..fit_state import FitState
 from ..trained_model import CompiledModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
+_VARIABLES = (
+    "CUDA_",
+    "KERAS_",
+    "NCCL_",
+    "OMP_",
+    "TF_",
+    "UNISONO_",
+    "XLA_",
+)  # environment variables that a page shows
 
 
 def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     """What a report says about a run before its first number, in JSON values.
 
-    "model", "strategy", "configuration", "versions" and "machine" are flat dicts, and "summary" is the model's summary.
+    "model", "strategy", "configuration", "versions", "machine" and "environment" are flat dicts; "summary" is that of
+    the model.
     """
     return {
         "model": _model(model),
@@ -36,10 +47,39 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
             "host": socket.gethostname(),
             "system": f"{platform.system()} {platform.release()}",
             "CPU cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "program": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200],
+            "command line": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:400],
+            "git commit": git_commit(Path.cwd()) or "none",
         },
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if _is_about_training(name)},
         "summary": _summary(model),
     }
+
+
+def git_commit(folder: Path) -> str:
+    """The commit that is checked out in `folder` or above it; empty: none, or it cannot be read."""
+    for place in (folder, *folder.parents):
+        git = place / ".git"
+        if not git.exists():
+            continue
+        with contextlib.suppress(OSError, IndexError, UnicodeDecodeError):
+            if git.is_file():  # a work tree or a submodule: the file says where the folder is
+                git = (place / git.read_text(encoding="utf-8").split(":", 1)[1].strip()).resolve()
+            head = (git / "HEAD").read_text(encoding="utf-8").strip()
+            if not head.startswith("ref: "):
+                return head
+            common = git / "commondir"
+            shared = (git / common.read_text(encoding="utf-8").strip()).resolve() if common.exists() else git
+            reference = head.removeprefix("ref: ")
+            if (shared / reference).exists():
+                return (shared / reference).read_text(encoding="utf-8").strip()
+            packed = (shared / "packed-refs").read_text(encoding="utf-8").splitlines()
+            return next((line.split()[0] for line in packed if line.endswith(f" {reference}")), "")
+        return ""
+    return ""
+
+
+def _is_about_training(name: str) -> bool:
+    return name.startswith(_VARIABLES) and name != "TF_CONFIG"
 
 
 def memory_bytes() -> dict[str, int]:

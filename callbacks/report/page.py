@@ -18,8 +18,11 @@ _PARTS = {
     "callbacks": "callbacks",
     "validation": "validation",
     "other": "building, beginning of epochs",
+    "report": "this report",
+    "unaccounted": "outside of what is measured",
 }
-_FACTS = ("strategy", "configuration", "model", "machine", "versions")
+_NEWS_SECONDS = 60.0  # a run that is at work and has written nothing for so long is said to be without news
+_FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
@@ -44,12 +47,19 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
 
 def _one(run: Run) -> str:
     restarts = f", {len(run.restarts)} restart{'s' * (len(run.restarts) > 1)}" if run.restarts else ""
+    news = "" if run.how else f' data-now="{run.now:.0f}" data-patience="{_patience(run):.0f}"'
     return (
-        f'<header><h1>{html.escape(run.title)}</h1><p><span class="state">{html.escape(run.how or "running")}</span> '
+        f'<header><h1>{html.escape(run.title)}</h1><p><span class="state"{news}>{html.escape(run.how or "running")}</span> '
         f'<span class="dim">began {_moment(run.began)}, {duration(run.now - run.began)} until the last update{restarts}'
         f"</span></p></header>{_tiles(run)}{_section('Curves', _charts([run]), 'charts')}"
         f"{_section('Time', _time(run), 'charts')}{_workers(run)}{_facts(run)}"
     )
+
+
+def _patience(run: Run) -> float:
+    """Seconds after which a run that is at work should have written another line."""
+    longest = max((line.get("elapsed") or 0.0 for line in run.epochs), default=0.0)
+    return max(_NEWS_SECONDS, 3 * longest)
 
 
 def _several(runs: Sequence[Run]) -> str:
@@ -176,7 +186,7 @@ def _workers(run: Run) -> str:
 def _facts(run: Run) -> str:
     blocks = []
     for name in _FACTS:
-        rows = [[key, number(value)] for key, value in run.facts[name].items()]
+        rows = [[key, number(value)] for key, value in run.facts.get(name, {}).items()]
         blocks.append(f'<div class="box"><b>{name.capitalize()}</b>{_table([], rows)}</div>')
     if run.restarts:
         rows = [[_moment(r["time"]), r["machine"]["host"]] for r in run.restarts]
@@ -197,7 +207,7 @@ def _facts(run: Run) -> str:
 def _differences(runs: Sequence[Run]) -> list[list[str]]:
     """The facts that are not the same in all runs, one row each."""
     flat = [
-        {f"{part}: {key}": number(value) for part in _FACTS for key, value in run.facts[part].items()}
+        {f"{part}: {key}": number(value) for part in _FACTS for key, value in run.facts.get(part, {}).items()}
         for run in runs
     ]
     rows = [

@@ -26,6 +26,18 @@ class Run:
     # The first lines of the processes that resumed it.
     restarts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
+    def add(self, line: dict[str, Any]) -> None:
+        """Takes one more line."""
+        event = line["event"]
+        self.now = line["time"]
+        if event in ("begin", "restart"):
+            self.began = self.began if self.facts else line["time"]
+            self.facts = {key: value for key, value in line.items() if key not in ("event", "time")}
+            self.how = ""
+        lists = {"step": self.steps, "epoch": self.epochs, "restart": self.restarts}
+        lists.get(event, []).append(line)
+        self.how = line["how"] if event == "end" else self.how
+
     @property
     def title(self) -> str:
         """What the user calls it."""
@@ -71,11 +83,22 @@ class Run:
         ]
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of worker 0 in each part of its work, over all epochs."""
+        """Seconds of worker 0 in each part of its work, over all epochs.
+
+        "report" is what the report itself took, which is not counted as "callbacks". "unaccounted" is the rest of the time
+        from the first line to the last; a run that was restarted has none, because nobody knows how long it was not running.
+        """
         total: dict[str, float] = {}
         for line in self.epochs:
             for part, value in line["workers"][0]["seconds"].items():
                 total[part] = total.get(part, 0.0) + value
+        own = sum(line.get("report_seconds", 0.0) for line in self.epochs)
+        own = min(own, total.get("callbacks", 0.0))
+        if own:
+            total["callbacks"] -= own
+            total["report"] = own
+        if not self.restarts:
+            total["unaccounted"] = max(0.0, self.now - self.began - sum(total.values()))
         return total
 
     def waited(self) -> float | None:
@@ -112,19 +135,11 @@ def read_run(path: Path) -> Run:
             continue
         try:
             line = json.loads(text)
-            event = line["event"]
+            run.add(line)
         except (ValueError, KeyError, TypeError):
             if number == len(lines):
                 break
             raise ValueError(f"{path}, line {number} is not a line of a training report.") from None
-        run.now = line["time"]
-        if event in ("begin", "restart"):
-            run.began = run.began if run.facts else line["time"]
-            run.facts = {key: value for key, value in line.items() if key not in ("event", "time")}
-            run.how = ""
-        lists = {"step": run.steps, "epoch": run.epochs, "restart": run.restarts}
-        lists.get(event, []).append(line)
-        run.how = line["how"] if event == "end" else run.how
     if not run.facts:
         raise ValueError(f"{path} contains no training: its first line must be that of TrainingReport.")
     return run

@@ -69,6 +69,12 @@ document.querySelectorAll('svg[data-lines]').forEach(function(svg){
   cursor.setAttribute('x1',place);cursor.setAttribute('x2',place);cursor.removeAttribute('hidden')}
  svg.addEventListener('pointermove',show);svg.addEventListener('pointerdown',show);
  svg.addEventListener('pointerleave',hide)});
+document.querySelectorAll('.state[data-now]').forEach(function(state){
+ function look(){
+  var quiet=Date.now()/1000-state.dataset.now;
+  if(quiet>state.dataset.patience)
+   state.textContent='no news for '+Math.round(quiet/60)+' min: it was killed, or a step is long'}
+ look();setInterval(look,10000)});
 addEventListener('beforeprint',function(){document.querySelectorAll('details').forEach(function(d){d.open=true})});
 })();
 """

@@ -19,10 +19,11 @@ from ...optimizers.stages.gradient_watch import watch_gradients
 from ..by_hand import ByHand
 from ..json_lines import LineFile
 from ..safe_file import write_safely
-from . import read_run, render
+from . import Run, read_run, render
 from .facts import facts_of, memory_bytes
 
 _MOST_POINTS = 400
+_MOST_SHARE = 0.01  # of the time of a run that writing its page may take
 
 
 class TrainingReport(ByHand, keras.callbacks.Callback):
@@ -35,7 +36,8 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
     Args:
         path: of the page; the numbers are written under the same name with `.jsonl`.
         title: str; None: the model's name.
-        refresh_seconds: float; the page is written at most this often, and whenever an epoch ends.
+        refresh_seconds: float; the page is written at most this often while training runs, and at its end. It is
+            written less often where writing it would take more than a hundredth of the time.
         gradient_norm: bool; measure the norm of the gradients (and on CPUs how long replicas wait for the sums), which
             costs a pass over the gradients in each step.
         clock: () -> float; seconds since 1970.
@@ -66,6 +68,8 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         self._began: float | None = None
         self._watch: Any = None
         self._epoch = 0
+        self._run: Run | None = None
+        self._own_seconds = self._render_seconds = 0.0
 
     def get_state(self) -> dict[str, int]:
         """For backups: where the numbers end now."""
@@ -78,6 +82,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch = False, None, None
+        self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
         optimizer = self._optimizer
         ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
         if not self.gradient_norm or not ours or on_parameter_servers(self.model.distribute_strategy):
@@ -115,8 +120,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         if self._notes >= _MOST_POINTS:  # from now on half as often: the page of a long run stays readable
             self._notes, self._note_every = _MOST_POINTS // 2, max(2 * self._note_every, 0.5)
         self._write("step", **self._numbers(logs))
-        if now - self._written_at >= self.refresh_seconds:
-            self._render()
+        self._render_if_due()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch, with the times of every worker, and updates the page."""
@@ -139,9 +143,11 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
             steps=steps,
             rows_per_step=rows,
             elapsed=self._clock() - self._epoch_began,
+            report_seconds=self._own_seconds,
             workers=workers,
         )
-        self._render()
+        self._own_seconds = 0.0
+        self._render_if_due()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the page for the last time."""
@@ -177,13 +183,29 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         return result
 
     def _write(self, event: str, **values: Any) -> None:
-        if self._calendar().chief:
-            self._file.write({"event": event, "time": self._clock(), **values})
+        if not self._calendar().chief:
+            return
+        began = self._clock()
+        line = self._file.write({"event": event, "time": began, **values})
+        if self._run is not None:
+            self._run.add(line)
+        self._own_seconds += self._clock() - began
+
+    def _render_if_due(self) -> None:
+        """Writes the page, if the last one is old enough; the first one as soon as there are numbers."""
+        since = self._clock() - self._written_at
+        if self._run is None or since >= max(self.refresh_seconds, self._render_seconds / _MOST_SHARE):
+            self._render()
 
     def _render(self) -> None:
-        page = render([read_run(self._file.path)], refresh_seconds=self.refresh_seconds)
+        began = self._clock()
+        if self._run is None:
+            self._run = read_run(self._file.path)
+        page = render([self._run], refresh_seconds=self.refresh_seconds)
         write_safely(self.path, lambda stream: stream.write(page.encode()))
         self._written_at = self._clock()
+        self._render_seconds = self._written_at - began
+        self._own_seconds += self._render_seconds
 
 
 def _scalar(value: Any) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.callbacks.report import read_run
+from unisono.callbacks.report import read_run, render, training_report
 
 
 def two_replicas():
@@ -75,6 +75,26 @@ def test_report_of_a_fit_that_fails_says_so(tmp_path):
     with pytest.raises(RuntimeError, match="stop here"):
         make_model().fit(X, Y, epochs=2, verbose=0, callbacks=[report, Fails()])
     assert read_run(tmp_path / "r.jsonl").how == "ended by an error"
+
+
+def test_report_that_is_slow_to_write_is_written_seldom(tmp_path, monkeypatch):
+    now, pages = [0.0], []
+
+    def clock():
+        now[0] += 0.01
+        return now[0]
+
+    def slow_render(runs, **options):
+        now[0] += 5.0
+        pages.append(runs[0].epochs_done)
+        return render(runs, **options)
+
+    monkeypatch.setattr(training_report, "render", slow_render)
+    report = unisono.callbacks.TrainingReport(tmp_path / "r.html", refresh_seconds=0, clock=clock)
+    make_model().fit(X, Y, batch_size=20, epochs=20, verbose=0, callbacks=[report])
+    assert len(pages) == 2 and pages[-1] == 20  # at once, and at the end
+    assert (tmp_path / "r.html").read_text() == render([read_run(tmp_path / "r.jsonl")], refresh_seconds=0)
+    assert sum(line["report_seconds"] for line in read_run(tmp_path / "r.jsonl").epochs) > 5
 
 
 def test_report_refuses_a_path_that_is_no_page():

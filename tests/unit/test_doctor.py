@@ -135,7 +135,13 @@ def test_ports_can_be_opened_here():
 
 def test_text_marks_problems_and_counts_them():
     text = command.as_text([Finding("a", "x", "1"), Finding("b", "y", "2", problem="Mend it.")])
-    assert " ! y  2" in text and "Mend it." in text and text.endswith("1 problem, marked with !")
+    assert " ! y  2" in text and "Mend it." in text and "1 problem, marked with !" in text
+    assert text.endswith("next: mend `y` (b) as the line below it says, then run this again")
+
+
+def test_text_without_problems_says_how_to_begin():
+    text = command.as_text([Finding("a", "x", "1")])
+    assert "nothing is wrong" in text and "auto_strategy()" in text.splitlines()[-1]
 
 
 def test_main_returns_1_for_a_problem_and_prints_json(monkeypatch, capsys):

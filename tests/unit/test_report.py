@@ -8,6 +8,7 @@ import pytest
 from unisono.callbacks.json_lines import LineFile, jsonable
 from unisono.callbacks.report import find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
+from unisono.callbacks.report.facts import git_commit
 from unisono.commands import report as command
 
 FACTS = {
@@ -130,6 +131,40 @@ def test_page_of_several_runs_names_what_is_different(tmp_path):
     page = render(runs)
     different = page.split("What is different")[1]
     assert "optimizer.learning_rate" in different and "0.5" in different and "SGD" not in different
+
+
+def test_times_add_up_to_those_of_the_run(tmp_path):
+    last = {**epoch(1, loss=0.5), "report_seconds": 0.125}
+    lines = [*LINES[:3], last, {"event": "end", "time": 110.0, "how": "finished"}]
+    seconds = read_run(write(tmp_path / "r.jsonl", lines)).seconds()
+    assert seconds == {"compute": 3.0, "input": 0.5, "callbacks": 0.375, "report": 0.125, "unaccounted": 6.0}
+    page = render([read_run(tmp_path / "r.jsonl")])
+    assert "this report" in page and "outside of what is measured" in page
+
+
+def test_page_of_a_run_under_way_says_when_it_had_its_last_news(tmp_path):
+    assert 'data-now="101" data-patience="60"' in render([read_run(write(tmp_path / "r.jsonl", LINES[:-3]))])
+    assert 'class="state" data-now' not in render([read_run(write(tmp_path / "r.jsonl", LINES))])
+
+
+def test_commit_of_a_folder_is_found_above_it_in_a_work_tree_and_packed(tmp_path):
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    git = tmp_path / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    assert git_commit(below) == ""
+    (git / "packed-refs").write_text("# pack-refs\n1234 refs/heads/main\n")
+    assert git_commit(below) == "1234"
+    (git / "refs" / "heads").mkdir(parents=True)
+    (git / "refs" / "heads" / "main").write_text("5678\n")
+    assert git_commit(below) == "5678"
+    (git / "worktrees" / "w").mkdir(parents=True)
+    (git / "worktrees" / "w" / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "worktrees" / "w" / "commondir").write_text("../..\n")
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / ".git").write_text(f"gitdir: {git}/worktrees/w\n")
+    assert git_commit(tmp_path / "w") == "5678"
 
 
 def test_time_is_shared_out_between_compute_and_waiting_for_sums(tmp_path):

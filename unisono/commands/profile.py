@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..distribute.workers.addresses import split_address
+from ..distribute.workers.addresses import listens, split_address
+
+_CONNECT_SECONDS = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,6 +38,16 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
     if not options.seconds > 0:
         parser.error(f"--seconds must be more than 0. Received: {options.seconds:g}")
+    if options.log_dir.exists() and not options.log_dir.is_dir():
+        parser.error(f"--log-dir must be a folder. Received the file {str(options.log_dir)!r}")
+    silent = [address for address in addresses if not listens(address, _CONNECT_SECONDS)]
+    if silent:
+        print(
+            f"unisono profile: nobody listens at {', '.join(silent)}: check that fit runs there with a "
+            "unisono.callbacks.Profiler that has this port.",
+            file=sys.stderr,
+        )
+        return 1
     return _capture(addresses, options.log_dir, options.seconds)
 
 
