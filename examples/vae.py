@@ -1,0 +1,88 @@
+"""A variational autoencoder on two replicas: handwritten digits as points of a plane, as in the guide of keras.io.
+
+The loss has two parts, the error of the picture and the distance of its point from a normal distribution. Both are
+means over rows; batches of 51 rows are shared by two replicas, and the means are those of 51 rows all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import sklearn.datasets
+import tensorflow as tf
+
+import unisono
+
+
+class Sampling(keras.layers.Layer):
+    """Draws a point from the normal distribution that the encoder names by its mean and the logarithm of its variance."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        mean, log_variance = inputs
+        noise = keras.random.normal(keras.ops.shape(mean), seed=self.seeds)
+        return mean + keras.ops.exp(0.5 * log_variance) * noise
+
+
+class VAE(unisono.Model):
+    """An encoder, a point drawn by what it says, and a decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = keras.Sequential(
+            [keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(4)]
+        )
+        self.sampling = Sampling()
+        self.decoder = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(64)]
+        )
+
+    def encode(self, images):
+        return tf.split(self.encoder(images), 2, axis=-1)
+
+    def call(self, images):
+        return self.decoder(self.sampling(self.encode(images)))
+
+    def train_step(self, data):
+        images = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            mean, log_variance = self.encode(images)
+            logits = self.decoder(self.sampling([mean, log_variance]))
+            errors = tf.nn.sigmoid_cross_entropy_with_logits(images, logits)
+            picture = tf.reduce_mean(tf.reduce_sum(errors, axis=-1))
+            distances = tf.square(mean) + tf.exp(log_variance) - log_variance - 1.0
+            distance = tf.reduce_mean(0.5 * tf.reduce_sum(distances, axis=-1))
+            loss = picture + distance
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss, "picture": picture, "distance": distance}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=35 * 40, help="steps of training, 35 in an epoch")
+    steps = parser.parse_args().steps
+    keras.utils.set_random_seed(1)
+    unisono.distribute.simulate_devices(2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x = (sklearn.datasets.load_digits().data / 16).astype("float32")
+    with strategy.scope():
+        vae = VAE()
+        vae.build((None, 64))
+        vae.compile(unisono.optimizers.Adam(3e-3))
+    history = vae.fit(x, batch_size=51, epochs=max(1, steps // 35), steps_per_epoch=min(steps, 35), verbose=2)
+    drawn = tf.sigmoid(vae.decoder(tf.constant([[-1.0, 0.0], [1.0, 0.0]]))).numpy().reshape(2, 8, 8)
+    print(f"\nloss {history.history['loss'][-1]:.1f}; two digits that nobody wrote:")
+    for row in range(8):
+        print("   ".join("".join(" .:*#"[int(4.99 * v)] * 2 for v in digit[row]) for digit in drawn))
+
+
+if __name__ == "__main__":
+    main()
