@@ -30,6 +30,20 @@ _VARIABLES = (
     "UNISONO_",
     "XLA_",
 )  # environment variables that a page shows
+# What users call a class, by its name.
+_STRATEGIES = {
+    "_DefaultDistributionStrategy": "none",
+    "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategyV2": "ParameterServerStrategy",
+}
+_INPUTS = {
+    "ArraySource": "arrays",
+    "StreamedArrays": "arrays, read from the host in parts",
+    "DatasetSource": "tf.data.Dataset",
+    "DistributedSource": "distributed tf.data.Dataset",
+    "PyDatasetSource": "keras.utils.PyDataset",
+    "StreamSource": "generator or data loader",
+}
 
 
 def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
@@ -96,6 +110,10 @@ def memory_bytes() -> dict[str, int]:
     return found
 
 
+def _users_name(names: dict[str, str], cls: type) -> str:
+    return names.get(cls.__name__, cls.__name__)
+
+
 def _model(model: CompiledModel) -> dict[str, Any]:
     count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
     return {
@@ -111,7 +129,7 @@ def _model(model: CompiledModel) -> dict[str, Any]:
 def _strategy(model: CompiledModel) -> dict[str, Any]:
     strategy = model.distribute_strategy
     return {
-        "strategy": type(strategy).__name__,
+        "strategy": _users_name(_STRATEGIES, type(strategy)),
         "replicas": strategy.num_replicas_in_sync,
         "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
         "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
@@ -123,7 +141,7 @@ def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
         "global batch": getattr(fit_state.source, "batch_rows", None) or "unknown",
-        "input": "unknown" if fit_state.by_hand else type(fit_state.source).__name__,
+        "input": "unknown" if fit_state.by_hand else _users_name(_INPUTS, type(fit_state.source)),
         "steps per execution": "auto" if getattr(model, "_auto_steps", False) else model.steps_per_execution,
         "loss": _name(getattr(model, "loss", None)),
     }

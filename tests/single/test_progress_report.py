@@ -38,6 +38,8 @@ def test_report_holds_curves_norm_times_and_facts(make_strategy, tmp_path):
     assert {"loss", "val_loss"} <= set(run.epochs[-1]["logs"])
     assert run.epochs[-1]["gradient_norm"] > 0
     assert {"input", "compute", "callbacks", "validation"} <= set(run.seconds())
+    assert run.facts["strategy"]["strategy"] in ("none", "MirroredStrategy")
+    assert run.facts["configuration"]["input"] == "arrays"
     assert run.facts["strategy"]["replicas"] == model.distribute_strategy.num_replicas_in_sync
     assert run.facts["configuration"]["optimizer"] == "SGD"
     page = (tmp_path / "r.html").read_text()

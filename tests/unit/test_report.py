@@ -1,12 +1,15 @@
 """The report's page, from lines written by hand: what is read, what is drawn, what is escaped."""
 
+import importlib
 import json
+import pkgutil
 import re
 
 import pytest
+import tensorflow as tf
 
 from unisono.callbacks.json_lines import LineFile, jsonable
-from unisono.callbacks.report import find_runs, read_run, render
+from unisono.callbacks.report import facts, find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
 from unisono.callbacks.report.facts import git_commit
 from unisono.commands import report as command
@@ -145,6 +148,17 @@ def test_times_add_up_to_those_of_the_run(tmp_path):
 def test_page_of_a_run_under_way_says_when_it_had_its_last_news(tmp_path):
     assert 'data-now="101" data-patience="60"' in render([read_run(write(tmp_path / "r.jsonl", LINES[:-3]))])
     assert 'class="state" data-now' not in render([read_run(write(tmp_path / "r.jsonl", LINES))])
+
+
+def test_users_names_are_those_of_classes_that_exist():
+    inputs = importlib.import_module("unisono.trainer.inputs")
+    modules = [
+        importlib.import_module(f"{inputs.__name__}.{m.name}") for m in pkgutil.iter_modules(inputs.__path__)
+    ]
+    assert {name for name in facts._INPUTS if not any(hasattr(m, name) for m in modules)} == set()
+    assert tf.distribute.MultiWorkerMirroredStrategy.__name__ in facts._STRATEGIES
+    assert tf.distribute.ParameterServerStrategy.__name__ in facts._STRATEGIES
+    assert type(tf.distribute.get_strategy()).__name__ in facts._STRATEGIES
 
 
 def test_commit_of_a_folder_is_found_above_it_in_a_work_tree_and_packed(tmp_path):
