@@ -42,9 +42,12 @@ def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:
 
 
 def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The scope of the strategy that the variables of `optimizer` belong to; nothing to enter where it is current."""
+    """The scope of the strategy that the variables of `optimizer` belong to; nothing to enter where one has been entered.
+
+    An optimizer that was made outside of that one is moved into it later.
+    """
     strategy = optimizer_strategy(optimizer)
-    if strategy is tf.distribute.get_strategy():
+    if tf.distribute.has_strategy() or strategy is tf.distribute.get_strategy():
         return contextlib.nullcontext()
     return strategy.scope()
 

@@ -143,6 +143,15 @@ def quantized_after_training(scope):
     return model
 
 
+def optimizer_made_before_half_precision(scope):
+    with unisono.mixed_precision.policy_scope("mixed_float16"):
+        optimizer = unisono.optimizers.SGD(0.1, momentum=0.5)
+        with scope():
+            model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile(optimizer, "mse", run_eagerly=True)
+    return model
+
+
 MADE_ELSEWHERE = [
     layers_made_before,
     model_made_before,
@@ -163,3 +172,8 @@ MADE_ELSEWHERE = [
 )
 def test_what_was_made_outside_of_the_scope_is_brought_along(make, name):
     helpers.assert_close(trained(make, name), trained(make, "none"), helpers.FLOAT32)
+
+
+def test_optimizer_made_outside_of_the_scope_is_scaled_and_brought_along():
+    make = optimizer_made_before_half_precision
+    helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), 5e-3)  # float16 has 11 bits
