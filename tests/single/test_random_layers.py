@@ -126,6 +126,10 @@ class Recorder:
     def ended(self, execution: Any, steps: int, seconds: float) -> None:
         """Nothing is measured."""
 
+    def device(self) -> str:
+        """Nowhere."""
+        return ""
+
 
 def order(strategy: Any, seed: int, **arguments: Any) -> list[list[int]]:
     """The rows of each of two epochs, in the order in which they were seen."""

@@ -31,6 +31,9 @@ class CountingFunction:
     def ended(self, execution: Any, steps: int, seconds: float) -> None:
         pass
 
+    def device(self) -> str:
+        return ""
+
 
 class Recorder(keras.callbacks.Callback):
     """Notes every hook."""

@@ -31,8 +31,8 @@ def same_rows(arrays: Any) -> int:
     return rows
 
 
-def check_target_rows(batch: Any, replicas: int) -> None:
-    """Refuses a batch whose targets or weights have other rows than its inputs; in a graph, where that is not known before.
+def with_target_rows(batch: Any, replicas: int) -> Any:
+    """The batch; refuses one whose targets or weights have other rows than its inputs, in a graph when the step runs.
 
     On one replica fewer rows may be meant, as in Keras: a loss can repeat a single one.
 
@@ -40,10 +40,14 @@ def check_target_rows(batch: Any, replicas: int) -> None:
         batch: for a step of Keras' own: `(x, y)` or `(x, y, sample_weight)`.
         replicas: that share out the rows.
 
+    Returns:
+        `batch`, whose tensors are there once it has been checked.
+
     Raises:
         ValueError: where the rows are known; else `tf.errors.InvalidArgumentError` when the step runs.
     """
     x, *others = unpack(batch)
+    checks = []
     for argument, part in zip(("y", "sample_weight"), others):
         for path, leaf in named_leaves(argument, part):
             if leaf is None or is_scalar(leaf):
@@ -55,7 +59,17 @@ def check_target_rows(batch: Any, replicas: int) -> None:
                 if not fits:
                     raise ValueError(f"{text}: {given} rows in `{path}`, {expected} in `x`.")
             else:
-                tf.debugging.Assert(fits, [f"{text} rows in `{path}` and in `x`:", given, expected])
+                checks.append(
+                    tf.debugging.Assert(fits, [f"{text} rows in `{path}` and in `x`:", given, expected])
+                )
+    if not checks or tf.executing_eagerly():
+        return batch
+    with tf.control_dependencies(
+        checks
+    ):  # an operation of the model would fail first otherwise, now and then
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        leaves = [leaf if leaf is None else tf.identity(leaf) for leaf in leaves]
+        return tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
 
 
 def list_sizes(arrays: Any) -> list[tuple[str, int]]:
