@@ -96,3 +96,8 @@ class FitState:
     asked_to_exit: str | None = None
     settles_exit: bool = False
     by_hand: bool = False
+
+    @property
+    def usual_rows(self) -> int | None:
+        """The rows that most batches of the source have, where that is known; a worker that reads its own has as many."""
+        return getattr(self.source, "batch_rows", None) or getattr(self.source, "usual_rows", None)

@@ -147,11 +147,14 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             self._print(logs, last=True)
 
     def _print(self, logs: Any, last: bool) -> None:
-        metrics = (f" - {name}: {_log(value)}" for name, value in (logs or {}).items())
+        metrics = [f" - {name}: {_log(value)}" for name, value in (logs or {}).items()]
         line = " ".join(self._parts(last)) + "".join(metrics)
         if not self._in_place or self.verbose == 2:
             self._write(line + "\n")
             return
+        columns = self._columns()
+        if columns is not None and not last:  # a line that wraps cannot be redrawn
+            line = _fitted(" ".join(self._parts(last)), metrics, columns - 1)
         padding = " " * max(0, self._last_width - len(line))
         self._last_width = len(line)
         self._write("\r" + _coloured(line) + padding + ("\n" if last else ""))
@@ -178,9 +181,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         return parts
 
     def _rows_per_step(self) -> int | None:
-        source = getattr(getattr(self.model, "fit_state", None), "source", None)
-        rows = getattr(source, "batch_rows", None)
-        return rows * num_workers() if rows and getattr(source, "per_worker", False) else rows
+        state = getattr(self.model, "fit_state", None)
+        rows = None if state is None else state.usual_rows
+        return rows * num_workers() if rows and getattr(state.source, "per_worker", False) else rows
 
     @property
     def _in_place(self) -> bool:
@@ -189,6 +192,13 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             return False
         isatty = getattr(self._stream or sys.stdout, "isatty", None)
         return bool(isatty and isatty()) or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
+
+    def _columns(self) -> int | None:
+        """The width of the terminal; None where there is none, as in a notebook."""
+        try:
+            return os.get_terminal_size((self._stream or sys.stdout).fileno()).columns or None
+        except (OSError, ValueError, AttributeError):
+            return None
 
     def _can_print(self, text: str) -> bool:
         try:
@@ -207,15 +217,28 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         stream.flush()
 
 
+def _fitted(beginning: str, metrics: list[str], columns: int) -> str:
+    """The line with as many whole metrics as fit, and how many do not; the bar goes first where nothing fits."""
+    if len(beginning) > columns:
+        beginning = beginning.replace("━", "").replace("─", "").replace("  ", " ")
+    shown = len(metrics)
+    while True:
+        more = f" - +{len(metrics) - shown}" if shown < len(metrics) else ""
+        line = beginning + "".join(metrics[:shown]) + more
+        if len(line) <= columns or shown == 0:
+            return line[:columns]
+        shown -= 1
+
+
 def _log(value: Any) -> str:
-    """A log as text: counts and powers of two whole, small numbers with an exponent."""
+    """A log as text: whole numbers from 2 on without a fraction (counts, the loss scale), small ones with an exponent."""
     if isinstance(value, int | np.integer):
         return str(value)
     try:
         number = float(np.mean(value))
     except (TypeError, ValueError):
         return str(value)
-    if abs(number) >= 1000 and number.is_integer():
+    if abs(number) >= 2 and number.is_integer():
         return str(int(number))
     return f"{number:.4f}" if abs(number) > 1e-3 or number == 0 else f"{number:.4e}"
 

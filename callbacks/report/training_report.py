@@ -134,7 +134,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         workers = gather_json(mine, self.model.distribute_strategy)
         if not state.chief:
             return
-        rows = getattr(state.source, "batch_rows", None)
+        rows = state.usual_rows
         if rows and getattr(state.source, "per_worker", False):
             rows *= len(workers)
         self._write(

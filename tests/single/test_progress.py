@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -89,6 +90,24 @@ def test_bar_on_a_terminal_redraws_one_line():
     bar.on_epoch_end(0, {"loss": 1.0})
     assert out.getvalue().count("\n") == 2
     assert out.getvalue().count("\r") == 3
+
+
+def test_bar_in_a_narrow_terminal_shows_whole_metrics_and_how_many_more(monkeypatch):
+    logs = {"loss": 0.12345, "accuracy": 0.5, "true_positives": 12.0, "skipped": 0.0}
+    shown = list(zip(logs, ["0.1235", "0.5000", "12", "0.0000"]))
+    for columns in range(20, 160):
+        out = Terminal()
+        bar = bar_of(out, itertools.count(0, 1.0))
+        monkeypatch.setattr(bar, "_columns", lambda columns=columns: columns)
+        bar.on_epoch_begin(0)
+        bar.on_train_batch_end(1, logs)
+        line = re.sub(r"\x1b\[\d+m", "", out.getvalue().split("\r")[-1]).rstrip()
+        assert len(line) < columns
+        found = re.findall(r" - (\w+): (\S+)", line)
+        assert found == shown[: len(found)]
+        if columns > 80 and len(found) < len(logs):
+            assert line.endswith(f" - +{len(logs) - len(found)}")
+    assert len(found) == len(logs)
 
 
 def test_bar_of_unknown_length_learns_it():

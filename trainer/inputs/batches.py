@@ -120,6 +120,7 @@ class PythonBatches:
 
     Attributes:
         spec: of a batch.
+        usual_rows: int or None; of the first batch, which most others have.
 
     Raises:
         ValueError, TypeError: an item is no batch, or they differ.
@@ -129,6 +130,7 @@ class PythonBatches:
         self._kind, self._lists = kind, lists
         batches = [standard_batch(item, kind, number, lists) for number, item in enumerate(first)]
         self.spec = _common_spec(batches, kind)
+        self.usual_rows = _rows(batches[0]) if batches else None
         self._grouping = Grouping(steady)
         self._known_layouts: set[Any] = set()
 

@@ -75,7 +75,6 @@ class DatasetSource(Source):
         self._saves: bool | None = False if self._outside.never_saved else None
         self.inexact, self.owned = self._outside.inexact, self._outside.owned
 
-    usual_rows: int | None = None
     _differs_by_replica = False
     _length_is_hidden = False  # of a pass: its end is seen only when a batch more is asked for
     _iterator: Any = None

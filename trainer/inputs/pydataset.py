@@ -55,6 +55,7 @@ class PyDatasetSource(FedSource):
         self.inexact = drawn_ahead("PyDataset", drawn_from)
         self._batches = PythonBatches(first, "PyDataset", steady)
         self.spec = self._layout = self._batches.spec
+        self.usual_rows = self._batches.usual_rows
         self._inside = False
         self._calls = RecordedCalls(dataset)
 

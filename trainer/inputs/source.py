@@ -56,6 +56,7 @@ class Source:
         calendar: where in the epochs and in the data the source is.
         spec: nest of `tf.TypeSpec` in the structure of a batch; its rows are None.
         batch_rows: int or None; rows of a full global batch, where known.
+        usual_rows: int or None; rows that most batches have, where they may differ.
         rows: int or None; rows of the data (batches of a PyDataset), where known.
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
             rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
@@ -70,6 +71,7 @@ class Source:
     calendar: Calendar
     spec: Any
     batch_rows: int | None = None
+    usual_rows: int | None = None
     rows: int | None = None
     per_worker = False
     resume_by: Any = "skip"

@@ -60,6 +60,7 @@ class StreamSource(FedSource):
             raise ValueError(f"The {kind} gave no batch; it is empty or has been used up, make a new one.")
         self._batches = PythonBatches(self._first, kind, steady, lists=self.rewinds)
         self.spec = self._layout = self._batches.spec
+        self.usual_rows = self._batches.usual_rows
         self.inexact = drawn_ahead(kind, drawn_from)
         # An iterator may come from an earlier call, and go on where that has ended.
         self._first_checksum = checksum(self._first) if self.rewinds and not drawn_from else None
