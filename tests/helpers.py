@@ -105,8 +105,12 @@ def stable_id(value: Any) -> str:
 
 
 def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
-    """The threads of Python that are alive and are not among `threads`, but for those that end in time."""
+    """The threads of Python that are alive and are not among `threads`, but for those that end in time.
+
+    What ends the iterator of a pipeline may wait for a minute for TensorFlow's tuner; see `compat.datasets`.
+    """
     new = [t for t in threading.enumerate() if t not in threads and not _belongs_to_tensorflow(t)]
+    new = [thread for thread in new if thread.name != "unisono end of an iterator"]
     for thread in new:
         thread.join(GRACE)
     return [thread for thread in new if thread.is_alive()]

@@ -90,6 +90,14 @@ def test_each_job_runs_on_its_stage_after_the_job_before_it(schedule, rematerial
             assert inside and all(before in ancestors(op) for op in inside), f"{job} must wait for {before}"
 
 
+@pytest.fixture(autouse=True)
+def no_graphs_of_other_tests():
+    """TensorFlow keeps the graphs of all functions that were made since it was asked for them the last time."""
+    context.enable_run_metadata()
+    context.export_run_metadata()
+    context.disable_run_metadata()
+
+
 def optimized_nodes(run: Any) -> list[Any]:
     """The nodes of the optimized graphs that `run()` makes and executes."""
     context.enable_run_metadata()

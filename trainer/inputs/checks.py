@@ -31,8 +31,8 @@ def same_rows(arrays: Any) -> int:
     return rows
 
 
-def with_target_rows(batch: Any, replicas: int) -> Any:
-    """The batch; refuses one whose targets or weights have other rows than its inputs, in a graph when the step runs.
+def check_target_rows(batch: Any, replicas: int) -> list[Any]:
+    """Refuses a batch whose targets or weights have other rows than its inputs; in a graph, where that is not known before.
 
     On one replica fewer rows may be meant, as in Keras: a loss can repeat a single one.
 
@@ -41,7 +41,7 @@ def with_target_rows(batch: Any, replicas: int) -> Any:
         replicas: that share out the rows.
 
     Returns:
-        `batch`, whose tensors are there once it has been checked.
+        The operations that check when the step runs: it begins after them, or an operation of the model might fail first.
 
     Raises:
         ValueError: where the rows are known; else `tf.errors.InvalidArgumentError` when the step runs.
@@ -59,17 +59,9 @@ def with_target_rows(batch: Any, replicas: int) -> Any:
                 if not fits:
                     raise ValueError(f"{text}: {given} rows in `{path}`, {expected} in `x`.")
             else:
-                checks.append(
-                    tf.debugging.Assert(fits, [f"{text} rows in `{path}` and in `x`:", given, expected])
-                )
-    if not checks or tf.executing_eagerly():
-        return batch
-    with tf.control_dependencies(
-        checks
-    ):  # an operation of the model would fail first otherwise, now and then
-        leaves = tf.nest.flatten(batch, expand_composites=True)
-        leaves = [leaf if leaf is None else tf.identity(leaf) for leaf in leaves]
-        return tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
+                check = tf.debugging.Assert(fits, [f"{text} rows in `{path}` and in `x`:", given, expected])
+                checks += [] if check is None else [check]
+    return checks
 
 
 def list_sizes(arrays: Any) -> list[tuple[str, int]]:

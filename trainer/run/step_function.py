@@ -21,7 +21,7 @@ from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
 from ...distribute.replicas import copies_of, runs_in_threads
 from ...distribute.workers.peer_watch import meeting
-from ..inputs.checks import with_target_rows
+from ..inputs.checks import check_target_rows
 from ..inputs.source import Chunk
 from ..step.global_regularizers import whole_batch_values
 from ..step.replica_slices import ReplicaSlices
@@ -262,7 +262,7 @@ class StepFunction:
         if hooks:
             self.call_hooks(batch)
         if not (in_xla or model._overrides_step("train_step" if self.training else "test_step")):
-            batch = with_target_rows(batch, strategy.num_replicas_in_sync)
+            after = [*after, *check_target_rows(batch, strategy.num_replicas_in_sync)]
         slices = ReplicaSlices(strategy, batch, rows, worker_rows, part)
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
