@@ -156,3 +156,27 @@ def test_shuffling_is_a_new_permutation_in_every_epoch_the_same_on_all_replica_c
 
 def test_shuffle_can_be_switched_off():
     assert order(helpers.mirrored(2), 5, shuffle=False) == [list(range(11))] * 2
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_layers_that_fit_builds_have_the_weights_of_keras(shuffle):
+    """Attention makes its parts, and their seeds, when it is built."""
+
+    def weights(base: Any) -> list[Any]:
+        class Attending(base):
+            def __init__(self) -> None:
+                super().__init__()
+                self.attention, self.last = keras.layers.MultiHeadAttention(1, 2), keras.layers.Dense(1)
+
+            def call(self, x: Any) -> Any:
+                return self.last(self.attention(x, x))
+
+        keras.utils.set_random_seed(5)
+        model = Attending()
+        model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
+        x = np.arange(24.0).reshape(4, 2, 3)
+        model.fit(x, x[..., :1], batch_size=2, shuffle=shuffle, verbose=0)
+        return model.get_weights()
+
+    for ours, right in zip(weights(unisono.Model), weights(keras.Model), strict=True):
+        assert np.array_equal(ours, right)

@@ -41,6 +41,8 @@ from .runner import Runner
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit, same_random
 
+_SEEDS = 2**31
+
 
 @dataclasses.dataclass
 class FitArguments:
@@ -79,6 +81,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         if validation is not None:
             at_exit.callback(validation.close)
         runner.build(model, source.spec, source.batch_rows)
+        if a.shuffle:
+            random.randrange(_SEEDS)  # so that the next fit has another order
         if validation is not None:
             check_validation(model, validation.spec, validation.batch_rows, source.spec)
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
@@ -102,6 +106,13 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
                 model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs=logs)
     return model.history
+
+
+def _peek_seed() -> int:
+    """What Python's generator gives next; it is not drawn yet, so that layers that are built now have Keras' weights."""
+    stream = random.Random()
+    stream.setstate(random.getstate())
+    return stream.randrange(_SEEDS)
 
 
 def _begin(
@@ -163,7 +174,7 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
         steps_per_epoch=steps,
         shuffle=shuffle,
         class_weight=a.class_weight,
-        seed=same_random(model, random.randrange(2**31)) if shuffle else 0,
+        seed=same_random(model, _peek_seed()) if shuffle else 0,
         strategy=strategy,
     )
     if validation_data is None:
