@@ -182,8 +182,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def _rows_per_step(self) -> int | None:
         state = getattr(self.model, "fit_state", None)
-        rows = None if state is None else state.usual_rows
-        return rows * num_workers() if rows and getattr(state.source, "per_worker", False) else rows
+        if state is None or state.usual_rows is None:
+            return None
+        return state.usual_rows * (num_workers() if getattr(state.source, "per_worker", False) else 1)
 
     @property
     def _in_place(self) -> bool:
