@@ -76,7 +76,11 @@ def run(workers: int, together: bool) -> tuple[float, float]:
         children.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         )
-    found = [json.loads(child.communicate(timeout=600)[0].splitlines()[-1]) for child in children]
+    try:
+        found = [json.loads(child.communicate(timeout=600)[0].splitlines()[-1]) for child in children]
+    finally:
+        for child in children:  # where one has failed or hangs, the others would wait for it
+            child.kill()
     return statistics.median(one["seconds"] for one in found), found[0]["bytes"]
 
 

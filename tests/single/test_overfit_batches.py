@@ -14,21 +14,6 @@ X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
 Y = X[:, :1] * 2
 
 
-class Stop(Exception):
-    """The interruption."""
-
-
-class StopAt(keras.callbacks.Callback):
-    def __init__(self, left):
-        super().__init__()
-        self.left = left
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise Stop
-
-
 class Noisy(keras.utils.PyDataset):
     """Gives other rows whenever it is asked."""
 
@@ -83,8 +68,8 @@ def test_epochs_are_of_the_same_first_batches_also_when_resumed(kind, tmp_path):
         data = X[: 2 * BATCH], Y[: 2 * BATCH]
         KINDS["cut"] = lambda: (data, {"batch_size": BATCH, "shuffle": False, "overfit_batches": None})
         assert trained("cut")[:2] == expected[:2]
-    with pytest.raises(Stop):
-        trained(kind, callbacks.BackupAndRestore(tmp_path, save_freq=1), StopAt(4))
+    with pytest.raises(helpers.Stop):
+        trained(kind, callbacks.BackupAndRestore(tmp_path, save_freq=1), helpers.StopAt(4))
     again = trained(kind, callbacks.BackupAndRestore(tmp_path, save_freq=1))
     assert again[:2] == expected[:2] and again[2] == [1, 0, 1]
 

@@ -110,6 +110,29 @@ def test_bar_in_a_narrow_terminal_shows_whole_metrics_and_how_many_more(monkeypa
     assert len(found) == len(logs)
 
 
+@pytest.mark.parametrize("kind", ["generator", "PyDataset", "dataset"])
+def test_bar_shows_rows_per_second_where_sizes_may_differ(kind):
+    x = np.zeros((4, 2), "float32")
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+
+    class Twice(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return x, x[:, :1]
+
+    data = {
+        "generator": lambda: ((x, x[:, :1]) for _ in range(2)),
+        "PyDataset": Twice,
+        "dataset": lambda: tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(3),
+    }[kind]()
+    out = io.StringIO()
+    model.fit(data, callbacks=[ProgressBar(out)])
+    assert " rows/s" in out.getvalue()
+
+
 def test_bar_of_unknown_length_learns_it():
     out = io.StringIO()
     bar = bar_of(out, itertools.count(0, 31.0), steps=None)

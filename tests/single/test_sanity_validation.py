@@ -10,22 +10,6 @@ from traceless import Shuffling, X, Y, dataset, drawn, make_model
 import unisono
 from unisono import callbacks
 
-
-class Stop(Exception):
-    """The interruption."""
-
-
-class StopAt(keras.callbacks.Callback):
-    def __init__(self, left):
-        super().__init__()
-        self.left = left
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise Stop
-
-
 KINDS = {
     "arrays": lambda: {"validation_data": (X, Y), "validation_batch_size": 4},
     "split": lambda: {"validation_split": 0.4},
@@ -70,8 +54,8 @@ def test_what_follows_has_the_same_bits_on_two_replicas_and_with_backups(tmp_pat
     board = [callbacks.TensorBoard(tmp_path / "board", update_freq=1) for _ in range(2)]
     assert trained("dataset", 2, board[0]) == trained("dataset", 0, board[1])
     assert board[0]._global_test_batch == board[1]._global_test_batch > 0
-    with pytest.raises(Stop):
-        trained("dataset", 2, callbacks.BackupAndRestore(tmp_path / "b", save_freq=1), StopAt(4))
+    with pytest.raises(helpers.Stop):
+        trained("dataset", 2, callbacks.BackupAndRestore(tmp_path / "b", save_freq=1), helpers.StopAt(4))
     resumed = trained("dataset", 2, callbacks.BackupAndRestore(tmp_path / "b", save_freq=1))
     alone = trained("dataset", 0)
     assert resumed[:4] == alone[:4] and len(resumed[4]) < len(alone[4])

@@ -13,10 +13,6 @@ X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
 Y = X[:, :1] * 2
 
 
-class Stop(Exception):
-    """The interruption."""
-
-
 class Watch(keras.callbacks.Callback):
     """Keeps the weights after every step; may raise."""
 
@@ -27,7 +23,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.steps.append([v.numpy() for v in self.model.trainable_variables])
         if len(self.steps) == self._nth:
-            raise Stop
+            raise helpers.Stop
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append(self.steps[-1])
@@ -87,7 +83,7 @@ def test_resumed_training_ends_with_the_same_bits(every, tmp_path):
     expected = [w.tobytes() for w in trained(callbacks.StochasticWeightAveraging(1, every)).get_weights()]
     backup = lambda: callbacks.BackupAndRestore(tmp_path, save_freq=1)  # noqa: E731
     for nth in (8, 4):  # in the third epoch, and again at the very end
-        with pytest.raises(Stop):
+        with pytest.raises(helpers.Stop):
             trained(callbacks.StochasticWeightAveraging(1, every), backup(), Watch(nth))
     model = trained(callbacks.StochasticWeightAveraging(1, every), backup())
     assert [w.tobytes() for w in model.get_weights()] == expected
