@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || )$(PIP_INSTALL) $(1)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo install test test-gpu test-long keras-tests pytest check lint format bench docs dist release clean
+.PHONY: demo install test test-gpu test-long keras-tests pytest check lint format bench docs notebooks dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,10 @@ bench: $(BIN)/unisono-dev.stamp
 
 docs: $(BIN)/unisono-dev.stamp
 	$(BIN)/mkdocs build --strict
+
+# A notebook of every example, into docs/notebooks; a test fails where they are old.
+notebooks:
+	$(PYTHON) .ci/notebooks.py
 
 dist: $(BIN)/unisono-dev.stamp
 	rm -rf dist

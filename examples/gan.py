@@ -1,14 +1,14 @@
-"""A GAN with two optimizers in a `train_step` of its own, on two replicas: handwritten digits out of noise.
+"""A GAN as in the guides of keras.io, on two replicas: handwritten digits out of noise.
 
-The step is written for one device. Under a strategy each optimizer sums its gradients over the replicas, and each replica
-draws other noise.
+The class is written for one device, with two optimizers and a loss of Keras; only `unisono.Model` is new. Under a strategy
+each optimizer sums its gradients over the replicas, each replica draws other noise; losses are those of the global batch.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import pathlib
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -22,78 +22,117 @@ NOISE = 16
 
 
 class GAN(unisono.Model):
-    """A generator that fools a discriminator."""
+    """A generator that learns to fool a discriminator."""
 
-    def __init__(self) -> None:
+    def __init__(self, discriminator: keras.Model, generator: keras.Model, latent_dim: int) -> None:
         super().__init__()
-        self.generator = keras.Sequential(
-            [
-                keras.Input((NOISE,)),
-                keras.layers.Dense(128, activation="relu"),
-                keras.layers.Dense(128, activation="relu"),
-                keras.layers.Dense(64, activation="sigmoid"),
-            ]
-        )
-        self.discriminator = keras.Sequential(
-            [
-                keras.Input((64,)),
-                keras.layers.Dense(128, activation="leaky_relu"),
-                keras.layers.Dropout(0.3),
-                keras.layers.Dense(64, activation="leaky_relu"),
-                keras.layers.Dense(1),
-            ]
-        )
-        self.seeds = keras.random.SeedGenerator(1)
+        self.discriminator, self.generator, self.latent_dim = discriminator, generator, latent_dim
+        self.seed_generator = keras.random.SeedGenerator(1337)
+        self.d_loss_metric = keras.metrics.Mean(name="d_loss")
+        self.g_loss_metric = keras.metrics.Mean(name="g_loss")
 
-    def compile(self, generator_optimizer: keras.optimizers.Optimizer, **kwargs) -> None:
-        super().compile(**kwargs)
-        self.generator_optimizer = generator_optimizer
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+
+    @property
+    def metrics(self):
+        return [self.d_loss_metric, self.g_loss_metric]
 
     def call(self, noise):
         return self.generator(noise)
 
-    def train_step(self, data):
-        real = data[0] if isinstance(data, tuple) else data
-        noise = keras.random.normal((tf.shape(real)[0], NOISE), seed=self.seeds)
+    def train_step(self, real_images):
+        rows = tf.shape(real_images)[0]
+        real, fake = tf.zeros((rows, 1)), tf.ones((rows, 1))
+        noise = keras.random.normal((rows, self.latent_dim), seed=self.seed_generator)
+        images = tf.concat([self.generator(noise), real_images], axis=0)
+        labels = tf.concat([fake, real], axis=0)
+        labels += 0.05 * keras.random.uniform(tf.shape(labels), seed=self.seed_generator)
+
         with tf.GradientTape() as tape:
-            logits = self.discriminator(tf.concat([real, self.generator(noise)], 0), training=True)
-            is_real, is_fake = tf.split(logits, 2)
-            d_loss = tf.reduce_mean(tf.nn.softplus(-is_real) + tf.nn.softplus(is_fake))
-        weights = self.discriminator.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
+            d_loss = self.loss_fn(labels, self.discriminator(images, training=True))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
+
+        noise = keras.random.normal((rows, self.latent_dim), seed=self.seed_generator)
         with tf.GradientTape() as tape:
-            g_loss = tf.reduce_mean(tf.nn.softplus(-self.discriminator(self.generator(noise), training=True)))
-        weights = self.generator.trainable_variables
-        self.generator_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
-        return {"d_loss": d_loss, "g_loss": g_loss}
+            g_loss = self.loss_fn(real, self.discriminator(self.generator(noise), training=True))
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
+
+        self.d_loss_metric.update_state(d_loss)
+        self.g_loss_metric.update_state(g_loss)
+        return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
+
+
+def make_discriminator() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((8, 8)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="leaky_relu"),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(64, activation="leaky_relu"),
+            keras.layers.Dense(1),
+        ],
+        name="discriminator",
+    )
+
+
+def make_generator() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((NOISE,)),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(64, activation="sigmoid"),
+            keras.layers.Reshape((8, 8)),
+        ],
+        name="generator",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all rows")
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("demo"))
+    options = parser.parse_args()
+    keras.utils.set_random_seed(1)
+    unisono.distribute.simulate_devices(2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x = (sklearn.datasets.load_digits().images / 16).astype("float32")
+    with strategy.scope():
+        gan = GAN(make_discriminator(), make_generator(), latent_dim=NOISE)
+        gan.compile(
+            d_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
+            g_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
+            loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
+        )
+    dataset = (
+        tf.data.Dataset.from_tensor_slices(x).shuffle(len(x), seed=1).batch(51).prefetch(tf.data.AUTOTUNE)
+    )
+    gan.fit(dataset, epochs=options.epochs, steps_per_epoch=options.steps, verbose=2)
+
+    images = gan.generator.predict(keras.random.normal((40, NOISE), seed=3), verbose=0)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    draw(images, options.folder / "gan.png")
+    print(f"\ndigits out of noise, all 40 in {options.folder / 'gan.png'}:")
+    for row in range(8):
+        print(
+            "   ".join(
+                "".join(" .:*#"[int(4.99 * v)] * 2 for v in image[row]) for image in images[:4]
+            ).rstrip()
+        )
 
 
 def draw(images, path: pathlib.Path) -> None:
     """Writes 40 images of 8 x 8 as one PNG."""
-    grid = tf.reshape(images[:40], (4, 10, 8, 8))
-    picture = tf.reshape(tf.transpose(grid, (0, 2, 1, 3)), (32, 80, 1))
+    picture = tf.reshape(tf.transpose(tf.reshape(images, (4, 10, 8, 8)), (0, 2, 1, 3)), (32, 80, 1))
     picture = tf.image.resize(255 * (1 - picture), (320, 800), "nearest")
     tf.io.write_file(str(path), tf.io.encode_png(tf.cast(picture, tf.uint8)))
 
 
-def main(folder: str = "demo") -> None:
-    out = pathlib.Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    keras.utils.set_random_seed(1)
-    unisono.distribute.simulate_devices(2)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    x = (sklearn.datasets.load_digits().data / 16).astype("float32")
-    with strategy.scope():
-        gan = GAN()
-        gan.build((None, NOISE))
-        gan.compile(
-            optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
-            generator_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
-        )
-    gan.fit(x, batch_size=51, epochs=60, verbose=2)
-    draw(gan.predict(keras.random.normal((40, NOISE), seed=3), verbose=0), out / "gan.png")
-    print(f"\ndigits out of noise: {out / 'gan.png'}")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
