@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from ..compat.callbacks import batches_since_saving, is_default_hook, profiled_steps
+from .step_logs import ends_at_bad_loss, only_reads_logs, takes_step_logs
 
 # These need only the state at the end of whatever execution runs; our own say so with `waits_for_executions`.
 _WAIT_FOR_EXECUTIONS = (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
@@ -17,7 +18,7 @@ _BATCH_HOOKS = {
 }
 
 
-def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
+def steps_to_wake(callback: Any, step: int, phase: str = "train", told: bool = False) -> int | None:
     """The number of steps after which the per-batch hooks of `callback` must be called.
 
     In training a callback can answer with its own `steps_to_wake(step)`; in every phase one with the attribute
@@ -28,10 +29,16 @@ def steps_to_wake(callback: Any, step: int, phase: str = "train") -> int | None:
         callback: `keras.callbacks.Callback`.
         step: int; the steps of this epoch that are done.
         phase: "train", "test" or "predict".
+        told: whether the loop tells callbacks the logs of every step of an execution when it has ended, and ends where the
+            loss is not finite; then those that only read logs (see `step_logs`) need no execution to end.
     """
     if phase == "train":
         if hasattr(callback, "steps_to_wake"):
             return callback.steps_to_wake(step)
+        if told and (only_reads_logs(callback) or ends_at_bad_loss(callback)):
+            return None
+        if not told and takes_step_logs(callback):
+            return 1
         if type(callback) is keras.callbacks.ModelCheckpoint:
             return _model_checkpoint(callback)
         if type(callback) is keras.callbacks.TensorBoard:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
 
@@ -23,12 +24,22 @@ def step_logs(optimizer: Any) -> dict[str, float | int]:
     Empty without a loss scale. `optimizer` is one, several or None; with several that have a scale, each name begins with
     the optimizer's: `generator_loss_scale`.
     """
+    return {name: value.numpy().item() for name, value in _logged(optimizer).items()}
+
+
+def step_values(optimizer: Any) -> dict[str, tf.Tensor]:
+    """The same as scalar tensors, in a graph too. Context: cross-replica."""
+    return {name: tf.convert_to_tensor(value) for name, value in _logged(optimizer).items()}
+
+
+def _logged(optimizer: Any) -> dict[str, Any]:
+    """Name of a log -> the variable that holds it."""
     found = _scaled(optimizer)
-    logs: dict[str, float | int] = {}
+    logs: dict[str, Any] = {}
     for each in found:
         prefix = f"{each.name}_" if len(found) > 1 else ""
-        logs[f"{prefix}loss_scale"] = float(each.dynamic_scale.numpy())
-        logs[f"{prefix}skipped_steps"] = int(each.skipped_steps.numpy())
+        logs[f"{prefix}loss_scale"] = each.dynamic_scale
+        logs[f"{prefix}skipped_steps"] = each.skipped_steps
     return logs
 
 

@@ -87,3 +87,38 @@ def test_hook_set_on_the_instance_is_seen():
 )
 def test_other_phases_wake(callback, phase, expected):
     assert steps_to_wake(callback, 4, phase) == expected
+
+
+class Reader(OnBatch):
+    only_reads_logs = True
+
+
+class ReaderInThreads(Reader):
+    async_safe = True
+
+
+class TakesVectors(keras.callbacks.Callback):
+    def on_train_steps_end(self, first, logs):
+        pass
+
+
+@pytest.mark.parametrize(
+    "callback, told, alone",
+    [
+        (Reader(), None, 1),
+        (ReaderInThreads(), 1, 1),
+        (TakesVectors(), None, 1),
+        (keras.callbacks.TerminateOnNaN(), None, 1),
+        (type("Own", (keras.callbacks.TerminateOnNaN,), {})(), 1, 1),
+        (type("Both", (Reader, OwnAnswer), {})(), 7, 7),
+    ],
+)
+def test_callbacks_that_only_read_end_no_execution_where_they_are_told_of_each_step(callback, told, alone):
+    assert steps_to_wake(callback, 3, told=True) == told
+    assert steps_to_wake(callback, 3) == alone
+
+
+def test_only_a_class_declares_that_it_reads():
+    callback = OnBatch()
+    callback.only_reads_logs = True
+    assert steps_to_wake(callback, 0, told=True) == 1

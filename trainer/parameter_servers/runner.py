@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.fit_state import FitState
+from ...callbacks.step_logs import logs_of_one_step, tell_steps
 from ...callbacks.trained_model import TrainedModel
 from ...compat.optimizers import call_count
 from ...compat.training import pythonify_logs
@@ -77,6 +78,8 @@ class ParameterServerRunner(PlainRunner):
                 _check_progress(model)
                 logs = pythonify_logs({**totals.logs(), **model._optimizer_logs()})
                 state.step_logs = logs
+                rows = logs_of_one_step(logs)
+                tell_steps(hooks, state, state.step - 1, rows, replayed=False)
                 callbacks.on_train_batch_end(state.step - 1, logs)
         count.correct(totals, phase.losses)
         totals.commit()

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.step_logs import only_reads_logs, takes_step_logs
 from ...callbacks.wake import steps_to_wake
 from ..inputs import Source
 from .pieces import HOST, Piece, pieces_of
@@ -142,4 +143,9 @@ def _saves(callback: Any) -> bool:
 
 def wants_each_step(callbacks: list[Any]) -> bool:
     """Whether a callback has a hook for every step."""
-    return any(not _saves(callback) and steps_to_wake(callback, 0) == 1 for callback in callbacks)
+    return any(
+        takes_step_logs(callback)
+        or only_reads_logs(callback)
+        or (not _saves(callback) and steps_to_wake(callback, 0) == 1)
+        for callback in callbacks
+    )

@@ -24,6 +24,7 @@ class GlobalSteps(Protocol):
         full_rows: rows of a full global batch; None if not known.
         shapes_vary: whether the last step that was traced has collectives whose shape depends on the batch.
         reached_steps: int32 variable; the steps of the last call that had been run before an error.
+        recorder: a `StepRecorder`, or None.
     """
 
     model: TrainedModel
@@ -32,6 +33,7 @@ class GlobalSteps(Protocol):
     full_rows: int | None
     shapes_vary: bool
     reached_steps: tf.Variable
+    recorder: Any
 
     def global_step(
         self,
@@ -49,6 +51,9 @@ class GlobalSteps(Protocol):
 
     def call_hooks(self, batch: Any) -> None:
         """Calls what callbacks put before a step."""
+
+    def goes_on(self, more: Any) -> Any:
+        """Whether a loop that has `more` to do goes on after this step."""
 
     def begin(self, i: Any) -> None:
         """Notes that step `i` of the call begins."""

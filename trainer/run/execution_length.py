@@ -47,9 +47,10 @@ class ExecutionLength:
         self._began = self._clock()
         if self._fixed is not None:
             return self._fixed
-        steps = self._steps
+        recorder = getattr(self._function, "recorder", None)
+        steps = self._steps if recorder is None else min(self._steps, recorder.most_steps)
         for callback in self._callbacks:
-            wake = steps_to_wake(callback, self.step, self._phase)
+            wake = steps_to_wake(callback, self.step, self._phase, told=recorder is not None)
             if wake is not None:
                 steps = min(steps, max(1, wake))
         return steps

@@ -38,6 +38,7 @@ from .misfits import check_validation, explained
 from .out_of_memory import with_advice
 from .overflow import check_progress
 from .runner import Runner
+from .told_steps import ToldSteps
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit, same_random
 
@@ -265,6 +266,7 @@ def train_steps(
     logs, started = state.step_logs, state.step
     lap("other")
     workers = Workers(model, "stop_training")
+    told = ToldSteps(callbacks.callbacks, state, function, model._fixed_steps)
     begun_again = False
     for execution in executions(state.source, length.next, workers):
         lap("input")
@@ -273,13 +275,13 @@ def train_steps(
             callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
         rows = state.source.batch_rows
-        first = state.step == 0
-        with with_advice(model, function, rows), explained(model, state.source.spec, rows, first=first):
-            done, new = function(execution, state.step)
-        execution.tell(state.source, done)
+        with told.execution(), with_advice(model, function, rows):
+            with explained(model, state.source.spec, rows, first=state.step == 0):
+                done, new = function(execution, state.step)
+        told.tell_source(execution, done)
         if done:
             logs = pythonify_logs({**new, **model._optimizer_logs()})
-            state.step += done
+            told.ended(done, logs)
             state.step_logs = logs
             check_progress(model, execution.chunks[-1], done)
             wait_for_accelerators()  # the logs are there before the last update is

@@ -26,6 +26,8 @@ def eager_loop(function: GlobalSteps, chunk: Chunk) -> Callable[[Any, int], tupl
             if batch is None:
                 return i, function.logs(own_logs) if i else {}
             own_logs = function.global_step(*batch)
+            if _halts(function):
+                return i + 1, function.logs(own_logs)
         return steps, function.logs(own_logs)
 
     return run
@@ -73,7 +75,7 @@ def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: A
                 new = step(batch, None, worker_rows=counts)
             with tf.control_dependencies(made):
                 function.begin(i + 1)
-                more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
+                more = tf.cond(function.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
             batch, rows = worker_batches.own_batch(more, batch)
             return i + 1, batch, worker_batches.rows_of_workers(strategy, rows), new if new else logs
 
@@ -81,7 +83,9 @@ def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: A
         counts = worker_batches.rows_of_workers(strategy, rows)
         start = function.empty_logs(step, lambda: batch, None, worker_rows=counts)
         done, _, _, logs = tf.while_loop(
-            lambda i, batch, counts, logs: tf.logical_and(i < steps, tf.reduce_sum(counts) > 0),
+            lambda i, batch, counts, logs: function.goes_on(
+                tf.logical_and(i < steps, tf.reduce_sum(counts) > 0)
+            ),
             body,
             (tf.constant(0), batch, counts, start),
         )
@@ -132,4 +136,11 @@ class _OneByOne:
             if not int(ran):
                 return i, logs
             logs = new
+            if _halts(self._function):
+                return i + 1, logs
         return steps, logs
+
+
+def _halts(function: GlobalSteps) -> bool:
+    """Whether the step that has been run is the last, whatever is left to do."""
+    return function.recorder is not None and function.recorder.halted()

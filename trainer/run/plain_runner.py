@@ -13,6 +13,7 @@ from ..step.variable_placement import place_with_model
 from . import build, evaluation_loops, fit_loop
 from .predict_function import PredictFunction
 from .step_function import StepFunction
+from .told_steps import record_steps
 from .xla_choice import XlaChoice
 
 
@@ -50,8 +51,10 @@ class PlainRunner:
         """Chooses between the plain graph and XLA, or prepares to find out."""
         model.train_function.full_rows = state.source.batch_rows
         model.train_function.plan = state.plan
+        record_steps(model, state.callbacks)
+        told = model.train_function.recorder is not None
         ahead = None
-        if any(steps_to_wake(callback, 0) == 1 for callback in state.callbacks):
+        if any(steps_to_wake(callback, 0, told=told) == 1 for callback in state.callbacks):
             ahead = 0
         elif state.source.steps_per_epoch:
             ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step

@@ -6,7 +6,6 @@ Loops of other kinds (eager, of several workers, under XLA) are in `other_loops.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from . import other_loops, xla_loops
 from .compiled import GRAPH, XLA, Compiled, signed
 from .executions import UNKNOWN, Execution, noted
 from .rules_first import RulesFirst
+from .step_recorder import StepRecorder
 
 
 class StepFunction:
@@ -48,6 +48,7 @@ class StepFunction:
         usual_steps: int; the length of executions that was found, for the next epoch.
         measured: what was measured, for each layout of the input; see `xla_choice`.
         plan: of the fit that runs: choices that a resumed run repeats; see `rules_first`.
+        recorder: what keeps the logs of each step for callbacks; None where none wants them. See `told_steps`.
         reached_steps: int32 variable; the steps of the last call that had been run before an error, or UNKNOWN.
     """
 
@@ -62,6 +63,7 @@ class StepFunction:
         self.plan: dict[str, Any] = {}
         self.after_execution: Callable[[Execution, int, float], None] | None = None
         self.shapes_vary = False
+        self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
         self._rules: RulesFirst | None = None
         with tf.device("CPU:0"):
@@ -85,7 +87,7 @@ class StepFunction:
                 ran, new = function(*arguments(chunk))
             ran = int(ran)
             done, logs = done + ran, new if ran else logs
-            if ran < chunk.steps:
+            if ran < chunk.steps or (self.recorder is not None and self.recorder.halted()):
                 break
         return done, logs
 
@@ -115,18 +117,6 @@ class StepFunction:
         """Where the model's variables are, on one replica; the first replica's where there are several."""
         return next((getattr(copies_of(v)[0], "device", "") for v in self.model.variables), "")
 
-    # What was compiled.
-
-    def compile_only(self, chunk: Chunk) -> None:
-        """Compiles what runs chunks of this layout, and runs no step."""
-        (function, arguments), _ = self.compiled_for(chunk)
-        function(*arguments(dataclasses.replace(chunk, steps=0)))
-
-    def operations(self, chunk: Chunk) -> set[str]:
-        """The types of the operations of the steps of such a chunk, which have been run."""
-        (function, _), _ = self.compiled_for(chunk)
-        return xla_loops.operations(getattr(function, "functions", (function,))[0])
-
     def graph(self) -> Any:
         """The graph that was made first, to be drawn; None where there is none."""
         graphs = (first_graph(function) for function in self._functions())
@@ -143,7 +133,8 @@ class StepFunction:
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """What runs chunks of this layout, and whether it was there already."""
-        key = chunk.reader, chunk.rows, chunk.open_ended, self.way, self.way == XLA and chunk.usual_rows
+        key = chunk.reader, chunk.rows, chunk.open_ended, self.way, self.recorder
+        key += (self.way == XLA and chunk.usual_rows,)
         familiar = key in self._compiled
         if not familiar:
             self._compiled[key] = self._compile(chunk)
@@ -194,8 +185,8 @@ class StepFunction:
                 return i + 1, new if new else logs
 
             start = self.empty_logs(step, lambda: reader(inputs, tf.constant(0)), rows)
-            _, logs = tf.while_loop(lambda i, logs: i < steps, body, (tf.constant(0), start))
-            return steps, self.logs(logs)
+            done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, (tf.constant(0), start))
+            return done, self.logs(logs)
 
         return run
 
@@ -212,12 +203,12 @@ class StepFunction:
                     new = step(batch.get_value(), rows)
                 with tf.control_dependencies(made):  # the step is whole before an error of the input can come
                     self.begin(i + 1)
-                    more = tf.cond(i + 1 < steps, lambda: reader(inputs, i + 1), lambda: empty)
+                    more = tf.cond(self.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
                 return i + 1, more, new if new else logs
 
             start = self.empty_logs(step, first.get_value, rows)
             done, _, logs = tf.while_loop(
-                lambda i, batch, logs: tf.logical_and(i < steps, batch.has_value()),
+                lambda i, batch, logs: self.goes_on(tf.logical_and(i < steps, batch.has_value())),
                 body,
                 (tf.constant(0), first, start),
             )
@@ -270,17 +261,24 @@ class StepFunction:
             tracing.rules = self._rules.rules
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
-        with whole_batch_values(model, several=not self.alone, with_results=own_logs):
+        with effects() as made, whole_batch_values(model, several=not self.alone, with_results=own_logs):
             on_replica = functools.partial(replica_step, model, self._step_fn, slices, tracing)
-            logs = strategy.run(on_replica, (slices.parts,))
+            logs: Any = strategy.run(on_replica, (slices.parts,))
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary
-        if self.alone:
-            return logs
-        return keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)  # pyright: ignore[reportReturnType]
+        if not self.alone:
+            logs = keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)
+        if self.recorder is not None:
+            with tf.control_dependencies(made):
+                self.recorder.record(logs)
+        return logs
 
     def logs(self, own: dict[str, Any]) -> dict[str, Any]:
         """The logs after a step: the user's own, else the results of the metrics."""
         return own if own else self.model.get_metrics_result()
+
+    def goes_on(self, more: Any) -> Any:
+        """Whether a loop that has `more` to do goes on after this step; bool tensor."""
+        return more if self.recorder is None else self.recorder.goes_on(more)
 
     def begin(self, i: Any) -> None:
         """Notes that step `i` of the call begins."""

@@ -201,7 +201,7 @@ class XlaChoice:
         self._go(XLA)
         if self._function.alone:
             try:
-                self._function.compile_only(chunk)
+                xla_loops.compile_only(self._function, chunk)
                 self._measured.xla_compiles = True
             except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
                 self._settle(GRAPH, "XLA cannot compile this step")
@@ -215,7 +215,7 @@ class XlaChoice:
             return "XLA would compile for each execution, since their inputs differ in shape"
         if from_iterator and not self._function.alone:
             return "on several replicas XLA could fail after a batch was drawn"
-        names = self._function.operations(chunk)
+        names = xla_loops.operations_of_steps(self._function, chunk)
         if any(name in names for name in _EFFECTS):
             return "the step talks to the host"
         if any(name in names for name in _OTHER_NUMBERS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +67,8 @@ def _compiles(leaf: Any) -> bool:
 def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
     """The loop over steps as one XLA program, on one replica; None where it cannot be, or is known to be slow."""
     step = functools.partial(function.global_step, in_xla=True)
+    if chunk.usual_rows is not None and function.recorder is not None and function.recorder.halts:
+        return None  # batches of a stack are drawn before it is known whether the loop comes to them
     if chunk.usual_rows is not None:
         loop = _for_xla(function.counted_loop(step, _read_stack, chunk.usual_rows, begin=_nothing))
         single = step_in_graph(function, chunk)
@@ -145,6 +148,18 @@ def has_one_size(chunk: Chunk) -> bool:
     if chunk.signature is None or chunk.per_worker:
         return False
     return chunk.usual_rows is not None or (chunk.rows is not None and not chunk.open_ended)
+
+
+def compile_only(function: GlobalSteps, chunk: Chunk) -> None:
+    """Compiles what runs chunks of this layout, and runs no step."""
+    (compiled, arguments), _ = function.compiled_for(chunk)
+    compiled(*arguments(dataclasses.replace(chunk, steps=0)))
+
+
+def operations_of_steps(function: GlobalSteps, chunk: Chunk) -> set[str]:
+    """The types of the operations of the steps of such a chunk, which have been run."""
+    (compiled, _), _ = function.compiled_for(chunk)
+    return operations(getattr(compiled, "functions", (compiled,))[0])
 
 
 def operations(function: Any) -> set[str]:

@@ -1,0 +1,101 @@
+"""What callbacks cost that look at every step: those that are woken for each, and those that are told the logs of many.
+
+Trains the MLP of the speed comparison from arrays, in the plain graph and with the whole loop under XLA. The rounds
+alternate the programs; the table has the median and the quartiles of the time a step, and the median of its ratio to the
+program without a callback in the same round. `python -m benchmarks.step_logs [ROUNDS]`.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+
+import unisono
+from benchmarks.contestants import keras_models
+from benchmarks.contestants.task import BATCH, Task, arrays
+from benchmarks.tables import markdown, spread
+
+STEPS = 3000
+
+
+class Woken(keras.callbacks.Callback):
+    """Looks at the logs of every step."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Adds up the losses."""
+        self.total = getattr(self, "total", 0.0) + logs["loss"]
+
+
+class Told(Woken):
+    """The same, but that it declares that it only reads."""
+
+    only_reads_logs = True
+
+
+class Vectors(keras.callbacks.Callback):
+    """The same, from vectors."""
+
+    def on_train_steps_end(self, first: int, logs: Any) -> None:
+        """Adds up the losses."""
+        self.total = getattr(self, "total", 0.0) + logs["loss"].sum()
+
+
+NOTHING, WOKEN = "no callback", "a callback with `on_train_batch_end`"
+PROGRAMS: dict[str, tuple[Any, int]] = {
+    NOTHING: (None, STEPS),
+    "`on_train_steps_end`": (Vectors, STEPS),
+    "`on_train_batch_end` with `only_reads_logs`": (Told, STEPS),
+    "ten of these": ((Told,) * 10, STEPS),
+    "`keras.callbacks.TerminateOnNaN`": (keras.callbacks.TerminateOnNaN, STEPS),
+    WOKEN: (Woken, STEPS // 5),
+}
+
+
+def seconds_a_step(model: Any, kinds: Any, steps: int) -> float:
+    """Of one epoch."""
+    x, y = arrays("mlp", steps)
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    callbacks = [kind() for kind in kinds if kind is not None]
+    began = time.perf_counter()
+    model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, callbacks=callbacks)
+    return (time.perf_counter() - began) / steps
+
+
+def table(rounds: int = 9) -> str:
+    """The table in Markdown."""
+    models = {}
+    for name in PROGRAMS:
+        for way in (False, True):
+            keras.utils.set_random_seed(0)
+            model = keras_models.build(keras, Task("mlp"), unisono.Model)
+            model.compile(**keras_models.compile_arguments(keras), jit_compile=way)
+            models[name, way] = model
+            for _ in range(2):  # compiles, and finds the length of executions
+                seconds_a_step(model, *PROGRAMS[name])
+    times: dict[Any, list[float]] = {key: [] for key in models}
+    keys = list(models)
+    for turn in range(rounds):
+        first = turn % len(keys)
+        for key in keys[first:] + keys[:first]:
+            times[key].append(seconds_a_step(models[key], *PROGRAMS[key[0]]))
+    rows = []
+    for name in PROGRAMS:
+        row = [name]
+        for way in (False, True):
+            ratios = [a / b for a, b in zip(times[name, way], times[NOTHING, way])]
+            row += [spread(times[name, way], 1e6, "{:.0f}"), f"{statistics.median(ratios):.2f}"]
+        rows.append(row)
+    return markdown(
+        ["MLP, 32 rows a step", "graph, us a step", "ratio", "under XLA, us a step", "ratio"], rows
+    )
+
+
+if __name__ == "__main__":
+    print(table(*map(int, sys.argv[1:])))

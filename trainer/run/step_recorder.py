@@ -1,0 +1,132 @@
+"""What the compiled loop keeps of each of its steps: their logs in a buffer, and whether the loss went bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.variables import plain_variable
+from ...mixed_precision.skipped_steps import step_values
+from ..step.variable_placement import optimizers_of
+
+MOST_STEPS = 4096
+"""Of an execution whose steps are recorded, unless the user fixed more."""
+
+
+class _Log(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    dtype: tf.DType
+
+
+class StepRecorder:
+    """Owns a buffer on the model's device with a row for each step of an execution.
+
+    The row is written when all of the step has been done, so that the rows are there when a later step fails. Numbers are
+    kept as float64, in which every float of fewer bits and every count below 2**53 is itself.
+
+    Args:
+        model: whose logs they are.
+        records: whether the logs are kept; otherwise only the loss is looked at.
+        halts: whether the loop ends after a step whose loss is NaN or infinite.
+        most_steps: int; of an execution.
+        device: str; where the model's variables are.
+    """
+
+    def __init__(self, model: TrainedModel, records: bool, halts: bool, most_steps: int, device: str) -> None:
+        self._model, self.records, self.halts = model, records, halts
+        self._capacity, self._device = most_steps, device
+        self._layout: list[_Log] | None = None
+        self._buffer: tf.Variable | None = None
+        self._refused = False
+        with tf.device(device):
+            self._count = plain_variable(tf.constant(0, tf.int64))
+            self._halted = plain_variable(tf.constant(False))
+
+    @property
+    def most_steps(self) -> int:
+        """The most steps of an execution: one, where a log is no number of a fixed shape and cannot be kept."""
+        return 1 if self._refused else self._capacity
+
+    def begin(self) -> None:
+        """An execution begins."""
+        if self.records:
+            self._count.assign(0)
+        if self.halts:
+            self._halted.assign(False)
+
+    def record(self, logs: Mapping[str, Any]) -> None:
+        """Keeps the logs of a step. Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
+
+        Args:
+            logs: those that the step itself gave; where it gave none, those of the metrics are meant.
+        """
+        model = self._model
+        logs = flat({**(logs or model.get_metrics_result()), **step_values(optimizers_of(model))})
+        if self.halts and "loss" in logs:
+            loss = tf.convert_to_tensor(logs["loss"])
+            self._halted.assign(tf.logical_not(tf.reduce_all(tf.math.is_finite(loss))))
+        if self.records and self._can_keep(logs):
+            row = [tf.reshape(tf.cast(logs[log.name], tf.float64), [log.size]) for log in self._layout or ()]
+            assert self._buffer is not None
+            at = self._count.assign_add(1).read_value() - 1
+            self._buffer.scatter_update(tf.IndexedSlices(tf.concat(row, 0), at))
+
+    def goes_on(self, more: Any) -> Any:
+        """Whether there is `more` to do and the loss is good; bool tensor."""
+        return tf.logical_and(more, tf.logical_not(self._halted)) if self.halts else more
+
+    def halted(self) -> bool:
+        """Whether the last step's loss was bad. Context: host."""
+        return self.halts and bool(self._halted.numpy())
+
+    def rows(self) -> dict[str, np.ndarray]:
+        """The logs of the steps of this execution so far: name -> `[steps, ...]`. Context: host."""
+        if self._buffer is None or not self._layout or self._refused:
+            return {}
+        rows = self._buffer[: self._count].numpy()
+        parts = np.split(rows, np.cumsum([log.size for log in self._layout])[:-1], axis=1)
+        return {
+            log.name: part[:, 0]
+            if log.shape == ()
+            else part.reshape(-1, *log.shape).astype(log.dtype.as_numpy_dtype)
+            for log, part in zip(self._layout, parts)
+        }
+
+    def _can_keep(self, logs: Mapping[str, Any]) -> bool:
+        layout = [_described(name, value) for name, value in logs.items()]
+        known = [log for log in layout if log is not None]
+        if not known or len(known) < len(layout) or self._layout not in (None, known):
+            self._refused = True
+        elif self._layout is None:
+            self._layout = known
+            shape = [self._capacity, sum(log.size for log in known)]
+            with tf.init_scope(), tf.device(self._device):
+                self._buffer = plain_variable(tf.zeros(shape, tf.float64))
+        return not self._refused
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The logs without the dicts among them, in the order in which callbacks get them."""
+    result: dict[str, Any] = {}
+    for name, value in sorted(logs.items()):
+        result.update(flat(value) if isinstance(value, dict) else {name: value})
+    return result
+
+
+def _described(name: str, value: Any) -> _Log | None:
+    """What is kept of a log; None if it cannot be: it is no number, or its shape is not known."""
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return None
+    numeric = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
+    if not numeric or not tensor.shape.is_fully_defined():
+        return None
+    shape = tuple(tensor.shape)
+    return _Log(name, shape, int(np.prod(shape)), tensor.dtype)

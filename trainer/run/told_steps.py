@@ -1,0 +1,97 @@
+"""Tells callbacks the logs of every step of an execution, so that no execution ends for the sake of those that only read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...callbacks.fit_state import FitState
+from ...callbacks.step_logs import (
+    ends_at_bad_loss,
+    logs_of_one_step,
+    only_reads_logs,
+    takes_step_logs,
+    tell_steps,
+)
+from ...callbacks.trained_model import TrainedModel
+from ...distribute.workers.agreement import exchange
+from .executions import Execution
+from .step_function import StepFunction
+from .step_recorder import MOST_STEPS, StepRecorder
+
+
+def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
+    """Has the training steps keep what these callbacks want to know of each.
+
+    Where the user fixed the steps of an execution, per-batch hooks wait for its end, as in Keras. If one worker needs
+    something kept, all keep it: their graphs are the same. Context: host.
+    """
+    function: StepFunction = model.train_function
+    fixed = model._fixed_steps
+    records = any(takes_step_logs(each) or (fixed is None and only_reads_logs(each)) for each in callbacks)
+    halts = fixed is None and any(map(ends_at_bad_loss, callbacks))
+    wishes = exchange([float(records), float(halts)], model.distribute_strategy)
+    records, halts = (any(column) for column in zip(*wishes))
+    most = max(MOST_STEPS, fixed or 0)
+    key = (records, halts, most) if records or halts else None
+    known: dict[Any, StepRecorder] = function.__dict__.setdefault("recorders", {})
+    if key is not None and key not in known:
+        known[key] = StepRecorder(model, records, halts, most, function.device())
+        function.usual_steps = 1  # what the logs are is known after the first step
+    function.recorder = None if key is None else known[key]
+
+
+class ToldSteps:
+    """Tells callbacks the logs of the steps of one epoch, an execution at a time.
+
+    Args:
+        callbacks: of the fit, in their order.
+        state: of the fit.
+        function: what runs the steps.
+        fixed: int or None; the steps of an execution where the user fixed them.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[Any], state: FitState, function: StepFunction, fixed: int | None
+    ) -> None:
+        self._callbacks, self._state = callbacks, state
+        self._begins = recorder = getattr(function, "recorder", None)
+        self._recorder = recorder if recorder is not None and recorder.records else None
+        self._replays = fixed is None and self._recorder is not None
+        self._takes = any(map(takes_step_logs, callbacks))
+
+    @contextlib.contextmanager
+    def execution(self) -> Iterator[None]:
+        """An execution. Where it fails, the callbacks learn of the steps that were done before."""
+        if self._begins is not None:
+            self._begins.begin()
+        try:
+            yield
+        except Exception:
+            rows = {} if self._recorder is None else self._recorder.rows()
+            if rows and len(next(iter(rows.values()))):
+                self._tell(rows, all_done=True)
+            raise
+
+    def tell_source(self, execution: Execution, done: int) -> None:
+        """Tells the source where fewer steps were run than it gave: the data has ended, or the loss was bad."""
+        if done == execution.steps or self._begins is None or not self._begins.halted():
+            execution.tell(self._state.source, done)
+        else:
+            self._state.source.calendar.advance(done - execution.steps)
+
+    def ended(self, done: int, logs: Mapping[str, Any]) -> None:
+        """The execution has run `done` steps, `logs` after the last. The step of the fit is that after it."""
+        if not (self._replays or self._takes):
+            self._state.step += done
+            return
+        rows = {} if self._recorder is None else self._recorder.rows()
+        if done == 1 or not rows:
+            rows = logs_of_one_step(logs)
+            self._state.step += done - 1
+        self._tell(rows)
+
+    def _tell(self, rows: Mapping[str, Any], all_done: bool = False) -> None:
+        first = self._state.step
+        tell_steps(self._callbacks, self._state, first, rows, replayed=self._replays, all_done=all_done)
