@@ -34,6 +34,12 @@ def flat_inputs(graph: Any, inputs: Any) -> list[Any]:
     return graph._standardize_inputs(inputs)
 
 
+def declared_inputs(model: Any) -> Any:
+    """The symbolic inputs of a functional or sequential model, as it takes them; None where none are declared."""
+    graph = model._functional if isinstance(model, keras.Sequential) else model
+    return graph._inputs_struct if isinstance(graph, Functional) else None
+
+
 def paired_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
     """(declared input, what is given for it), as a functional model finds it: dicts by names or keys, others by place.
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
@@ -59,6 +60,7 @@ def converted(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
 
 
 _NOT_COMPUTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
+_VIEWS = ("ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
 _DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
 _LEAVE_NO_TRACE = """
 Arg Assert Case CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
@@ -132,21 +134,53 @@ def first_graph(function: Any) -> Any:
 def bytes_kept_for_backward(graph: Any) -> int:
     """The bytes of what a forward pass computes in a graph, or in a loop or function of it, that the backward pass needs.
 
-    Of shapes that are not known nothing is counted.
+    Of shapes that are not known nothing is counted, and nothing of what a loop stacks whose number of rounds is not known.
     """
     kept: dict[str, Any] = {}
     total = 0
     for operation in graph.get_operations():
         if "gradient_tape/" in operation.name:
-            for tensor in operation.inputs:
+            for tensor in map(_seen_through_views, operation.inputs):
                 if "gradient_tape/" not in tensor.op.name and tensor.op.type not in _NOT_COMPUTED:
                     kept[tensor.name] = tensor
         for name in ("body", "f"):
             called = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
             if called:
-                total += bytes_kept_for_backward(graph._get_function(called).graph)
-    sizes = ((tensor.shape.num_elements(), tensor.dtype.size) for tensor in kept.values())
-    return total + sum(count * size for count, size in sizes if count is not None)
+                inner = graph._get_function(called).graph
+                total += bytes_kept_for_backward(inner)
+                total += _stacked_bytes(inner) * (_rounds(operation) if name == "body" else 1)
+    return total + sum(map(_bytes, kept.values()))
+
+
+def _seen_through_views(tensor: Any) -> Any:
+    """What holds the numbers of a tensor: a reshaped tensor has no memory of its own."""
+    while tensor.op.type in _VIEWS:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _stacked_bytes(body: Any) -> int:
+    """The bytes that each round of a loop adds to its stacks, which the loop of the backward pass takes from."""
+    pushed = [
+        _seen_through_views(op.inputs[1]) for op in body.get_operations() if op.type == "TensorListPushBack"
+    ]
+    computed = {tensor.name: tensor for tensor in pushed if tensor.op.type not in ("Const", "ReadVariableOp")}
+    return sum(map(_bytes, computed.values()))
+
+
+def _rounds(loop: Any) -> int:
+    """How often the body of a loop is run at most: as it says, or as many as its longest list has elements; else 1."""
+    counts = [tf.get_static_value(tensor) for tensor in loop.inputs[1:2]]
+    for tensor in loop.inputs:
+        if tensor.op.type == "TensorListReserve":
+            counts.append(tf.get_static_value(tensor.op.inputs[1]))
+        elif tensor.op.type == "TensorListFromTensor" and tensor.op.inputs[0].shape.rank:
+            counts.append(tensor.op.inputs[0].shape[0])
+    return max([1, *(int(count) for count in counts if count is not None and np.ndim(count) == 0)])
+
+
+def _bytes(tensor: Any) -> int:
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def drawing_operations(graph: Any) -> list[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .gathered_rows import gather
     from .gpu_memory import grow_gpu_memory
     from .means import global_batch_size, global_mean
+    from .memory_plan import MemoryPlan, ModelMemory, memory_plans
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
     from .scaling import ScaledStep, simulate_scaling
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .workers.peer_watch import meeting
 
 __all__ = [
+    "MemoryPlan",
+    "ModelMemory",
     "ParameterServerError",
     "ParameterServerStrategy",
     "Pipeline",
@@ -36,6 +39,7 @@ __all__ = [
     "is_chief",
     "keep_data_on",
     "meeting",
+    "memory_plans",
     "num_workers",
     "simulate_devices",
     "simulate_scaling",
@@ -49,6 +53,7 @@ _NAMES_OF = {
     "gathered_rows": ("gather",),
     "means": ("global_batch_size", "global_mean"),
     "gpu_memory": ("grow_gpu_memory",),
+    "memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
     "scaling": ("ScaledStep", "simulate_scaling"),

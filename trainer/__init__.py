@@ -4,6 +4,7 @@ from . import replacements as _replacements  # noqa: F401  (replaces functions o
 from .finders.batch_size import find_batch_size
 from .finders.learning_rate import find_learning_rate
 from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json
+from .model_memory import model_memory
 from .replica_step import replica_step
 from .step.global_loss import rowwise
 
@@ -16,6 +17,7 @@ __all__ = [
     "find_learning_rate",
     "load_model",
     "model_from_json",
+    "model_memory",
     "replica_step",
     "rowwise",
 ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         find_batch_size,
         find_learning_rate,
         load_model,
+        model_memory,
         replica_step,
         rowwise,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "find_learning_rate",
     "load_model",
     "mixed_precision",
+    "model_memory",
     "models",
     "optimizers",
     "replica_step",

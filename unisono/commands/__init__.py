@@ -13,6 +13,7 @@ COMMANDS = {
     "backups": "list backups and checkpoints, and check every byte of them",
     "profile": "capture a profile of running workers from another process",
     "report": "write the page of a training again, or compare several trainings",
+    "plan": "say what a training needs to fit into the memory of its devices",
     "doctor": "show what this machine offers for training, and what is wrong with it",
 }
 _USAGE = "\n".join(

@@ -1,0 +1,38 @@
+"""Variables that have a shape and no numbers: a model that no memory here could hold can still be traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+_SMALL = 4096  # numbers; counters, rates and seeds are read by Python while a model is made
+
+
+@contextlib.contextmanager
+def variables_without_memory() -> Iterator[None]:
+    """Large variables made in the block have no value: they can be read in graphs, and nowhere else.
+
+    A variable made of an array, not by an initializer, is as ever: its memory is taken already.
+    """
+
+    def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        initial = arguments.get("initial_value")
+        if not callable(initial):
+            return next_creator(**arguments)
+        with tf.__internal__.FuncGraph("initial_value").as_default():
+            value: Any = tf.convert_to_tensor(initial(), arguments.get("dtype"))
+        if (value.shape.num_elements() or 0) <= _SMALL:
+            return next_creator(**arguments)
+        return UninitializedVariable(
+            trainable=arguments.get("trainable"),
+            dtype=value.dtype,
+            shape=value.shape,
+            name=arguments.get("name") or "Variable",
+        )
+
+    with tf.variable_creator_scope(create):
+        yield

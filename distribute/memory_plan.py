@@ -1,0 +1,211 @@
+"""Which of accumulation, sharded state, half precision and a pipeline a training needs to fit into its devices.
+
+A replica holds, of a model with weights of W bytes of which T are trained, with S bytes of slots, on N replicas:
+
+================  ============  ============  ==================  =============================================
+                  weights       gradients     slots               accumulators (with accumulation)
+================  ============  ============  ==================  =============================================
+as it is          W             T             S                   T
+"optimizer"       W             T             S / N               T
+"gradients"       W             T / N         S / N               T / N
+"weights"         W - T + T/N   T / N         S / N               T / N; and the largest layer, gathered, twice
+pipeline over K   W / K         T / K         S / K               none: micro-batches are summed where they are
+================  ============  ============  ==================  =============================================
+
+and the activations of the rows of one micro-batch that the backward pass waits for. With float32 and Adam that is
+4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054. No tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from .arguments import number, shown, whole_number
+
+LEVELS = ("optimizer", "gradients", "weights")
+_WORKSPACE = 0.9  # of the memory may be planned with: kernels need room to work, and the allocator loses some
+_MICRO_BATCHES = 4  # for each stage of a pipeline: they keep its bubble below a fifth
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMemory:
+    """What training a model takes on one device.
+
+    Attributes:
+        weights: int; bytes of all weights, those of layers' own counters and averages included.
+        trained: int; bytes of the weights that are trained, and so of their gradients.
+        slots: int; bytes of the optimizer's variables.
+        activations: float; bytes that the backward pass waits for, for each row of the batch.
+        always: float; bytes that it waits for whatever the batch, such as half-precision copies of the weights.
+        largest_layer: int; bytes of the weights of the layer that has most.
+        half_precision: bool; whether layers compute in float16 or bfloat16 already.
+    """
+
+    weights: int
+    trained: int
+    slots: int
+    activations: float
+    always: float = 0.0
+    largest_layer: int = 0
+    half_precision: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """One way to train, and the bytes that it takes on each device.
+
+    Attributes:
+        sharded: str or None; the level of `unisono.distribute.sharded`.
+        accumulation: int; micro-batches whose gradients are summed before each update; 1: none.
+        half_precision: bool; whether a policy of half precision is needed that the model does not have yet.
+        stages: int; devices over which each copy of the model is cut; 1: no pipeline.
+        rows: int; rows that a device works on at once.
+        weights, gradients, slots, accumulators, activations: int; bytes.
+        fits: bool; whether they are at most nine tenths of the device's memory.
+    """
+
+    sharded: str | None
+    accumulation: int
+    half_precision: bool
+    stages: int
+    rows: int
+    weights: int
+    gradients: int
+    slots: int
+    accumulators: int
+    activations: int
+    fits: bool
+
+    @property
+    def total(self) -> int:
+        """All bytes of a device."""
+        return self.weights + self.gradients + self.slots + self.accumulators + self.activations
+
+    @property
+    def remedies(self) -> frozenset[str]:
+        """What is used beside plain data parallelism."""
+        used = {
+            "sharded": self.sharded is not None,
+            "accumulation": self.accumulation > 1,
+            "half_precision": self.half_precision,
+            "pipeline": self.stages > 1,
+        }
+        return frozenset(name for name, value in used.items() if value)
+
+
+def memory_plans(
+    model: ModelMemory, memory_bytes: float, global_batch_size: int, replicas: int = 1
+) -> list[MemoryPlan]:
+    """The ways to train a model on devices of this size, those first that change least.
+
+    Sharded state and accumulation come first: they keep every number. Half precision changes numbers within its
+    rounding, and a pipeline leaves devices idle in its bubble.
+
+    Args:
+        model: what it takes on one device, as `unisono.model_memory` finds it.
+        memory_bytes: float; of the smallest device.
+        global_batch_size: int; rows of a step.
+        replicas: int; devices in all.
+
+    Returns:
+        A list of `MemoryPlan`. The first is the model as it is, with a copy on each device. If that does not fit, those
+        follow that do, and of which nothing can be left out; none: it fits in no way.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if not isinstance(model, ModelMemory):
+        raise ValueError(
+            f"`model` must be a `ModelMemory`, as from `unisono.model_memory`. Received: {shown(model)}"
+        )
+    number("memory_bytes", memory_bytes, above=0)
+    rows = whole_number("global_batch_size", global_batch_size)
+    replicas = whole_number("replicas", replicas)
+    as_it_is = _plan(model, memory_bytes, rows, replicas)
+    if as_it_is.fits:
+        return [as_it_is]
+    found: list[MemoryPlan] = []
+    for plan in sorted(_ways(model, memory_bytes, rows, replicas), key=_cost):
+        if plan.remedies and plan.fits and not any(other.remedies <= plan.remedies for other in found):
+            found.append(plan)
+    return [as_it_is, *found]
+
+
+def _ways(model: ModelMemory, memory: float, rows: int, replicas: int) -> Iterator[MemoryPlan]:
+    of_replica = -(-rows // replicas)
+    steps = [1] + [2**n for n in range(1, of_replica.bit_length()) if 2**n <= of_replica]
+    for half in (False,) if model.half_precision else (False, True):
+        for level in (None, *LEVELS) if replicas > 1 else (None,):
+            for accumulation in steps:
+                yield _plan(
+                    model,
+                    memory,
+                    rows,
+                    replicas,
+                    sharded=level,
+                    accumulation=accumulation,
+                    half_precision=half,
+                )
+        for stages in range(2, replicas + 1):
+            if replicas % stages == 0:
+                yield _plan(model, memory, rows, replicas, half_precision=half, stages=stages)
+
+
+def _plan(
+    model: ModelMemory,
+    memory: float,
+    rows: int,
+    replicas: int,
+    *,
+    sharded: str | None = None,
+    accumulation: int = 1,
+    half_precision: bool = False,
+    stages: int = 1,
+) -> MemoryPlan:
+    level = 0 if sharded is None else LEVELS.index(sharded) + 1
+    shard = {
+        kind: replicas if level >= least else 1
+        for kind, least in (("slots", 1), ("gradients", 2), ("weights", 3))
+    }
+    trained = model.trained / stages / shard["weights"]
+    gathered = 2 * model.largest_layer if level == 3 else 0
+    gradients = model.trained / stages / shard["gradients"]
+    at_once, held = _rows_of_device(rows, replicas, accumulation, stages)
+    activations = model.activations * held / stages + model.always / stages
+    if half_precision:  # half of each, and a copy of the weights in half precision for the backward pass
+        activations = activations / 2 + model.trained / 2 / stages
+    sizes: dict[str, Any] = {
+        "weights": (model.weights - model.trained) / stages + trained + gathered,
+        "gradients": gradients,
+        "slots": model.slots / stages / shard["slots"],
+        "accumulators": gradients if accumulation > 1 else 0,
+        "activations": activations,
+    }
+    sizes = {name: round(size) for name, size in sizes.items()}
+    fits = sum(sizes.values()) <= _WORKSPACE * memory
+    return MemoryPlan(sharded, accumulation, half_precision, stages, at_once, fits=fits, **sizes)
+
+
+def _rows_of_device(rows: int, replicas: int, accumulation: int, stages: int) -> tuple[int, int]:
+    """How many rows a device works on at once, and of how many it keeps activations."""
+    of_copy = -(-rows // (replicas // stages))
+    if stages == 1:
+        at_once = -(-of_copy // accumulation)
+        return at_once, at_once
+    at_once = -(-of_copy // min(of_copy, _MICRO_BATCHES * stages))
+    return at_once, min(
+        of_copy, at_once * stages
+    )  # 1F1B keeps at most as many micro-batches as there are stages
+
+
+def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> int:
+    """Into how many parts the pipeline of a plan cuts the rows of a copy of the model."""
+    return min(-(-global_batch_size // (replicas // plan.stages)), _MICRO_BATCHES * plan.stages)
+
+
+def _cost(plan: MemoryPlan) -> tuple[Any, ...]:
+    """What comes first: the same numbers, no idle devices, little traffic, few micro-batches."""
+    level = 0 if plan.sharded is None else LEVELS.index(plan.sharded) + 1
+    return plan.stages, plan.half_precision, level == 3, len(plan.remedies), level, plan.accumulation

@@ -1,0 +1,138 @@
+"""What training a model takes is read from its graph, and `python -m unisono plan` says what to do about it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from unisono.commands.plan import main
+from unisono.distribute.memory import PeakMemory
+
+NUMBER = 4  # bytes
+
+
+def mlp(cls=keras.Sequential, optimizer="adam"):
+    model = cls([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_bytes_of_a_small_model_are_those_counted_by_hand():
+    memory = unisono.model_memory(mlp())
+    weights = NUMBER * (9 * 16 + 17 * 4)
+    assert (memory.weights, memory.trained, memory.largest_layer) == (weights, weights, NUMBER * 9 * 16)
+    assert memory.slots == 2 * weights + NUMBER + 8, "two for each weight, the learning rate and the count"
+    kept = (
+        8 + 16 + 4
+    )  # the inputs of both layers, what relu gave is one of them, and the difference of the loss
+    assert memory.activations == NUMBER * kept and memory.always < 50
+
+
+def test_nothing_of_the_model_changes():
+    model = mlp(unisono.Sequential)
+    before = [*model.get_weights()]
+    unisono.model_memory(model)
+    assert not model.optimizer.built and model.losses == []
+    np.testing.assert_equal(model.get_weights(), before)
+    assert np.isfinite(model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0).history["loss"]).all()
+
+
+def test_slots_are_those_of_the_optimizer():
+    none, one = (
+        unisono.model_memory(mlp(optimizer=keras.optimizers.SGD(0.1, momentum=m))).slots for m in (0.0, 0.9)
+    )
+    assert none < 20 and one - none == NUMBER * (9 * 16 + 17 * 4)
+
+
+def test_rounds_of_a_loop_are_counted():
+    def kept(steps):
+        inputs = keras.Input((steps, 3))
+        model = keras.Model(inputs, keras.layers.SimpleRNN(5)(inputs))
+        return unisono.model_memory(model).activations
+
+    assert kept(100) - kept(50) >= 50 * 5 * NUMBER, "the state of every step"
+    assert kept(100) - kept(50) <= 50 * 30 * NUMBER
+
+
+def test_half_precision_and_models_that_know_no_inputs():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__(dtype="mixed_bfloat16")
+            self.dense = keras.layers.Dense(4, dtype="mixed_bfloat16")
+
+        def call(self, x):
+            return self.dense(x)
+
+    with pytest.raises(ValueError, match="`x` is missing"):
+        unisono.model_memory(Own())
+    model = Own()
+    memory = unisono.model_memory(model, np.ones((2, 6), "float32"), np.ones((2, 4), "float32"))
+    assert memory.half_precision and memory.weights == NUMBER * 7 * 4
+
+
+def test_sparse_targets_several_outputs_and_named_inputs():
+    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
+    both = keras.layers.Concatenate()(list(inputs.values()))
+    outputs = [keras.layers.Dense(3, name="classes")(both), keras.layers.Dense(1, name="value")(both)]
+    model = unisono.Model(inputs, outputs)
+    model.compile("sgd", [keras.losses.SparseCategoricalCrossentropy(from_logits=True)] * 2)
+    assert unisono.model_memory(model).activations >= 8 * NUMBER
+
+
+def test_command_plans_what_no_memory_here_would_hold(tmp_path, capsys):
+    source = tmp_path / "many_weights.py"
+    source.write_text(
+        "import keras\n\n\ndef make_model():\n"
+        "    layers = [keras.layers.Dense(50_000, use_bias=False) for _ in range(4)]\n"
+        "    model = keras.Sequential([keras.Input((50_000,)), *layers])\n"
+        '    model.compile("adam", "mse")\n    return model\n'
+    )
+    peak = PeakMemory(["CPU:0"])
+    before = peak.most()
+    assert main([f"{source}:make_model", "-b", "256", "-n", "8", "-m", "80GiB"]) == 0
+    assert peak.most() - before < 2**30
+    printed = capsys.readouterr().out
+    assert "weights 37.3 GiB" in printed and "149.0 GiB" in printed and "too much" in printed
+    assert 'unisono.distribute.sharded(unisono.distribute.auto_strategy(), level="gradients")' in printed
+    assert main([f"{source}:make_model", "-b", "1", "-m", "80GiB"]) == 1
+    assert "It fits in no way" in capsys.readouterr().out
+
+
+def test_command_reads_a_file_without_its_weights(tmp_path, capsys):
+    model = mlp(unisono.Sequential)
+    model.save(tmp_path / "model.keras")
+    assert main([str(tmp_path / "model.keras"), "--batch-size", "64", "--memory", "1G"]) == 0
+    assert "It fits as it is." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "place, words",
+    [
+        ("absent.keras", "there is no file 'absent.keras'"),
+        ("absent.py:make_model", "there is no file 'absent.py'"),
+        ("model", "FILE.py:FUNCTION"),
+        ("json:absent", "json has no function 'absent'"),
+        ("json:detect_encoding", "detect_encoding"),
+        ("tempfile:gettempdir", "must return a Keras model"),
+        ("no_such_module:make", "no_such_module"),
+    ],
+)
+def test_command_names_what_it_cannot_read(place, words, capsys):
+    assert main([place, "-b", "8", "-m", "1G"]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", [["-m", "many"], ["-b", "0"], ["-n", "-1"]])
+def test_command_refuses_wrong_numbers(wrong, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["model.keras", "-b", "8", "-m", "1G", *wrong])
+    assert caught.value.code == 2 and wrong[1] in capsys.readouterr().err
+
+
+def test_command_without_a_gpu_asks_for_memory(capsys, tmp_path):
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU, whose memory is taken")
+    assert main(["model.keras", "-b", "8"]) == 2
+    assert "--memory 24GiB" in capsys.readouterr().err

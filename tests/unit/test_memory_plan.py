@@ -1,0 +1,90 @@
+"""Which remedies a training needs to fit into the memory of its devices: arithmetic, without a model."""
+
+import pytest
+
+from unisono.distribute.memory_plan import MemoryPlan, ModelMemory, _plan, memory_plans, micro_batches
+
+WEIGHTS = 1_000_000
+ADAM = ModelMemory(weights=4 * WEIGHTS, trained=4 * WEIGHTS, slots=8 * WEIGHTS, activations=1000.0)
+
+
+def of(plan: MemoryPlan) -> float:
+    return (plan.weights + plan.gradients + plan.slots) / WEIGHTS
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 64])
+def test_bytes_for_each_weight_are_those_of_the_published_table(n):
+    each = {
+        level: of(_plan(ADAM, 1.0, 64, n, sharded=level))
+        for level in (None, "optimizer", "gradients", "weights")
+    }
+    assert each == {
+        None: 16,
+        "optimizer": pytest.approx(8 + 8 / n),
+        "gradients": pytest.approx(4 + 12 / n),
+        "weights": pytest.approx(16 / n),
+    }
+
+
+def test_what_fits_as_it_is_needs_nothing():
+    (plan,) = memory_plans(ADAM, 17 * WEIGHTS / 0.9 + 1, 1000)
+    assert plan.fits and not plan.remedies and plan.total == 17 * WEIGHTS
+
+
+def test_nine_tenths_of_the_memory_may_be_used():
+    assert not memory_plans(ADAM, 17 * WEIGHTS / 0.9 - 1, 1000)[0].fits
+
+
+def test_many_activations_are_accumulated_and_no_more_often_than_needed():
+    large = ModelMemory(4 * WEIGHTS, 4 * WEIGHTS, 8 * WEIGHTS, activations=1e6)
+    first, *ways = memory_plans(large, 40e6 / 0.9, 64)
+    assert not first.fits and first.activations == 64e6
+    assert ways[0].accumulation == 4, (
+        "16 MB of weights, gradients and slots, 4 of accumulators, and 16 rows of 1 MB"
+    )
+    assert ways[0].rows == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
+    assert [way.remedies for way in ways] == [{"accumulation"}], "half precision alone does not fit"
+
+
+def test_slots_are_sharded_before_gradients_and_both_before_a_pipeline():
+    plans = memory_plans(ADAM, 11e6 / 0.9, 8, replicas=4)
+    assert [(plan.sharded, plan.stages) for plan in plans if plan.fits][:1] == [("optimizer", 1)]
+    plans = memory_plans(ADAM, 8e6 / 0.9, 8, replicas=4)
+    assert next(plan.sharded for plan in plans if plan.fits) == "gradients"
+    assert any(plan.remedies == {"pipeline"} for plan in plans)
+
+
+def test_no_way_leaves_the_model_as_it_is_alone():
+    assert [plan.fits for plan in memory_plans(ADAM, 1000, 8, replicas=4)] == [False]
+
+
+def test_half_precision_halves_activations_and_copies_weights():
+    plan = _plan(ADAM, 1.0, 1000, 1, half_precision=True)
+    assert plan.activations == 1e6 / 2 + 4 * WEIGHTS / 2 and plan.weights == 4 * WEIGHTS
+    already = ModelMemory(4, 4, 8, activations=1e9, half_precision=True)
+    assert not any("half_precision" in plan.remedies for plan in memory_plans(already, 2e9, 64))
+
+
+def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
+    plan = _plan(ADAM, 1.0, 1024, 8, stages=4)  # two copies of 512 rows, each in 16 micro-batches of 32
+    assert plan.rows == 32 and micro_batches(plan, 1024, 8) == 16
+    assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
+
+
+def test_frozen_weights_are_whole_on_every_replica():
+    lora = ModelMemory(weights=100 * WEIGHTS, trained=WEIGHTS, slots=2 * WEIGHTS, activations=0.0)
+    assert _plan(lora, 1.0, 8, 4, sharded="weights").weights == 99 * WEIGHTS + WEIGHTS / 4
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ((3, 1e9, 8), "model_memory"),
+        ((ADAM, 0, 8), "memory_bytes"),
+        ((ADAM, 1e9, 0), "global_batch_size"),
+        ((ADAM, 1e9, 8, True), "replicas"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        memory_plans(*arguments)

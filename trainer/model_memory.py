@@ -1,0 +1,135 @@
+"""What training a model takes on one device, read from the graph of its step: nothing is computed or changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..compat.functional import declared_inputs
+from ..compat.graphs import bytes_kept_for_backward, scratch_graph
+from ..compat.layers import layers_of
+from ..compat.variables import stored_dtype
+from ..compat.weightless import variables_without_memory
+from ..distribute.arguments import shown
+from ..distribute.memory_plan import ModelMemory
+
+_HALF = ("float16", "bfloat16")
+_ROWS = 2, 4  # of the two graphs from which a row's bytes are told from what is there for any number of rows
+
+
+def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemory:
+    """The bytes that training `model` takes on one device, for `unisono.distribute.memory_plans`.
+
+    The forward and backward pass are traced, not run. What the backward pass waits for is counted as TensorFlow's graph
+    has it: XLA may need less, and kernels need room to work beside it. A step of the model's own is not looked at.
+
+    Args:
+        model: built, or a subclass with `x` given; compiled with the optimizer and the loss of the training. Without an
+            optimizer two slots for each trained weight are counted, as for Adam.
+        x: a batch of inputs: arrays, tensors, or `tf.TensorSpec`s, of which the number of rows does not matter. None:
+            those that the model declares.
+        y: targets; None: as the outputs, or for sparse losses as the outputs without their last axis.
+
+    Returns:
+        A `unisono.distribute.ModelMemory`.
+
+    Raises:
+        TypeError: `model` is no Keras model.
+        ValueError: `x` is missing and the model does not know its inputs.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"`model` must be a Keras model. Received: {shown(model)}")
+    inputs = _specs(_known_inputs(model) if x is None else x)
+    targets = None if y is None else _specs(y)
+    with variables_without_memory():
+        few, many = (_kept_bytes(model, inputs, targets, rows) for rows in _ROWS)
+        slots = _slot_bytes(model)
+    per_row = (many - few) / (_ROWS[1] - _ROWS[0])
+    if many == few:  # the shapes say how many rows there are
+        rows = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
+        per_row = few / rows
+    return ModelMemory(
+        weights=sum(map(_size, model.variables)),
+        trained=sum(map(_size, model.trainable_variables)),
+        slots=slots,
+        activations=per_row,
+        always=max(0.0, few - per_row * _ROWS[0]) if many != few else 0.0,
+        largest_layer=max((sum(map(_size, each)) for each in map(_own_weights, layers_of(model))), default=0),
+        half_precision=any(layer.compute_dtype in _HALF for layer in layers_of(model)),
+    )
+
+
+def _known_inputs(model: keras.Model) -> Any:
+    inputs = declared_inputs(model)
+    if inputs is None:
+        raise ValueError(
+            f"`x` is missing, and the model {model.name!r} does not know its inputs: give a batch of them as `x`."
+        )
+    return inputs
+
+
+def _specs(values: Any) -> Any:
+    def spec(value: Any) -> tf.TensorSpec:
+        if isinstance(value, tf.TensorSpec):
+            return value
+        if isinstance(value, keras.KerasTensor):
+            return tf.TensorSpec(value.shape, value.dtype)
+        tensor: Any = value if tf.is_tensor(value) else keras.ops.convert_to_numpy(value)
+        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+    return tf.nest.map_structure(spec, values)
+
+
+def _placeholder(spec: tf.TensorSpec, rows: int) -> tf.Tensor:
+    sizes: Any = [rows if size is None else size for size in spec.shape]
+    return tf.compat.v1.placeholder(spec.dtype, sizes)
+
+
+def _kept_bytes(model: keras.Model, inputs: Any, targets: Any, rows: int) -> int:
+    """The bytes of the inputs and of what the backward pass waits for, with `rows` along every open axis."""
+    with scratch_graph() as graph:
+        x = tf.nest.map_structure(lambda spec: _placeholder(spec, rows), inputs)
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = _loss(model, x, outputs, targets, rows)
+        tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+    given = sum(each.shape.num_elements() * each.dtype.size for each in tf.nest.flatten(x))
+    return given + bytes_kept_for_backward(graph)
+
+
+def _loss(model: keras.Model, x: Any, outputs: Any, targets: Any, rows: int) -> Any:
+    if not model.compiled or not callable(getattr(model, "compute_loss", None)):
+        return tf.add_n(
+            [tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in tf.nest.flatten(outputs)]
+        )
+    if targets is not None:
+        y = tf.nest.map_structure(lambda spec: _placeholder(spec, rows), targets)
+        return model.compute_loss(x, y, outputs)
+    try:
+        return model.compute_loss(x, tf.nest.map_structure(tf.zeros_like, outputs), outputs)
+    except ValueError:
+        classes = tf.nest.map_structure(lambda each: tf.zeros(each.shape[:-1], tf.int32), outputs)
+        return model.compute_loss(x, classes, outputs)
+
+
+def _slot_bytes(model: keras.Model) -> int:
+    if not model.compiled or model.optimizer is None:
+        return 2 * sum(map(_size, model.trainable_variables))
+    optimizer: Any = model.optimizer
+    if not optimizer.built:  # a copy: the model's own is built by the training
+        optimizer = type(optimizer).from_config(optimizer.get_config())
+        optimizer.build(model.trainable_variables)
+    return sum(map(_size, optimizer.variables))
+
+
+def _own_weights(layer: Any) -> list[Any]:
+    inside = {
+        id(weight) for each in layers_of(layer) if each is not layer for weight in each.trainable_variables
+    }
+    return [weight for weight in layer.trainable_variables if id(weight) not in inside]
+
+
+def _size(variable: Any) -> int:
+    return (tf.TensorShape(variable.shape).num_elements() or 0) * tf.as_dtype(stored_dtype(variable)).size
