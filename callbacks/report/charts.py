@@ -23,13 +23,14 @@ class Line:
     points: Points  # (x, y); values that are not finite are left out and counted
     color: int = 0  # one of eight
     dashed: bool = False  # validation is dashed
+    faint: bool = False  # the values within epochs, behind the others
 
 
 def line_chart(title: str, lines: Sequence[Line], whole: bool = False) -> str:
     """A `<figure>` with the curves; an empty string if none has a point. `whole`: the y axis begins at 0."""
     drawn = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
     drawn = [(line, points) for line, points in drawn if points]
-    lost = sum(len(line.points) for line in lines) - sum(len(points) for _, points in drawn)
+    lost = _lost([line for line in lines if not line.faint]) or _lost(lines)
     if not drawn:
         return _figure(title, "", [], f"{lost} values, none of them finite") if lost else ""
     xs = [x for _, points in drawn for x, _ in points]
@@ -42,14 +43,13 @@ def line_chart(title: str, lines: Sequence[Line], whole: bool = False) -> str:
     y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, logarithmic)
     parts = _grid(x_axis, y_axis)
     for line, points in drawn:
-        kind = f"line c{line.color % 8}" + (" dashed" if line.dashed else "")
         path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in points)
         if len(points) > 1:
-            parts.append(f'<polyline class="{kind}" points="{path}"/>')
-        x, y = points[-1]
-        parts.append(
-            f'<circle class="dot c{line.color % 8}" cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3"/>'
-        )
+            parts.append(f'<polyline class="line {_kind(line)}" points="{path}"/>')
+        if not line.faint or len(points) == 1:
+            x, y = points[-1]
+            place = f'cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}"'
+            parts.append(f'<circle class="dot c{line.color % 8}" {place} r="3"/>')
     data = [
         {"n": line.name, "p": [[round(x, 4), short_number(y)] for x, y in points]} for line, points in drawn
     ]
@@ -86,14 +86,31 @@ def shares(title: str, parts: Sequence[tuple[str, float, str]], note: str = "") 
     return _figure(title, body, [], note)
 
 
+def _kind(line: Line) -> str:
+    """The classes of its curve and of its key."""
+    return f"c{line.color % 8}" + " dashed" * line.dashed + " faint" * line.faint
+
+
+def _lost(lines: Sequence[Line]) -> int:
+    """Values that cannot be drawn."""
+    return sum(not math.isfinite(y) for line in lines for _, y in line.points)
+
+
 def _figure(title: str, body: str, lines: Sequence[Line], note: str) -> str:
     keys = "".join(
-        f'<span><i class="key c{line.color % 8}{" dashed" if line.dashed else ""}"></i>{html.escape(line.name)}</span>'
-        for line in lines
+        f'<span><i class="key {_kind(line)}"></i>{html.escape(line.name)}</span>' for line in lines
     )
     legend = f'<div class="legend">{keys}</div>' if len(lines) > 1 else ""
     note = f'<p class="note">{html.escape(note)}</p>' if note else ""
-    return f"<figure><figcaption>{html.escape(title)}</figcaption>{legend}{body}{note}</figure>"
+    name = html.escape(title.lower())
+    return (
+        f'<figure data-name="{name}"><figcaption>{breakable(title)}</figcaption>{legend}{body}{note}</figure>'
+    )
+
+
+def breakable(name: str) -> str:
+    """A name that may go on in the next line after each of its words; HTML."""
+    return html.escape(name).replace("_", "_<wbr>")
 
 
 class _Axis:

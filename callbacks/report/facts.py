@@ -116,9 +116,11 @@ def _users_name(names: dict[str, str], cls: type) -> str:
 
 def _model(model: CompiledModel) -> dict[str, Any]:
     count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
+    outputs = list(getattr(model, "output_names", None) or [])
     return {
         "name": model.name,
         "class": type(model).__name__,
+        **({"outputs": outputs} if len(outputs) > 1 else {}),
         "layers": len(model.layers),
         "trainable parameters": count(model.trainable_weights),
         "other parameters": count(model.non_trainable_weights),

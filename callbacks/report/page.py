@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..formatting import bytes_text, duration, number
-from .charts import Line, line_chart, shares
+from .charts import breakable, shares
+from .curves import metric_curves, other_curves, unique
 from .runs import Run
 from .style import SCRIPT, STYLE
+from .tables import Html, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _PARTS = {
@@ -51,8 +53,9 @@ def _one(run: Run) -> str:
     return (
         f'<header><h1>{html.escape(run.title)}</h1><p><span class="state"{news}>{html.escape(run.how or "running")}</span> '
         f'<span class="dim">began {_moment(run.began)}, {duration(run.now - run.began)} until the last update{restarts}'
-        f"</span></p></header>{_tiles(run)}{_section('Curves', _charts([run]), 'charts')}"
-        f"{_section('Time', _time(run), 'charts')}{_workers(run)}{_facts(run)}"
+        f"</span></p></header>{_tiles(run)}{_section('Metrics', metric_curves([run]), '')}"
+        f"{_section('Course', other_curves([run]), 'charts')}"
+        f"{_section('Time', _time(run), 'cards')}{_workers(run)}{_facts(run)}"
     )
 
 
@@ -63,81 +66,54 @@ def _patience(run: Run) -> float:
 
 
 def _several(runs: Sequence[Run]) -> str:
-    columns = _unique(
+    metrics = unique(
         name
         for run in runs
         for metric in run.metric_names()
         for name in (metric, f"val_{metric}")
         if name == metric or run.log(name, fine=False)
     )
-    rows = [
-        [
-            f'<i class="key c{i % 8}"></i>{html.escape(run.name)}',
-            html.escape(run.how or "running or killed"),
-            number(run.epochs_done),
-            duration(run.now - run.began),
-            *(number(run.last(name)) for name in columns),
-        ]
-        for i, run in enumerate(runs)
-    ]
-    results = _table(["run", "state", "epochs", "time", *columns], rows, escaped=True)
+    names = [Html(f'<i class="key c{i % 8}"></i>{html.escape(run.name)}') for i, run in enumerate(runs)]
+    columns = {
+        "state": [run.how or "running or killed" for run in runs],
+        "epochs": [number(run.epochs_done) for run in runs],
+        "time": [duration(run.now - run.began) for run in runs],
+        "rows per second": [number((run.rows_per_second() or [(0.0, None)])[-1][1]) for run in runs],
+        **{name: [number(run.last(name)) for run in runs] for name in metrics},
+    }
+    if len(columns) > len(runs) and len(runs) <= 6:  # the longer side of the table goes down
+        results = table(["", *names], [[name, *values] for name, values in columns.items()], "numbers")
+    else:
+        rows = [[name, *values] for name, *values in zip(names, *columns.values())]
+        results = table(["run", *columns], rows, "numbers")
     differences = _differences(runs)
-    different = _table(["", *(run.name for run in runs)], differences) if differences else "<p>Nothing.</p>"
+    different = table(["", *(run.name for run in runs)], differences) if differences else "<p>Nothing.</p>"
     return (
         f"<header><h1>{len(runs)} trainings side by side</h1></header>"
-        f"{_section('Results', results)}{_section('Curves', _charts(runs), 'charts')}"
+        f"{_section('Results', results)}"
         f"{_section('What is different in their configuration', different)}"
+        f"{_section('Metrics', metric_curves(runs), '')}{_section('Course', other_curves(runs), 'charts')}"
     )
 
 
 def _tiles(run: Run) -> str:
+    """What is asked first. A metric has its validation beside it."""
     tiles = [(f"{run.epochs_done} of {run.facts['configuration']['epochs']}", "epochs done")]
     for name in run.metric_names()[:3]:
-        for key, label in ((name, name), (f"val_{name}", f"{name}, validation")):
-            points = run.log(key, fine=not key.startswith("val_"))
-            if points:
-                tiles.append((number(points[-1][1]), label))
+        training, validation = run.log(name, fine=not run.epochs), run.last(f"val_{name}")
+        if training:
+            beside = "" if validation is None else f" (validation {number(validation)})"
+            tiles.append((number(training[-1][1]), f"{name}{beside}"))
     rows = run.rows_per_second()
     if rows:
         tiles.append((number(rows[-1][1]), "rows per second"))
     tiles.append((number(run.facts["strategy"]["replicas"]), "replicas"))
     tiles.append((number(run.facts["model"]["trainable parameters"]), "trainable parameters"))
     boxes = "".join(
-        f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(label)}</span></div>'
+        f'<div class="tile"><b>{html.escape(value)}</b><span>{breakable(label)}</span></div>'
         for value, label in tiles
     )
     return f'<div class="tiles">{boxes}</div>'
-
-
-def _charts(runs: Sequence[Run]) -> str:
-    """The curves; for one run the colour distinguishes training from validation, for several the run."""
-    one = len(runs) == 1
-    charts = []
-    for name in _unique(name for run in runs for name in run.metric_names()):
-        lines = []
-        for i, run in enumerate(runs):
-            lines.append(Line("training" if one else run.name, run.log(name), i))
-            label = "validation" if one else f"{run.name}, validation"
-            validation = run.log(f"val_{name}", fine=False)
-            lines.append(Line(label, validation, 1 if one else i, dashed=True))
-        charts.append(line_chart(name, lines))
-    for title, points in (
-        ("learning rate", lambda run: run.value("learning_rate")),
-        ("gradient norm", lambda run: run.value("gradient_norm")),
-        ("loss scale", lambda run: run.log_ending_with("loss_scale")),
-        ("skipped steps", lambda run: run.log_ending_with("skipped_steps")),
-        ("rows per second", lambda run: run.rows_per_second()),
-    ):
-        lines = [Line(title if one else run.name, points(run), i) for i, run in enumerate(runs)]
-        charts.append(line_chart(title, lines, whole=title in ("rows per second", "skipped steps")))
-    if one:
-        memory = [(line["epoch"] + 1.0, line["workers"][0]["memory"]) for line in runs[0].epochs]
-        lines = []
-        for i, kind in enumerate(_unique(kind for _, used in memory for kind in used)):
-            points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
-            lines.append(Line(kind, points, i // 2, kind.endswith("peak")))
-        charts.append(line_chart("memory, MB", lines, whole=True))
-    return "".join(charts)
 
 
 def _time(run: Run) -> str:
@@ -180,27 +156,27 @@ def _workers(run: Run) -> str:
         ]
     heads = ["worker", "replica", "rows per second", "compute", "input", "callbacks"]
     heads += ["waiting for sums (whole run)", "memory"]
-    return _section("Workers and replicas, last epoch", _table(heads, rows))
+    return _section("Workers and replicas, last epoch", table(heads, rows, "numbers"))
 
 
 def _facts(run: Run) -> str:
     blocks = []
     for name in _FACTS:
         rows = [[key, number(value)] for key, value in run.facts.get(name, {}).items()]
-        blocks.append(f'<div class="box"><b>{name.capitalize()}</b>{_table([], rows)}</div>')
+        blocks.append(f'<div class="box"><b>{name.capitalize()}</b>{table([], rows)}</div>')
     if run.restarts:
         rows = [[_moment(r["time"]), r["machine"]["host"]] for r in run.restarts]
-        blocks.append(f'<div class="box"><b>Restarts</b>{_table(["when", "where"], rows)}</div>')
-    names = _unique(name for line in run.epochs for name in line["logs"])
+        blocks.append(f'<div class="box"><b>Restarts</b>{table(["when", "where"], rows)}</div>')
+    names = unique(name for line in run.epochs for name in line["logs"])
     epochs = [
         [number(line["epoch"] + 1), *(number(line["logs"].get(name)) for name in names)]
         for line in run.epochs
     ]
     return (
-        f'<section><h2>Facts</h2><div class="charts">{"".join(blocks)}</div>'
+        f'<section><h2>Facts</h2><div class="cards">{"".join(blocks)}</div>'
         f'<details class="box"><summary>Model summary</summary><pre>{html.escape(run.facts["summary"])}</pre></details>'
         f'<details class="box"><summary>Numbers of every epoch</summary><div class="scroll">'
-        f"{_table(['epoch', *names], epochs)}</div></details></section>"
+        f"{table(['epoch', *names], epochs, 'numbers')}</div></details></section>"
     )
 
 
@@ -211,7 +187,7 @@ def _differences(runs: Sequence[Run]) -> list[list[str]]:
         for run in runs
     ]
     rows = [
-        [key, *(facts.get(key, "") for facts in flat)] for key in _unique(k for facts in flat for k in facts)
+        [key, *(facts.get(key, "") for facts in flat)] for key in unique(k for facts in flat for k in facts)
     ]
     return [row for row in rows if len(set(row[1:])) > 1]
 
@@ -220,17 +196,5 @@ def _section(title: str, body: str, kind: str = "scroll") -> str:
     return f'<section><h2>{html.escape(title)}</h2><div class="{kind}">{body}</div></section>' if body else ""
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], escaped: bool = False) -> str:
-    """An HTML table; `escaped`: the cells are HTML already."""
-    clean = (lambda text: text) if escaped else html.escape
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in heads)
-    body = "".join("<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{f'<thead><tr>{head}</tr></thead>' if heads else ''}<tbody>{body}</tbody></table>"
-
-
 def _moment(seconds: float) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-
-
-def _unique(items: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(items))

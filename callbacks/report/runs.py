@@ -60,6 +60,14 @@ class Run:
         """(epochs done, value) of one log; `fine`: including the values within epochs."""
         return self._points(lambda line: line["logs"].get(name), fine)
 
+    def recent(self, name: str) -> Points:
+        """(epochs done, value) of one log within epochs: its mean over the steps since the point before.
+
+        Where that is not known, its value so far in the epoch, of those epochs that have more than one.
+        """
+        means = self._points(lambda line: line.get("recent", {}).get(name), fine=True)
+        return means or (self.log(name) if any(name in line["logs"] for line in self.steps) else [])
+
     def log_ending_with(self, suffix: str) -> Points:
         """The log whose name ends so; of several (one for each optimizer) the first."""
         names = {name for line in self._lines() for name in line["logs"] if name.endswith(suffix)}

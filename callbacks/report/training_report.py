@@ -21,6 +21,7 @@ from ..json_lines import LineFile
 from ..safe_file import write_safely
 from . import Run, read_run, render
 from .facts import facts_of, memory_bytes
+from .recent import RecentMeans, running_means
 
 _MOST_POINTS = 400
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
@@ -69,6 +70,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         self._watch: Any = None
         self._epoch = 0
         self._run: Run | None = None
+        self._recent: RecentMeans | None = None
         self._own_seconds = self._render_seconds = 0.0
 
     def get_state(self) -> dict[str, int]:
@@ -81,7 +83,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement to the step, before it is compiled."""
-        self._resumed, self._began, self._watch = False, None, None
+        self._resumed, self._began, self._watch, self._recent = False, None, None, None
         self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
         optimizer = self._optimizer
         ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
@@ -103,6 +105,8 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
             event = "restart" if state.step or self._resumed else "begin"
             self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
+        if self._recent is not None:
+            self._recent.begin_epoch(state.step)
         self._times_before = dict(state.times.seconds)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -170,17 +174,27 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         """The numbers that every line has."""
         state = self._calendar()
         learning_rate = getattr(self._optimizer, "learning_rate", None)
+        values = {name: _scalar(value) for name, value in (logs or {}).items()}
         result = {
             "epoch": self._epoch,
             "step": state.step,
             "steps_per_epoch": state.steps_per_epoch,
-            "logs": {name: _scalar(value) for name, value in (logs or {}).items()},
+            "logs": values,
+            "recent": self._recent_means(values).take(state.step, values),
             "learning_rate": None if learning_rate is None else _scalar(learning_rate),
         }
         if self._watch is not None:
             with self._scope():
                 result["gradient_norm"] = self._watch.norm
         return result
+
+    def _recent_means(self, logs: dict[str, Any]) -> RecentMeans:
+        """What makes means over a few steps; of nothing where the steps of an epoch are counted otherwise."""
+        if self._recent is None:
+            counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
+            self._recent = RecentMeans(running_means(self.model, logs) if counted else set())
+            self._recent.begin_epoch(self._epoch_first_step)
+        return self._recent
 
     def _write(self, event: str, **values: Any) -> None:
         if not self._calendar().chief:

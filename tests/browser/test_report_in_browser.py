@@ -1,5 +1,6 @@
 """The report's page in a real browser: nothing overflows, nothing is loaded, the tooltip works, light, dark, print."""
 
+import html
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ pytestmark = [
 
 FACTS = {
     "title": "Digits with a rather long title that has to wrap on a phone",
-    "model": {"name": "digits", "trainable parameters": 1234567},
+    "model": {"name": "digits", "trainable parameters": 1234567, "outputs": ["left", "right"]},
     "strategy": {
         "strategy": "MirroredStrategy",
         "replicas": 4,
@@ -31,20 +32,25 @@ FACTS = {
 NUMBERS = {"steps_per_epoch": 10, "learning_rate": 0.1, "gradient_norm": 1.0}
 WORKERS = [{"steps": 10, "seconds": {"compute": 1.0, "input": 0.5}, "memory": {"host": 10**8}}]
 
+METRICS = {f"{side}_a_very_long_name_of_metric_{i}": 0.5 for side in ("left", "right") for i in range(12)}
+
 PROBE = """<script>addEventListener('load',function(){
-if (WIDTH) document.documentElement.style.width=WIDTH+'px';
 var svg=document.querySelector('svg[data-lines]'),box=svg.getBoundingClientRect();
 var over=[].filter.call(document.querySelectorAll('body *'),function(e){
- var scrolls=e.closest('.scroll,pre,#tip,svg');
+ var scrolls=e.closest('pre,#tip,svg'+(innerWidth>600?',.scroll':''));
  return !scrolls&&e.getBoundingClientRect().right>document.documentElement.getBoundingClientRect().right+1});
 svg.dispatchEvent(new PointerEvent('pointermove',{clientX:box.left+box.width/2,clientY:box.top+5}));
+var filter=document.getElementById('filter');
+function shown(words){filter.value=words;filter.dispatchEvent(new Event('input'));
+ return [].filter.call(document.querySelectorAll('.group figure'),function(e){return e.offsetParent}).length}
+var filtered=[shown(''),shown('RIGHT name_of_metric_7'),shown('nothing like it')];
 var out=document.createElement('script');out.type='application/json';out.id='answer';
 out.textContent=JSON.stringify({over:over.map(function(e){return e.tagName+'.'+e.className}),
  tip:document.getElementById('tip').textContent,hidden:document.getElementById('tip').hidden,
  background:getComputedStyle(document.body).backgroundColor,errors:window.errors,
  loaded:performance.getEntriesByType('resource').length,charts:document.querySelectorAll('svg[data-lines]').length,
- violations:window.violations});
-document.body.appendChild(out)})</script>"""
+ filtered:filtered,width:innerWidth,violations:window.violations});
+parent.document.body.appendChild(out)})</script>"""
 EARS = """<script>window.errors=[];window.violations=[];addEventListener('error',function(e){errors.push(e.message)});
 addEventListener('securitypolicyviolation',function(e){violations.push(e.blockedURI)})</script>"""
 
@@ -58,6 +64,7 @@ def page(tmp_path_factory):
             "val_loss": 1.1 / (epoch + 1),
             "accuracy": 0.5,
             "loss_scale": 2.0**15,
+            **METRICS,
         }
         where = {"epoch": epoch, "step": 10, "time": 101.0 + epoch, "logs": logs, **NUMBERS}
         extra = {"steps": 10, "rows_per_step": 32, "elapsed": 2.0, "workers": WORKERS}
@@ -79,8 +86,12 @@ def browse(folder, *arguments):
 
 
 def ask(page, folder, width=0, *arguments):
-    probe = EARS + PROBE.replace("WIDTH", str(width))
-    (folder / "page.html").write_text(page.replace("</head>", probe + "</head>"))
+    """What the probe finds in a window of 1280 pixels, or of `width`, which only a frame can have."""
+    page = page.replace("</head>", EARS + PROBE + "</head>")
+    if width:
+        size = f"width:{width}px;height:900px"
+        page = f'<html><body><iframe style="{size}" srcdoc="{html.escape(page)}"></iframe></body></html>'
+    (folder / "page.html").write_text(page)
     dom = browse(folder, "--window-size=1280,900", "--dump-dom", "--virtual-time-budget=2000", *arguments)
     return json.loads(dom.split('id="answer">')[1].split("</script>")[0])
 
@@ -90,7 +101,11 @@ def test_page_at_any_width_has_no_part_beyond_the_edge(page, tmp_path, width):
     answer = ask(page, tmp_path, width)
     assert answer["over"] == []
     assert answer["errors"] == [] and answer["violations"] == [] and answer["loaded"] == 0
-    assert answer["charts"] >= 5
+    assert answer["charts"] >= 5 and answer["width"] == width
+
+
+def test_curves_can_be_filtered_by_words_of_their_names(page, tmp_path):
+    assert ask(page, tmp_path)["filtered"] == [26, 1, 0]
 
 
 def test_page_shows_the_values_under_the_pointer(page, tmp_path):

@@ -84,6 +84,32 @@ def test_run_positions_steps_within_their_epoch(tmp_path):
     assert run.how == "finished"
 
 
+def test_values_within_epochs_are_means_since_the_point_before_where_they_are_known(tmp_path):
+    known = [{**line, "recent": {"loss": 5.0}} if line["event"] == "step" else line for line in LINES]
+    run = read_run(write(tmp_path / "r.jsonl", known))
+    assert run.recent("loss") == [(0.5, 5.0), (1.5, 5.0)]
+    assert [x for x, _ in read_run(write(tmp_path / "s.jsonl", LINES)).recent("loss")] == [0.5, 1.0, 1.5, 2.0]
+    page = render([run])
+    assert 'class="line c0 faint"' in page and ">within epochs<" in page
+
+
+def test_metrics_of_several_outputs_stand_in_groups_under_short_names(tmp_path):
+    facts = {**FACTS, "model": {**FACTS["model"], "outputs": ["left", "left_eye"]}}
+    logs = {"loss": 1.0, "left_loss": 0.5, "left_eye_loss": 0.25, "mine/rate": 2.0}
+    lines = [{"event": "begin", "time": 100.0, **facts}, epoch(0, **logs)]
+    page = render([read_run(write(tmp_path / "r.jsonl", lines))])
+    assert re.findall("<h3>(.*?)</h3>", page) == ["left", "left_<wbr>eye", "mine"]
+    assert page.count("<figcaption>loss</figcaption>") == 3 and "<figcaption>rate</figcaption>" in page
+    assert 'id="filter"' not in page
+
+
+@pytest.mark.parametrize("count, heads", [(2, "<th></th>"), (9, "<th>run</th>")])
+def test_results_of_several_runs_have_their_longer_side_down(count, heads, tmp_path):
+    runs = [read_run(write(tmp_path / f"{i}.jsonl", LINES)) for i in range(count)]
+    results = render(runs).split("What is different")[0]
+    assert heads in results and results.count("val_loss") >= 1
+
+
 def test_run_whose_last_line_was_cut_off_is_read_without_it(tmp_path):
     path = write(tmp_path / "r.jsonl", LINES[:3])
     path.write_text(path.read_text() + '{"event": "ep')

@@ -1,0 +1,100 @@
+"""Which curves a page shows of one run or several, and in which groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from .charts import Line, breakable, line_chart
+from .runs import Points, Run
+
+_MANY = 6  # metrics; more can be filtered
+_OTHERS: dict[str, Callable[[Run], Points]] = {
+    "learning rate": lambda run: run.value("learning_rate"),
+    "gradient norm": lambda run: run.value("gradient_norm"),
+    "loss scale": lambda run: run.log_ending_with("loss_scale"),
+    "skipped steps": lambda run: run.log_ending_with("skipped_steps"),
+    "rows per second": lambda run: run.rows_per_second(),
+}
+_FROM_ZERO = ("rows per second", "skipped steps")
+
+
+def metric_curves(runs: Sequence[Run]) -> str:
+    """A chart for each metric. For one run the colour distinguishes training from validation, for several the run."""
+    names = unique(name for run in runs for name in run.metric_names())
+    outputs = unique(name for run in runs for name in run.facts.get("model", {}).get("outputs", []))
+    groups = grouped(names, outputs)
+    parts = []
+    for group, members in groups.items():
+        charts = "".join(line_chart(title, _lines(runs, name)) for name, title in members)
+        heading = f"<h3>{breakable(group)}</h3>" if group and len(groups) > 1 else ""
+        parts.append(f'<div class="group">{heading}<div class="charts">{charts}</div></div>')
+    words = f"Show only curves with these words, of {len(names)}"
+    field = f'<input id="filter" type="search" placeholder="{words}" aria-label="{words}" hidden>'
+    return (field if len(names) > _MANY else "") + "".join(parts)
+
+
+def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Metrics by the output that they are of, or by what stands before the "/" in their names.
+
+    Args:
+        names: of the metrics.
+        outputs: of the model; empty where there is only one.
+
+    Returns:
+        Group -> [(name, name within the group)], in order; those of no group first, under "".
+
+    >>> grouped(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])
+    {'': [('loss', 'loss')], 'left': [('left_loss', 'loss'), ('left_auc', 'auc')], 'a': [('a/b', 'b')]}
+    """
+    groups: dict[str, list[tuple[str, str]]] = {"": []}
+    for name in names:
+        before, slash, after = name.partition("/")
+        output = max((each for each in outputs if name.startswith(f"{each}_")), key=len, default="")
+        if output:
+            groups.setdefault(output, []).append((name, name.removeprefix(f"{output}_")))
+        elif slash and before and after:
+            groups.setdefault(before, []).append((name, after))
+        else:
+            groups[""].append((name, name))
+    return {group: members for group, members in groups.items() if members}
+
+
+def other_curves(runs: Sequence[Run]) -> str:
+    """The learning rate and what else is measured; the memory for one run alone."""
+    one = len(runs) == 1
+    charts = [
+        line_chart(
+            title,
+            [Line(title if one else run.name, points(run), i) for i, run in enumerate(runs)],
+            whole=title in _FROM_ZERO,
+        )
+        for title, points in _OTHERS.items()
+    ]
+    if one:
+        memory = [(line["epoch"] + 1.0, line["workers"][0]["memory"]) for line in runs[0].epochs]
+        lines = []
+        for i, kind in enumerate(unique(kind for _, used in memory for kind in used)):
+            points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
+            lines.append(Line(kind, points, i // 2, kind.endswith("peak")))
+        charts.append(line_chart("memory, MB", lines, whole=True))
+    return "".join(charts)
+
+
+def _lines(runs: Sequence[Run], name: str) -> list[Line]:
+    """Training and validation at the end of each epoch; behind them, for one run, what lies within the epochs."""
+    one = len(runs) == 1
+    lines = []
+    for i, run in enumerate(runs):
+        training, validation = run.log(name, fine=False), run.log(f"val_{name}", fine=False)
+        if one or not training:
+            label = "within epochs" if one else f"{run.name}, within epochs"
+            lines.append(Line(label, run.recent(name), i, faint=True))
+        lines.append(Line("training" if one else run.name, training, i))
+        label = "validation" if one else f"{run.name}, validation"
+        lines.append(Line(label, validation, 1 if one else i, dashed=True))
+    return lines
+
+
+def unique(items: Iterable[str]) -> list[str]:
+    """Each once, in order."""
+    return list(dict.fromkeys(items))
