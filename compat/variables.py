@@ -84,6 +84,78 @@ def holding(variable: keras.Variable, value: Any) -> Iterator[None]:
         variable._value = own
 
 
+def put_inside(variable: keras.Variable, value: Any) -> None:
+    """Makes `value` the variable inside a Keras variable; optimizers know it by the id of the one before."""
+    old = variable._value
+    value._unique_id = getattr(old, "_primary", old)._unique_id
+    variable._value = value
+
+
+class VariableStandIn:
+    """A value that Keras variables and optimizers take for a `tf.Variable`; a subclass reads and writes it.
+
+    Args:
+        strategy: to which it belongs, as `variable_created_in_scope` says; None: to none.
+        unique_id: by which optimizers know it.
+    """
+
+    shape: Any
+    dtype: Any
+    name: str
+    device = ""
+    trainable = False
+    aggregation = tf.VariableAggregation.NONE
+    synchronization = tf.VariableSynchronization.AUTO
+
+    def __init__(self, strategy: Any, unique_id: str) -> None:
+        self._distribute_strategy = strategy
+        self._unique_id = unique_id
+
+    def read_value(self) -> tf.Tensor:
+        """The value as a tensor."""
+        raise NotImplementedError
+
+    def assign(self, value: Any) -> Any:
+        """Writes it."""
+        raise NotImplementedError
+
+    @property
+    def value(self) -> VariableStandIn:
+        """Itself: the value of a Keras variable is the variable inside, that of a `tf.Variable` is called."""
+        return self
+
+    def __call__(self) -> tf.Tensor:
+        return self.read_value()
+
+    def numpy(self) -> Any:
+        """The value as an array. Context: eager."""
+        return self.read_value().numpy()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.numpy().astype(dtype) if dtype is not None else self.numpy()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        value = self.read_value()
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {"VARIABLE_VALUE": self.read_value()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        return self.assign(restored_tensors["VARIABLE_VALUE"])
+
+
+def _operator(name: str) -> Any:
+    def of_values(self: Any, *others: Any) -> Any:
+        return getattr(self.read_value(), name)(*others)
+
+    return of_values
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+    setattr(VariableStandIn, _name, _operator(_name))
+
+
 def plain_variable(value: Any) -> Any:
     """A variable of this process alone, whatever strategy's scope it is made in: one that holds no part of a model."""
     return ResourceVariable(value, trainable=False)

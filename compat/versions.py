@@ -54,7 +54,11 @@ ATTRIBUTES = {
     "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_tensors",
     "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_tensors",
     "tensorflow.python.data.ops.iterator_ops:OwnedIterator": "_iterator_resource",
-    f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": "_communication_options",
+    f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": "_communication_options "
+    "_cross_device_ops",
+    f"{_DISTRIBUTE}.cross_device_ops:CollectiveAllReduce": "_launchers",
+    f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": "_all_gather _device _get_ordering_token "
+    "_group_key _group_size _next_instance_key _options",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:ClusterCoordinator": "_cluster",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": "_server_def",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:_CoordinatedClosureQueue": "_error",

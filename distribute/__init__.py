@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
     from .scaling import ScaledStep, simulate_scaling
+    from .sharding.levels import sharded
     from .workers.cluster import is_chief, num_workers, worker_index
     from .workers.peer_watch import meeting
 
@@ -41,6 +42,7 @@ __all__ = [
     "meeting",
     "memory_plans",
     "num_workers",
+    "sharded",
     "simulate_devices",
     "simulate_scaling",
     "worker_index",
@@ -57,6 +59,7 @@ _NAMES_OF = {
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
     "scaling": ("ScaledStep", "simulate_scaling"),
+    "sharding.levels": ("sharded",),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
     "workers.peer_watch": ("meeting",),
 }

@@ -101,15 +101,22 @@ def _packs(tensors: Sequence[Any]) -> Any:
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     if not (workers or isinstance(strategy, tf.distribute.MirroredStrategy)):
         return None
-    gpus = all(is_gpu(device) for device in strategy.extended.worker_devices)
-    if not (workers or gpus) or bytes_per_pack(strategy):
+    if not (workers or _on_gpus(strategy)) or bytes_per_pack(strategy):
         return None
     dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
     if len(dense) < 2 or any(t.shape.num_elements() is None for t in dense):
         return None
-    return tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=_BYTES_PER_PACK_OF_GPUS if gpus else _BYTES_PER_PACK
-    )
+    return tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_of_packs(strategy))
+
+
+def bytes_of_packs(strategy: Any = None) -> int:
+    """What a collective of many tensors is at most to hold: what the user chose for a strategy (None: the current one), or ours."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    return bytes_per_pack(strategy) or (_BYTES_PER_PACK_OF_GPUS if _on_gpus(strategy) else _BYTES_PER_PACK)
+
+
+def _on_gpus(strategy: Any) -> bool:
+    return all(is_gpu(device) for device in strategy.extended.worker_devices)
 
 
 def _by_dtype(tensors: Sequence[Any]) -> list[list[int]]:

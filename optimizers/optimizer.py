@@ -19,9 +19,12 @@ from .replica_rule import ReplicaRule
 from .saved_state import SavedState
 from .settings import CheckedSettings
 from .shard_updates import register_shards
+from .sharding.slots import created_as_shards
+from .sharding.stages import way_of
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.run_stages import run_stages
+from .stages.way import Way
 
 Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
@@ -230,6 +233,10 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         """Which optimizer updates which pairs: this one all of them."""
         return [(self, pairs)]
 
+    def way(self, options: CallOptions) -> Way:
+        """How the stages of a call are run."""
+        return way_of(self, options)
+
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the slots, as in Keras."""
         super().build(variables)
@@ -238,8 +245,9 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
             accumulation.create_weight(self)
 
     def add_variable_from_reference(self, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        """A slot, as in Keras; on parameter servers it lives beside its variable."""
-        with created_beside(reference_variable):
+        """A slot, as in Keras; on parameter servers it lives beside its variable, and it may be held in shards."""
+        name, initializer = _slot_arguments(*args, **kwargs)
+        with created_beside(reference_variable), created_as_shards(reference_variable, name, initializer):
             return super().add_variable_from_reference(reference_variable, *args, **kwargs)
 
     @property
@@ -292,6 +300,11 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         ):
             return tf.identity(local_copy(rate))
         return rate
+
+
+def _slot_arguments(name: str | None = None, initializer: Any = "zeros") -> tuple[str | None, Any]:
+    """The arguments of `add_variable_from_reference` after the first."""
+    return name, initializer
 
 
 register_class(keras.optimizers.Optimizer, Optimizer)

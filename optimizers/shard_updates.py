@@ -41,9 +41,13 @@ def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Itera
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Whether the optimizer's update rule is one of Keras' that treat each number by itself."""
+    """Whether the optimizer's update rule treats each number by itself: one of Keras' that do, or one that says so.
+
+    A class that has an `update_step` of its own says it with the attribute `elementwise = True`.
+    """
     rule = type(optimizer).update_step
-    return any(rule is cls.update_step for cls in _ELEMENTWISE)
+    owner = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
+    return vars(owner).get("elementwise") is True or any(rule is cls.update_step for cls in _ELEMENTWISE)
 
 
 def _rows_of(gradient: Any, first: int, rows: int) -> Any:

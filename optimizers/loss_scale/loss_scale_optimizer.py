@@ -11,6 +11,7 @@ import tensorflow as tf
 from ...compat.optimizers import accumulators_of, build_base_optimizer, call_count, own_variables
 from ...compat.serialization import save_under_keras_name
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
+from ...distribute.sharding.value import own_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
 from ..call_options import current_options, gradients_are_taken
@@ -192,7 +193,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         def drop() -> tf.Tensor:
             for variable in [*accumulators_of(inner), inner.accumulated_weight]:
                 if variable is not None:
-                    copy = local_copy(variable)
+                    copy = own_copy(variable)
                     copy.assign(tf.zeros_like(copy))
             return tf.constant(True)
 

@@ -36,12 +36,40 @@ def create_weight(optimizer: Any) -> None:
     track_apart(optimizer, "accumulated_weight", weight)
 
 
-def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable[[Pairs], None]) -> None:
+def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
+    """A conditional of branches that write. Context: as theirs; no collective may stand in them."""
+
+    def branch(fn: Callable[[], Any] | None) -> tf.Tensor:
+        if fn is not None:
+            fn()
+        return tf.constant(True)
+
+    tf.cond(condition, lambda: branch(then), lambda: branch(otherwise))
+
+
+def accumulate(
+    optimizer: Any,
+    pairs: Pairs,
+    weight_total: Any,
+    update: Callable[[Pairs], None],
+    branch: Callable[..., None] = if_true,
+    copy_of: Callable[[Any], Any] = local_copy,
+) -> None:
     """Carries the aggregated gradients of this call, with their scalar `weight_total`.
 
-    At every k-th call it runs `update` (stages 4 and 5) on their weighted mean. Context: inside of `once_per_copy`.
+    At every k-th call it runs `update` (stages 4 and 5) on their weighted mean.
+
+    Args:
+        optimizer: with `gradient_accumulation_steps`.
+        pairs: of this call.
+        weight_total: scalar.
+        update: takes the pairs of the means.
+        branch: as `if_true`.
+        copy_of: what this replica holds of an accumulator: all of it, or a shard as the gradients are.
+
+    Context: inside of `once_per_copy`.
     """
-    accumulators = {id(v): local_copy(optimizer.accumulator_of(v)) for _, v in pairs}
+    accumulators = {id(v): copy_of(optimizer.accumulator_of(v)) for _, v in pairs}
     for _, variable in pairs:
         optimizer.has_accumulated.setdefault(variable_key(optimizer, variable), variable)
     given = {variable_key(optimizer, v) for _, v in pairs}
@@ -58,19 +86,18 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
         own = tf.cast(dense(gradient), accumulator.dtype) * tf.cast(weight, accumulator.dtype)
         return tf.math.divide_no_nan(accumulator + own, tf.cast(total, accumulator.dtype))
 
-    def finish() -> tf.Tensor:
+    def finish() -> None:
         mean = [(joined(g, v), v) for g, v in pairs]
         for variable in absent:
-            accumulator = local_copy(optimizer.accumulator_of(variable))
+            accumulator = copy_of(optimizer.accumulator_of(variable))
             mean.append((accumulator / tf.cast(total, accumulator.dtype), variable))
         update(mean)
         for _, variable in mean:
-            accumulator = local_copy(optimizer.accumulator_of(variable))
+            accumulator = copy_of(optimizer.accumulator_of(variable))
             accumulator.assign(tf.zeros_like(accumulator))
         carried.assign(tf.zeros_like(total))
-        return tf.constant(True)
 
-    def carry() -> tf.Tensor:
+    def carry() -> None:
         for gradient, variable in pairs:
             accumulator = accumulators[id(variable)]
             if overwritten_by_gradient(variable):
@@ -78,6 +105,5 @@ def accumulate(optimizer: Any, pairs: Pairs, weight_total: Any, update: Callable
             else:
                 assign_add(accumulator, times(gradient, weight, accumulator.dtype))
         carried.assign(total)
-        return tf.constant(True)
 
-    tf.cond(due, finish, carry)
+    branch(due, finish, carry)

@@ -30,7 +30,7 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
 def by_norm(gradient: Any, limit: float) -> Any:
     """`g * limit / max(|g|, limit)`; unchanged to the bit where `|g| <= limit`."""
-    return times(gradient, _factor(tf.sqrt(squared_norm(gradient)), limit))
+    return times(gradient, factor(tf.sqrt(squared_norm(gradient)), limit))
 
 
 def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
@@ -40,8 +40,8 @@ def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
     """
     if not gradients:
         return []
-    factor = _factor(global_norm(gradients), limit)
-    return [times(g, factor) for g in gradients]
+    common = factor(global_norm(gradients), limit)
+    return [times(g, common) for g in gradients]
 
 
 def by_value(gradient: Any, limit: float) -> Any:
@@ -51,6 +51,7 @@ def by_value(gradient: Any, limit: float) -> Any:
     )
 
 
-def _factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
+def factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
+    """`limit / max(norm, limit)`; scalar."""
     bound = tf.constant(limit, norm.dtype)
     return bound / tf.maximum(norm, bound) + (norm - norm)  # NaN, not 0, where the norm is not finite

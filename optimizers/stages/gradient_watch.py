@@ -95,13 +95,20 @@ class GradientWatch:
             with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
                 local_copy(self._waited).assign_add(tf.timestamp() - began)
 
-    def look(self, pairs: Sequence[tuple[Any, Any]], verdict: Any) -> Any:
+    def look(self, pairs: Sequence[tuple[Any, Any]], verdict: Any, join: Any = None) -> Any:
         """Notes the aggregated, unscaled gradients of one step; returns the verdict, which the guard may turn to false.
 
-        The verdict is True, or a bool scalar tensor. Context: replica.
+        Args:
+            pairs: of one step.
+            verdict: True, or a bool scalar tensor.
+            join: adds up a vector over the replicas, where each has a part of every gradient; None: each has them all.
+
+        Context: replica.
         """
         values = {id(v): values_of(g) for g, v in pairs if g is not None}
         squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values.values()]
+        if squares and join is not None:
+            squares = tf.unstack(join(tf.stack(squares)))
         norm = tf.sqrt(tf.reduce_sum(tf.stack(squares))) if squares else tf.constant(0.0)
         if not self.guard:
             once_per_copy(lambda norm: local_copy(self._norm).assign(norm))(norm)
@@ -109,6 +116,8 @@ class GradientWatch:
         finite = tf.constant(True)
         found = {key: tf.reduce_all(tf.math.is_finite(value)) for key, value in values.items()}
         bad = tf.stack([tf.logical_not(found.get(key, finite)) for key in self.ids])
+        if join is not None:
+            bad = join(tf.cast(bad, tf.float32)) > 0
         finite = tf.logical_not(tf.reduce_any(bad))
         before = tf.identity(local_copy(self._tripped))
         once_per_copy(self._note)(norm, finite, before, bad)

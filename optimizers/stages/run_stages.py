@@ -16,7 +16,7 @@ With accumulation, stages 4 and 5 happen at every k-th call, on the weighted mea
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,6 @@ from ...distribute.join_rules import numbered
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import (
     all_reduce_sum,
-    function_of_its_own,
     local_copy,
     num_replicas,
     once_per_copy,
@@ -38,12 +37,13 @@ from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
 from ..call_options import CallOptions, call_options, current_options, frozen_iterations
-from .accumulation import accumulate
+from .accumulation import accumulate, if_true
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
 from .earlier_writes import EarlierWrites
+from .gradient_watch import GradientWatch
 from .skipping import skips_by_choice
 from .slices import divided, map_values, unique_rows, values_of
-from .users_code import has_code_of_users
+from .way import Way, once
 
 Pairs = list[tuple[Any, Any]]
 
@@ -81,27 +81,24 @@ def run_stages(
         check_known(optimizer, [v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
-    pairs = checks.with_gradients(optimizer, pairs)
+    pairs, way = checks.with_gradients(optimizer, pairs), optimizer.way(options)
     weight_total, weight = _weight_total(options), replica_weight(options)
 
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
-    pairs = aggregate(optimizer, pairs, options, weight)
+    pairs = way.aggregate(optimizer, pairs, options, weight)
     if watch is not None:
         watch.after_aggregation(pairs, began)
     if not options.unscaled:
         pairs = unscale(optimizer, pairs, scale)
-    verdict = all_finite(optimizer, pairs, options) if check_finite else True
+    verdict = way.all_finite(optimizer, pairs, options) if check_finite else True
     if veto is not None:
         verdict = tf.logical_and(verdict, tf.logical_not(veto))
     if watch is not None:
-        verdict = watch.look(pairs, verdict)
+        verdict = way.look(watch, pairs, verdict)
     variables = [v for _, v in pairs]
-    write = functools.partial(update, optimizer, variables, EarlierWrites(variables))
-    once = once_per_copy(write)
-    if has_code_of_users(optimizer, variables):
-        once = function_of_its_own(once)
-    once(verdict, send_to_servers([g for g, _ in pairs], variables), weight_total)
+    write = functools.partial(way.update, optimizer, variables, EarlierWrites(variables))
+    way.once(optimizer, variables, write)(verdict, send_to_servers([g for g, _ in pairs], variables), weight_total)
     step = current_step()
     if step is not None and verdict is not True:
         step.verdicts.append(verdict)
@@ -169,6 +166,10 @@ def update(
     verdict: Any,
     gradients: Sequence[Any],
     weight: Any,
+    *,
+    apply: Callable[[Any, Pairs], None] | None = None,
+    branch: Callable[..., None] = if_true,
+    copy_of: Callable[[Any], Any] = local_copy,
 ) -> None:
     """Stages 4 and 5 where the verdict is true: of the optimizer, or of each one inside for its part of the variables.
 
@@ -179,26 +180,31 @@ def update(
         verdict: True, or bool scalar tensor.
         gradients: aggregated and unscaled.
         weight: scalar; the weight total of this call, for accumulation.
+        apply: None: `transform_and_apply`.
+        branch: a conditional, as `if_true`.
+        copy_of: what this replica holds of an accumulator; see `accumulate`.
 
     Context: where variables are written (`once_per_copy`).
     """
+    apply = apply or transform_and_apply
     if verdict is not True:
-        accepted = functools.partial(update, optimizer, variables, earlier, True, gradients, weight)
+        ways = {"apply": apply, "branch": branch, "copy_of": copy_of}
+        accepted = functools.partial(update, optimizer, variables, earlier, True, gradients, weight, **ways)
         if skips_by_choice(optimizer, variables):
             with writes_only_where(verdict):
                 accepted()
             return
-        tf.cond(verdict, lambda: _nothing(accepted), lambda: _nothing(None))
+        branch(verdict, accepted)
         return
     with direct_writes():
         earlier.flush()
         parts = optimizer.split(list(zip(gradients, variables)))
         for each, part in parts:
             if each.gradient_accumulation_steps:
-                accumulate(each, part, weight, functools.partial(transform_and_apply, each))
+                accumulate(each, part, weight, functools.partial(apply, each), branch, copy_of)
             else:
-                transform_and_apply(each, part)
-            with _once_there_is_one(part):
+                apply(each, part)
+            with once_there_is_one(part):
                 local_copy(call_count(each)).assign_add(1)
         if all(each is not optimizer for each, _ in parts):
             local_copy(call_count(optimizer)).assign_add(1)
@@ -213,7 +219,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
             optimizer.assign(variable, gradient)
         if pairs:
             gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-            with _once_there_is_one(pairs):
+            with once_there_is_one(pairs):
                 optimizer.decay_weights(variables)
             optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
         optimizer._update_model_variables_moving_average(trained_variables(optimizer))
@@ -224,7 +230,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
                 copy.assign(variable.constraint(copy))
 
 
-def _once_there_is_one(pairs: Pairs) -> Any:
+def once_there_is_one(pairs: Pairs) -> Any:
     """Writes that need no gradient wait for one: a step that fails at its data changes nothing.
 
     The last variable's, which is the first that a chain of layers has. To wait for all would keep the next step waiting.
@@ -293,8 +299,5 @@ def _maximum(value: tf.Tensor) -> tf.Tensor:
     return tf.reduce_max(all_reduce_sum([mine * value])[0], axis=0)
 
 
-def _nothing(fn: Any) -> tf.Tensor:
-    """Runs `fn` as a branch of a conditional, which must return something."""
-    if fn is not None:
-        fn()
-    return tf.constant(True)
+WHOLE = Way(aggregate, all_finite, GradientWatch.look, update, once)
+"""On every replica the same whole gradients."""

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from unisono import optimizers
+from unisono.distribute import sharded
 from unisono.distribute.step_context import StepContext, step_scope
 from unisono.optimizers.stages import aggregators
 from unisono.optimizers.stages.run_stages import run_stages
@@ -51,9 +52,13 @@ def row_gradients(step, dtype):
     return [numbers.normal(size=(ROWS, *shape)).astype(dtype) for shape in SHAPES]
 
 
-def train(optimizer_of, replicas, dtype="float64", in_step=False, sparse=False, in_graph=True):
+def train(
+    optimizer_of, replicas, dtype="float64", in_step=False, sparse=False, in_graph=True, level=None
+):
     """Trains two variables; replica r holds the rows r, r + R, ... of each batch."""
     strategy = helpers.mirrored(replicas)
+    if level is not None:
+        strategy = sharded(strategy, level)
     with strategy.scope():
         numbers = np.random.default_rng(1)
         variables = [
@@ -121,6 +126,28 @@ def test_option_on_replicas_equals_one_device(name, replicas, on_one_device):
         return optimizers.Adam(**{"learning_rate": 0.05, **OPTIONS[name]})
 
     helpers.assert_close(train(make, replicas), on_one_device(name, make), helpers.FLOAT64, name)
+
+
+@pytest.mark.parametrize(("replicas", "level"), [(3, "gradients"), (2, "optimizer")])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_with_sharded_state_equals_one_device(name, replicas, level, on_one_device):
+    def make():
+        return optimizers.Adam(**{"learning_rate": 0.05, **OPTIONS[name]})
+
+    in_graph = replicas == 3
+    actual = train(make, replicas, level=level, in_graph=in_graph)
+    helpers.assert_close(actual, on_one_device(name, make), helpers.FLOAT64, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizer_with_sharded_state_equals_one_device(name, on_one_device):
+    make = getattr(optimizers, name)
+    dtype = "float32" if name == "Muon" else "float64"
+    tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # see below
+    expected = on_one_device(name, make, dtype=dtype)
+    for sparse in (False, True):
+        actual = train(make, 3, dtype=dtype, in_graph=False, level="gradients", sparse=sparse)
+        helpers.assert_close(actual, expected, tolerance, name)
 
 
 @pytest.mark.parametrize("name", NAMES)

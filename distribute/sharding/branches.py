@@ -1,0 +1,53 @@
+"""Branches of a step in which collectives may stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ..step_context import current_step, step_scope
+
+
+def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
+    """Runs `then` on every replica where `condition` is true, else `otherwise`; both write, and may hold collectives.
+
+    TensorFlow refuses a collective in a conditional that one replica makes. So the conditional is made once, in
+    cross-replica context, and in its branches the replicas run again, as the steps of a loop do.
+
+    Args:
+        condition: bool scalar tensor, the same on every replica.
+        then: without arguments; each replica's own, which may hold its tensors.
+        otherwise: None: nothing.
+
+    Context: replica.
+    """
+    step = current_step()
+
+    def run(branch: Callable[[], Any] | None) -> None:
+        if branch is not None:
+            with step_scope(step):  # it may be a thread of its own
+                branch()
+
+    def across(strategy: tf.distribute.Strategy, conditions: Any, branches: Any) -> None:
+        first = strategy.experimental_local_results(conditions)[0]
+
+        def branch(index: int) -> Callable[[], tf.Tensor]:
+            def on_replicas() -> tf.Tensor:
+                strategy.run(lambda pair: run(pair.branches[index]), args=(branches,))
+                return tf.constant(True)
+
+            return on_replicas
+
+        tf.cond(first, branch(0), branch(1))
+
+    own = _Branches((then, otherwise))
+    tf.distribute.get_replica_context().merge_call(across, args=(tf.identity(condition), own))
+
+
+class _Branches:
+    """The two branches of one replica: a value that TensorFlow hands on as it is."""
+
+    def __init__(self, branches: tuple[Callable[[], Any], Callable[[], Any] | None]) -> None:
+        self.branches = branches

@@ -1,0 +1,153 @@
+"""How shards travel: a sum of which each replica gets its shard, and shards that every replica puts together.
+
+    reduce_scatter   whole tensors in, the shard of their sum out       each replica sends (N-1)/N of the bytes
+    all_gather       shards in, whole tensors out                       the same
+
+Both go in packs, so that a pack travels while the next one is computed. Over several workers a pack is one collective. In one
+process the shards are copied from device to device, and added on the device that holds the result.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ...compat.collectives import all_gather as gather_on
+from ...compat.collectives import all_to_all, launchers_of, per_replica
+from ...compat.graphs import graph_function
+from ..replicas import bytes_of_packs, num_replicas
+from .layout import rows_of_shards, shard_size, whole
+
+_compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def reduce_scatter(tensors: Sequence[tf.Tensor], weight: tf.Tensor | None = None) -> list[tf.Tensor]:
+    """This replica's shard of the sum over all replicas of each tensor; every number is added in the order of the replicas.
+
+    Args:
+        tensors: of known shapes, the same on every replica.
+        weight: scalar; each tensor is multiplied with it first; where that is 0, NaN counts as 0. None: 1.
+
+    Returns:
+        The shards, in order; flat.
+
+    Context: replica.
+    """
+    replicas = num_replicas()
+    result: list[Any] = [None] * len(tensors)
+    for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are there first
+        rows = tf.concat([rows_of_shards(tensors[i], replicas) for i in pack], 1)
+        if weight is not None:
+            rows = tf.math.multiply_no_nan(rows, tf.cast(weight, rows.dtype))
+        total = _together(_OWN_SUM, rows)
+        for i, shard in zip(pack, tf.split(total, [_size(tensors[i], replicas) for i in pack])):
+            result[i] = shard
+    return result
+
+
+def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+    """The whole tensors of these shapes, the same bits on every replica, of which each replica brings its shards.
+
+    Context: replica.
+    """
+    replicas = num_replicas()
+    result: list[Any] = [None] * len(shards)
+    for pack in _packs(shards):
+        rows = _together(_ALL_SHARDS, tf.concat([shards[i] for i in pack], 0))
+        rows = tf.reshape(rows, [replicas, -1])
+        sizes = [shards[i].shape.num_elements() for i in pack]
+        for i, part in zip(pack, tf.split(rows, sizes, 1)):
+            result[i] = whole(tf.reshape(part, [-1]), shapes[i])
+    return result
+
+
+def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All shards one after the other; `shards` are those of the local replicas. Context: eager, on every worker."""
+    if len(shards) == strategy.num_replicas_in_sync:
+        with tf.device("CPU:0"):
+            return tf.concat(list(shards), 0)
+    return _over_workers(strategy, _ALL_SHARDS, list(shards))[0]
+
+
+class _Exchange(NamedTuple):
+    """One way in which numbers travel, in one process and over several workers."""
+
+    copied: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]  # what all replicas bring -> what each gets
+    launched: Callable[[Any, tf.Tensor], tf.Tensor]  # a launcher and what its replica brings -> what it gets
+
+
+def _together(exchange: _Exchange, mine: tf.Tensor) -> tf.Tensor:
+    """What `exchange` gives this replica for what every replica brings. Context: replica."""
+
+    def across(strategy: tf.distribute.Strategy, values: Any) -> Any:
+        local = list(strategy.experimental_local_results(values))
+        if len(local) == strategy.num_replicas_in_sync:
+            return per_replica(exchange.copied(local))
+        return per_replica(_over_workers(strategy, exchange, local))
+
+    return tf.distribute.get_replica_context().merge_call(across, args=(tf.identity(mine),))
+
+
+def _over_workers(
+    strategy: tf.distribute.Strategy, exchange: _Exchange, local: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The same over several workers; eagerly in a graph, which launches the collectives of all local replicas at once."""
+    launchers = launchers_of(strategy)
+
+    def launch(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [exchange.launched(launcher, value) for launcher, value in zip(launchers, values, strict=True)]
+
+    if not tf.executing_eagerly():
+        return launch(local)
+    key = exchange, local[0].dtype, tuple(local[0].shape)
+    known = _compiled.setdefault(strategy, {})
+    if key not in known:
+        known[key] = graph_function(launch)
+    return known[key](local)
+
+
+def _copy_sums(local: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    sums = []
+    for number, destination in enumerate(local):
+        with tf.device(destination.device):
+            sums.append(tf.add_n([rows[number] for rows in local]))
+    return sums
+
+
+def _launch_sum(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
+    received = all_to_all(launcher, rows)
+    with tf.device(received.device):
+        return tf.reduce_sum(received, 0)
+
+
+def _copy_all(local: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    gathered = []
+    for destination in local:
+        with tf.device(destination.device):
+            gathered.append(tf.concat(list(local), 0))
+    return gathered
+
+
+_OWN_SUM = _Exchange(_copy_sums, _launch_sum)
+_ALL_SHARDS = _Exchange(_copy_all, gather_on)
+
+
+def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Groups of indices: neighbours of one dtype, up to the bytes of a pack; a larger tensor is a pack of its own."""
+    packs: list[list[int]] = []
+    most, room, dtype = bytes_of_packs(), 0, None
+    for index, tensor in enumerate(tensors):
+        size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
+        if not packs or tensor.dtype != dtype or size > room:
+            packs.append([])
+            room, dtype = most, tensor.dtype
+        packs[-1].append(index)
+        room -= size
+    return packs
+
+
+def _size(tensor: tf.Tensor, replicas: int) -> int:
+    return shard_size(tensor.shape.num_elements() or 0, replicas)

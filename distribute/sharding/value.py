@@ -1,0 +1,203 @@
+"""A variable of which each replica holds a shard, seen as a whole one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ...compat.variables import VariableStandIn, plain_variable, put_inside, raw_value
+from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
+from ..workers.agreement import place_among_workers
+from ..workers.peer_watch import meeting
+from .layout import own_shard, shard_size, whole
+from .travel import all_gather, gathered_on_host
+
+_numbers = itertools.count()
+
+
+class _Seen(threading.local):
+    stand_in: Callable[[Any], Any] | None = None
+
+
+_seen = _Seen()
+
+
+class ShardedValue(VariableStandIn):
+    """The value of a `keras.Variable` whose numbers are held in shards, one on each replica.
+
+    Read and written it is whole: outside of replicas on all of them at once (over several workers every worker must read
+    it), on a replica gathered by a collective. Inside of `own_shards` it is this replica's shard, and `seen_through`
+    gives it another stand-in.
+
+    Args:
+        strategy: whose replicas hold it.
+        shape: of the whole.
+        dtype: of the numbers.
+        name: of the variable.
+        fill: the number that it begins with.
+
+    Attributes:
+        shards: the variables of the local replicas, flat, on their devices.
+
+    Context: eager.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, shape: Sequence[int], dtype: Any, name: str, fill: float = 0.0
+    ) -> None:
+        super().__init__(strategy, f"sharded_{next(_numbers)}_{name}")
+        self.shape, self.dtype, self.name = tf.TensorShape(shape), tf.as_dtype(dtype), name
+        self.distribute_strategy = strategy
+        size = shard_size(int(np.prod(self.shape, dtype=np.int64)), strategy.num_replicas_in_sync)
+        self.shards: list[tf.Variable] = []
+        for device in strategy.extended.worker_devices:
+            with tf.device(device):
+                self.shards.append(plain_variable(tf.fill([size], tf.cast(fill, self.dtype))))
+
+    def own(self) -> tf.Variable:
+        """This replica's shard. Context: replica."""
+        return self.shards[local_replica_index()]
+
+    def read_value(self) -> tf.Tensor:
+        """The whole value, or what stands for it here."""
+        if _seen.stand_in is not None:
+            return tf.convert_to_tensor(_seen.stand_in(self))
+        if in_replica_context() and tf.distribute.has_strategy():
+            return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
+        with meeting():
+            flat = gathered_on_host(self.distribute_strategy, [shard.read_value() for shard in self.shards])
+        return whole(flat, self.shape.as_list())
+
+    def assign(self, value: Any) -> Any:
+        """Writes the whole value, or what stands for it here: each replica its shard."""
+        if _seen.stand_in is not None:
+            return _seen.stand_in(self).assign(value)
+        value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
+        if in_replica_context() and tf.distribute.has_strategy():
+            return self.own().assign(own_shard(value))
+        flat, size = np.ravel(value.numpy()), int(self.shards[0].shape[0] or 0)
+        first = place_among_workers(self.distribute_strategy)[0] * len(self.shards)
+        for number, shard in enumerate(self.shards, first):
+            part = flat[number * size : (number + 1) * size]
+            shard.assign(np.pad(part, (0, size - len(part))))
+        return self
+
+    def assign_add(self, value: Any) -> Any:
+        """Adds to it."""
+        if _seen.stand_in is not None:
+            return _seen.stand_in(self).assign_add(value)
+        return self.assign(self.read_value() + tf.cast(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts from it."""
+        if _seen.stand_in is not None:
+            return _seen.stand_in(self).assign_sub(value)
+        return self.assign(self.read_value() - tf.cast(value, self.dtype))
+
+
+class TensorInPlace(VariableStandIn):
+    """A tensor in the place of a variable: what is assigned to it is its value from then on.
+
+    Args:
+        key: by which an optimizer knows the variable.
+        tensor: its value.
+        name: of the variable.
+
+    Context: replica; the code that assigns must not do so in a branch or loop of the graph.
+    """
+
+    def __init__(self, key: Any, tensor: tf.Tensor, name: str = "") -> None:
+        super().__init__(None, key)
+        self.shape, self.dtype, self.name = tensor.shape, tensor.dtype, name
+        self.tensor = tensor
+
+    def read_value(self) -> tf.Tensor:
+        """The tensor."""
+        return self.tensor
+
+    def assign(self, value: Any) -> Any:
+        """Replaces it."""
+        self.tensor = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
+        return self.tensor
+
+    def assign_add(self, value: Any) -> Any:
+        """Adds to it."""
+        return self.assign(self.tensor + tf.cast(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts from it."""
+        return self.assign(self.tensor - tf.cast(value, self.dtype))
+
+    def scatter_add(self, slices: tf.IndexedSlices) -> Any:
+        """Adds to rows."""
+        return self.assign(tf.tensor_scatter_nd_add(self.tensor, slices.indices[:, None], slices.values))
+
+    def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
+        """Subtracts from rows."""
+        return self.assign(tf.tensor_scatter_nd_sub(self.tensor, slices.indices[:, None], slices.values))
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> Any:
+        """Replaces rows."""
+        return self.assign(tf.tensor_scatter_nd_update(self.tensor, slices.indices[:, None], slices.values))
+
+
+def own_copy(variable: Any) -> Any:
+    """What of a variable this replica holds: its shard, or its copy. Context: replica."""
+    value = raw_value(variable)
+    return value.own() if isinstance(value, ShardedValue) else local_copy(variable)
+
+
+@contextlib.contextmanager
+def seen_through(stand_in: Callable[[ShardedValue], Any]) -> Iterator[None]:
+    """Code of this thread finds `stand_in(value)`, a variable, in place of each `ShardedValue`."""
+    outer, _seen.stand_in = _seen.stand_in, stand_in
+    try:
+        yield
+    finally:
+        _seen.stand_in = outer
+
+
+def own_shards() -> contextlib.AbstractContextManager[None]:
+    """Code of this thread finds this replica's shards in place of sharded variables. Context: replica."""
+    return seen_through(ShardedValue.own)
+
+
+@contextlib.contextmanager
+def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> Iterator[None]:
+    """A variable of that shape that is created here, in eager mode, is a sharded one of `strategy`.
+
+    The first value of a constant initializer is never whole in memory.
+    """
+    constant = keras.initializers.get(initializer)
+    fill = getattr(constant, "value", 0.0) if _is_constant(constant) else None
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        value = ShardedValue(strategy, shape, kwargs["dtype"], kwargs.get("name") or "Variable", fill or 0.0)
+        if fill is None:
+            initial = kwargs["initial_value"]
+            value.assign(initial() if callable(initial) else initial)
+        return value
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _is_constant(initializer: Any) -> bool:
+    return type(initializer) in (keras.initializers.Zeros, keras.initializers.Constant) and np.ndim(
+        getattr(initializer, "value", 0.0)
+    ) == 0
+
+
+def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -> None:
+    """Makes the TensorFlow variable inside a Keras variable a sharded one, with its value and id. Context: eager."""
+    whole_value = tf.convert_to_tensor(copies_of(raw_value(variable))[0])
+    value = ShardedValue(strategy, variable.shape.as_list(), variable.dtype, variable.name)
+    value.assign(whole_value)
+    put_inside(variable, value)

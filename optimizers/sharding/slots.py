@@ -1,0 +1,71 @@
+"""Which variables of an optimizer are held in shards, and their creation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...compat.optimizers import (
+    accumulators_of,
+    call_count,
+    overwritten_by_gradient,
+    own_learning_rate,
+    own_variables,
+    trained_variables,
+)
+from ...compat.variables import raw_value
+from ...distribute.sharding.levels import level_of
+from ...distribute.sharding.value import ShardedValue, created_in_shards, shard_variable
+from ..building import inner_optimizers, run_in_thread
+
+_ACCUMULATOR = "gradient_accumulator"
+
+
+def created_as_shards(reference: Any, name: str | None, initializer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Around the creation of a slot: it is a sharded variable if its strategy says so.
+
+    Args:
+        reference: the trained variable.
+        name: of the slot, as it was given.
+        initializer: of the slot.
+
+    Context: eager, in the scope of the strategy.
+    """
+    strategy = getattr(raw_value(reference), "distribute_strategy", None)
+    level = None if strategy is None else level_of(strategy)
+    if level is None or overwritten_by_gradient(reference) or (name == _ACCUMULATOR and level == "optimizer"):
+        return contextlib.nullcontext()
+    return created_in_shards(strategy, list(reference.shape), initializer)
+
+
+def ensure_sharded(optimizer: Any) -> None:
+    """Shards the slots of a built optimizer that were made before it was ours, or under another strategy.
+
+    Context: any; in a trace the variables are made in another thread.
+    """
+    strategy = tf.distribute.get_strategy()
+    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in _whole_slots(each, strategy)]
+    if late:
+        run_in_thread(lambda: _shard(late, strategy))
+
+
+def _shard(variables: Sequence[keras.Variable], strategy: tf.distribute.Strategy) -> None:
+    for variable in variables:
+        shard_variable(variable, strategy)
+
+
+def _whole_slots(optimizer: Any, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
+    """The slots that should be sharded and are not: what has the shape of a trained variable, but for scalars."""
+    shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
+    others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}
+    if level_of(strategy) == "optimizer" and optimizer.gradient_accumulation_steps:
+        others |= {id(v) for v in accumulators_of(optimizer)}
+    return [
+        v
+        for v in own_variables(optimizer)
+        if tuple(v.shape) in shapes and id(v) not in others and not isinstance(raw_value(v), ShardedValue)
+    ]

@@ -1,0 +1,103 @@
+"""Stages 1 to 3 on shards, and which way a call of an optimizer goes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.optimizers import overwritten_by_gradient
+from ...distribute.replicas import all_reduce_sum, num_replicas
+from ...distribute.sharding.branches import if_all
+from ...distribute.sharding.layout import own_shard
+from ...distribute.sharding.levels import level_of
+from ...distribute.sharding.travel import reduce_scatter
+from ...distribute.sharding.value import own_copy
+from ..building import inner_optimizers
+from ..call_options import CallOptions
+from ..stages import run_stages as whole
+from ..stages.slices import values_of
+from ..stages.way import Way
+from .slots import ensure_sharded
+from .update import transform_and_apply
+
+Pairs = list[tuple[Any, Any]]
+
+
+def way_of(optimizer: Any, options: CallOptions) -> Way:
+    """How the stages of this call are run.
+
+    Shards of gradients are summed where whole ones are not wanted: by an aggregator, by a caller who has summed them
+    already, or by accumulators that are whole.
+    """
+    level = level_of()
+    if level is None:
+        return whole.WHOLE
+    ensure_sharded(optimizer)
+    accumulates = any(each.gradient_accumulation_steps for each in (optimizer, *inner_optimizers(optimizer)))
+    if options.skip_aggregation or optimizer.gradient_aggregator is not None:
+        return _OF_WHOLE_GRADIENTS if level == "optimizer" or not accumulates else _CUT
+    return _OF_WHOLE_GRADIENTS if level == "optimizer" and accumulates else _OF_SHARDS
+
+
+def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
+    """Stage 1: this replica's shard of each dense gradient of the global batch; sparse ones and new values are whole."""
+    scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
+    shards = iter(reduce_scatter([g for (g, _), cut in zip(pairs, scattered) if cut], weight))
+    rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
+    summed = iter(whole.aggregate(optimizer, rest, options, weight))
+    return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
+
+
+def aggregate_and_cut(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
+    """Stage 1 where whole gradients are summed and shards of them accumulated."""
+    return cut(whole.aggregate(optimizer, pairs, options, weight))
+
+
+def cut(pairs: Pairs) -> Pairs:
+    """This replica's shard of each whole gradient."""
+    return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
+
+
+def all_finite(optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
+    """Stage 3: whether every number of every gradient is finite, also on the other replicas."""
+    finite = [tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs]
+    verdict = tf.reduce_all(tf.stack(finite))
+    return all_reduce_sum([tf.cast(verdict, tf.float32)])[0] == num_replicas()
+
+
+def look(watch: Any, pairs: Pairs, verdict: Any) -> Any:
+    """Has a `GradientWatch` look at the shards of all replicas."""
+    shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
+    return watch.look(shards, verdict, lambda vector: all_reduce_sum([vector])[0])
+
+
+def _stays_whole(gradient: Any, variable: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices) or overwritten_by_gradient(variable)
+
+
+def _update(optimizer: Any, variables: list[Any], earlier: Any, verdict: Any, gradients: Any, weight: Any, *,
+            of_shards: bool) -> None:  # fmt: skip
+    """Stages 4 and 5."""
+    apply = functools.partial(transform_and_apply, of_shards=of_shards)
+    whole.update(
+        optimizer, variables, earlier, verdict, gradients, weight, apply=apply, branch=if_all, copy_of=own_copy
+    )
+
+
+def _once(optimizer: Any, variables: Any, write: Any) -> Any:
+    """Each replica updates its shards: what it computes differently in the last bit is nobody else's."""
+    return write
+
+
+_update_shards = functools.partial(_update, of_shards=True)
+_OF_SHARDS = Way(aggregate, all_finite, look, _update_shards, _once)
+_CUT = Way(aggregate_and_cut, all_finite, look, _update_shards, _once)
+_OF_WHOLE_GRADIENTS = Way(
+    whole.aggregate,
+    whole.all_finite,
+    whole.WHOLE.look,
+    functools.partial(_update, of_shards=False),
+    _once,
+)
