@@ -14,6 +14,7 @@ import keras
 
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import number, truth, whole_number
+from ..distribute.sharding.value import read_together
 from ..distribute.workers.agreement import exchange
 from .backup.save_schedule import SaveSchedule
 from .by_hand import ByHand
@@ -180,12 +181,18 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         entry = Saved(self._own_files.name(str(path)), value, None)
         if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
             return
-        if self._writes_files():
-            entry = Saved(entry.name, value, self._write(path))
-            if self.verbose > 0:
-                print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
+        with read_together(self._state(), here=self._writes_files()):
+            if self._writes_files():
+                entry = Saved(entry.name, value, self._write(path))
+                if self.verbose > 0:
+                    print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
         self._saved = [*self._others(entry), entry]
         self._remove_unwanted()
+
+    def _state(self) -> list[Any]:
+        """What is saved beside the weights."""
+        optimizer = None if self.save_weights_only else getattr(self.model, "optimizer", None)
+        return [] if optimizer is None else optimizer.variables
 
     def _writes_files(self) -> bool:
         return self._calendar().chief

@@ -109,7 +109,7 @@ class VariableStandIn:
 
     def __init__(self, strategy: Any, unique_id: str) -> None:
         self._distribute_strategy = strategy
-        self._unique_id = unique_id
+        self._unique_id = self._shared_name = unique_id
 
     def read_value(self) -> tf.Tensor:
         """The value as a tensor."""
@@ -120,11 +120,17 @@ class VariableStandIn:
         raise NotImplementedError
 
     @property
+    def key(self) -> Any:
+        """By which optimizers know it."""
+        return self._unique_id
+
+    @property
     def value(self) -> VariableStandIn:
         """Itself: the value of a Keras variable is the variable inside, that of a `tf.Variable` is called."""
         return self
 
     def __call__(self) -> tf.Tensor:
+        """The value as a tensor: `variable.value()`."""
         return self.read_value()
 
     def numpy(self) -> Any:

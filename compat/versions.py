@@ -77,7 +77,7 @@ ATTRIBUTES = {
     "tensorflow.python.framework.ops:Graph": "_get_function",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
-    "_unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",
+    "_shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",
 }
 """The private attributes that are read, written or called: the class or module that has them, and their names."""
 

@@ -110,7 +110,7 @@ def _packs(tensors: Sequence[Any]) -> Any:
 
 
 def bytes_of_packs(strategy: Any = None) -> int:
-    """What a collective of many tensors is at most to hold: what the user chose for a strategy (None: the current one), or ours."""
+    """The most that a collective of many tensors holds, as the user or we chose for a strategy (None: the current one)."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     return bytes_per_pack(strategy) or (_BYTES_PER_PACK_OF_GPUS if _on_gpus(strategy) else _BYTES_PER_PACK)
 

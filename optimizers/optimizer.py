@@ -24,7 +24,6 @@ from .sharding.stages import way_of
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.run_stages import run_stages
-from .stages.way import Way
 
 Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
@@ -233,9 +232,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         """Which optimizer updates which pairs: this one all of them."""
         return [(self, pairs)]
 
-    def way(self, options: CallOptions) -> Way:
-        """How the stages of a call are run."""
-        return way_of(self, options)
+    way = way_of
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the slots, as in Keras."""
@@ -244,11 +241,12 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         if self.gradient_accumulation_steps:
             accumulation.create_weight(self)
 
-    def add_variable_from_reference(self, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def add_variable_from_reference(
+        self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
+    ) -> Any:
         """A slot, as in Keras; on parameter servers it lives beside its variable, and it may be held in shards."""
-        name, initializer = _slot_arguments(*args, **kwargs)
         with created_beside(reference_variable), created_as_shards(reference_variable, name, initializer):
-            return super().add_variable_from_reference(reference_variable, *args, **kwargs)
+            return super().add_variable_from_reference(reference_variable, name, initializer)
 
     @property
     def variables(self) -> list[Any]:
@@ -300,11 +298,6 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         ):
             return tf.identity(local_copy(rate))
         return rate
-
-
-def _slot_arguments(name: str | None = None, initializer: Any = "zeros") -> tuple[str | None, Any]:
-    """The arguments of `add_variable_from_reference` after the first."""
-    return name, initializer
 
 
 register_class(keras.optimizers.Optimizer, Optimizer)

@@ -3,8 +3,8 @@
     reduce_scatter   whole tensors in, the shard of their sum out       each replica sends (N-1)/N of the bytes
     all_gather       shards in, whole tensors out                       the same
 
-Both go in packs, so that a pack travels while the next one is computed. Over several workers a pack is one collective. In one
-process the shards are copied from device to device, and added on the device that holds the result.
+Both go in packs, so that a pack travels while the next one is computed. Over several workers a pack is one collective. In
+one process the shards are copied from device to device, and added on the device that holds the result.
 """
 
 from __future__ import annotations

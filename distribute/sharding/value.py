@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -170,6 +170,25 @@ def own_shards() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
+def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]:
+    """Inside, what reads one of the sharded `variables` in this thread finds the whole value that was put together before.
+
+    So that one worker alone can write a file: all workers enter, and those without `here` keep nothing.
+
+    Context: eager, on every worker.
+    """
+    found: dict[int, TensorInPlace] = {}
+    for variable in variables:
+        value = raw_value(variable)
+        if isinstance(value, ShardedValue):
+            tensor = value.read_value()
+            if here:
+                found[id(value)] = TensorInPlace(value.key, tensor, value.name)
+    with seen_through(lambda value: found[id(value)]) if found else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> Iterator[None]:
     """A variable of that shape that is created here, in eager mode, is a sharded one of `strategy`.
 
@@ -190,9 +209,10 @@ def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> 
 
 
 def _is_constant(initializer: Any) -> bool:
-    return type(initializer) in (keras.initializers.Zeros, keras.initializers.Constant) and np.ndim(
-        getattr(initializer, "value", 0.0)
-    ) == 0
+    return (
+        type(initializer) in (keras.initializers.Zeros, keras.initializers.Constant)
+        and np.ndim(getattr(initializer, "value", 0.0)) == 0
+    )
 
 
 def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -> None:

@@ -25,7 +25,9 @@ from ..building import inner_optimizers, run_in_thread
 _ACCUMULATOR = "gradient_accumulator"
 
 
-def created_as_shards(reference: Any, name: str | None, initializer: Any) -> contextlib.AbstractContextManager[Any]:
+def created_as_shards(
+    reference: Any, name: str | None, initializer: Any
+) -> contextlib.AbstractContextManager[Any]:
     """Around the creation of a slot: it is a sharded variable if its strategy says so.
 
     Args:

@@ -74,15 +74,46 @@ def look(watch: Any, pairs: Pairs, verdict: Any) -> Any:
 
 
 def _stays_whole(gradient: Any, variable: Any) -> bool:
-    return isinstance(gradient, tf.IndexedSlices) or overwritten_by_gradient(variable)
+    return _is_sparse(gradient) or overwritten_by_gradient(variable)
 
 
-def _update(optimizer: Any, variables: list[Any], earlier: Any, verdict: Any, gradients: Any, weight: Any, *,
-            of_shards: bool) -> None:  # fmt: skip
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def _update(
+    optimizer: Any,
+    variables: list[Any],
+    earlier: Any,
+    verdict: Any,
+    gradients: Any,
+    weight: Any,
+    *,
+    of_shards: bool,
+) -> None:
     """Stages 4 and 5."""
+    if of_shards:
+        pairs = list(zip(gradients, variables))
+        carried = {
+            id(v)
+            for each, part in optimizer.split(pairs)
+            if each.gradient_accumulation_steps
+            for _, v in part
+        }
+        gradients = [
+            cut([pair])[0][0] if id(pair[1]) in carried and _is_sparse(pair[0]) else pair[0] for pair in pairs
+        ]
     apply = functools.partial(transform_and_apply, of_shards=of_shards)
     whole.update(
-        optimizer, variables, earlier, verdict, gradients, weight, apply=apply, branch=if_all, copy_of=own_copy
+        optimizer,
+        variables,
+        earlier,
+        verdict,
+        gradients,
+        weight,
+        apply=apply,
+        branch=if_all,
+        copy_of=own_copy,
     )
 
 

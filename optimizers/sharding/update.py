@@ -89,14 +89,15 @@ def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
 def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     """A rule that looks at whole weights sees whole slots too, gathered where it reads them; its shards are kept."""
     places = [
-        TensorInPlace(variable_key(optimizer, v), tf.convert_to_tensor(local_copy(v)), v.name) for _, v in pairs
+        TensorInPlace(variable_key(optimizer, v), tf.convert_to_tensor(local_copy(v)), v.name)
+        for _, v in pairs
     ]
     slots: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
 
     def gathered(value: ShardedValue) -> TensorInPlace:
         if id(value) not in slots:
             tensor = all_gather([value.own().read_value()], [value.shape.as_list()])[0]
-            slots[id(value)] = value, TensorInPlace(value._unique_id, tensor, value.name), tensor
+            slots[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
         return slots[id(value)][1]
 
     if pairs:
@@ -106,7 +107,7 @@ def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
         if place.tensor is not before:
             value.own().assign(own_shard(place.tensor))
     return {
-        id(v): TensorInPlace(place._unique_id, own_shard(place.tensor), place.name)
+        id(v): TensorInPlace(place.key, own_shard(place.tensor), place.name)
         for (_, v), place in zip(pairs, places)
     }
 
@@ -120,7 +121,11 @@ def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
     if not optimizer.use_ema:
         return
     variables, averages = trained_variables(optimizer), averages_of(optimizer)
-    every = {id(v): shards.get(id(v)) or _shard_of(optimizer, v) for v, a in zip(variables, averages) if a is not None}
+    every = {
+        id(v): shards.get(id(v)) or _shard_of(optimizer, v)
+        for v, a in zip(variables, averages)
+        if a is not None
+    }
     with own_shards():
         optimizer._update_model_variables_moving_average([every.get(id(v)) for v in variables])
     if not optimizer.ema_overwrite_frequency:

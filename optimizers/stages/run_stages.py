@@ -30,7 +30,6 @@ from ...distribute.replicas import (
     all_reduce_sum,
     local_copy,
     num_replicas,
-    once_per_copy,
     replica_id,
 )
 from ...distribute.step_context import current_step
@@ -41,6 +40,7 @@ from .accumulation import accumulate, if_true
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
 from .earlier_writes import EarlierWrites
 from .gradient_watch import GradientWatch
+from .overwriting import largest
 from .skipping import skips_by_choice
 from .slices import divided, map_values, unique_rows, values_of
 from .way import Way, once
@@ -98,7 +98,9 @@ def run_stages(
         verdict = way.look(watch, pairs, verdict)
     variables = [v for _, v in pairs]
     write = functools.partial(way.update, optimizer, variables, EarlierWrites(variables))
-    way.once(optimizer, variables, write)(verdict, send_to_servers([g for g, _ in pairs], variables), weight_total)
+    way.once(optimizer, variables, write)(
+        verdict, send_to_servers([g for g, _ in pairs], variables), weight_total
+    )
     step = current_step()
     if step is not None and verdict is not True:
         step.verdicts.append(verdict)
@@ -122,7 +124,7 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
             mine = summed if weight is None else [(weighted(g, weight), v) for g, v in summed]
             summed = checks.same_variables(aggregator, "gradient_aggregator", mine, aggregator(mine))
         rest = iter(summed)
-        pairs = [(_maximum(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
+        pairs = [(largest(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
     elif not options.skip_aggregation and aggregator not in (None, no_aggregation):
         pairs = checks.same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
     densely = step is not None and step.in_xla
@@ -286,17 +288,6 @@ def _in_every_replica(
 
     verdict = strategy.run(on_replica, args=(gradients,))
     return strategy.experimental_local_results(verdict)[0] if check_finite else True
-
-
-def _maximum(value: tf.Tensor) -> tf.Tensor:
-    """The largest value over the replicas, element by element: how Keras joins the new scales of float8 layers."""
-    step, replicas = current_step(), num_replicas()
-    if step is not None:
-        value = tf.where(step.alive, value, tf.zeros_like(value))
-    mine = tf.reshape(
-        tf.one_hot(replica_id(), replicas, dtype=value.dtype), [replicas] + [1] * value.shape.rank
-    )
-    return tf.reduce_max(all_reduce_sum([mine * value])[0], axis=0)
 
 
 WHOLE = Way(aggregate, all_finite, GradientWatch.look, update, once)

@@ -1,0 +1,93 @@
+"""Training with sharded state on whatever strategy: results as a dict of arrays, to be compared with one device.
+
+`sharded.py FOLDER`.
+"""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import unisono
+from unisono.distribute import auto_strategy, is_chief, sharded, worker_index
+
+random = np.random.default_rng(0)
+TOKENS = random.integers(0, 7, size=(20, 3))
+TARGETS = random.normal(size=(20, 2))
+
+
+def model_with(strategy, optimizer):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = unisono.Sequential(
+            [
+                keras.Input((3,), dtype="int64"),
+                keras.layers.Embedding(7, 3, dtype="float64"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(5, "tanh", dtype="float64"),
+                keras.layers.Dense(2, dtype="float64", kernel_constraint="max_norm"),
+            ]
+        )
+        model.compile(optimizer(), "mse")
+    return model
+
+
+def accumulating():
+    return unisono.optimizers.AdamW(
+        0.05, global_clipnorm=0.3, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=2
+    )
+
+
+def whole_rule():
+    return unisono.optimizers.Lamb(0.05)
+
+
+def scaled():
+    return unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(0.05), initial_scale=2.0**4)
+
+
+def fits(strategy, out, found):
+    """Optimizers of all kinds."""
+    for make in (accumulating, whole_rule, scaled):
+        model = model_with(strategy, make)
+        callbacks = [
+            unisono.callbacks.ModelCheckpoint(f"{out}/{make.__name__}.keras"),
+            keras.callbacks.ModelCheckpoint(f"{out}/{make.__name__}-keras.keras"),
+        ]
+        model.fit(TOKENS, TARGETS, batch_size=5, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        state(model, make.__name__, found)
+
+
+def eagerly(strategy, out, found):
+    """A custom loop without a graph."""
+    model = model_with(strategy, lambda: unisono.optimizers.Adam(0.05, clipnorm=0.2))
+    dataset = tf.data.Dataset.from_tensor_slices((TOKENS, TARGETS)).batch(10)
+
+    def on_replica(data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = unisono.distribute.global_mean(tf.square(model(x) - y))
+        model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        strategy.run(on_replica, args=(batch,))
+    state(model, "eager", found)
+
+
+def state(model, name, found):
+    for kind, values in (("weight", model.get_weights()), ("slot", model.optimizer.get_weights())):
+        found.update({f"{name} {kind} {i}": value for i, value in enumerate(values)})
+
+
+def run(strategy, out):
+    found = {}
+    fits(strategy, out, found)
+    eagerly(strategy, out, found)
+    return found
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    found = run(sharded(auto_strategy(), "gradients"), folder if is_chief() else f"{folder}/not-chief")
+    np.savez(f"{folder}/worker-{worker_index()}.npz", **found)

@@ -1,0 +1,31 @@
+"""Slots and gradients in shards on real workers give the numbers of one device."""
+
+import runpy
+from pathlib import Path
+
+import helpers
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.process
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    program = runpy.run_path(str(PROGRAMS / "sharded.py"))
+    return program["run"](tf.distribute.get_strategy(), tmp_path_factory.mktemp("one"))
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(2, 2), (3, 1)])
+def test_sharded_state_on_workers_gives_the_numbers_of_one_device(start_workers, one_device, count, replicas):
+    run = start_workers("sharded", count=count, replicas=replicas)
+    run.succeed(240)
+    found = [dict(np.load(run.out / f"worker-{i}.npz")) for i in range(count)]
+    for one in found:
+        assert one.keys() == one_device.keys()
+        for name, got in one.items():
+            helpers.assert_close(got, one_device[name], helpers.FLOAT64, name)
+            np.testing.assert_array_equal(got, found[0][name], err_msg=name)  # to the bit
