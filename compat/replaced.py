@@ -82,7 +82,7 @@ REPLACED = (
     Changed(
         keras.layers.Layer,
         "add_loss",
-        "the ids of losses are forgotten after a step, also where no model is known",
+        "the ids of losses are forgotten when a step ends",
     ),
     Changed(
         backend_core.Variable,

@@ -155,9 +155,9 @@ def _clear_losses(original: Any) -> Any:
 def _add_loss(original: Any) -> Any:
     def add_loss(self: Any, loss: Any) -> None:
         original(self, loss)
-        step = current_step()
-        if step is not None and step.shares and step.writes is not None:
-            step.writes.adders.append(self)
+        scope = stateless_scope()
+        if isinstance(scope, CollectedWrites):
+            scope.adders.append(self)
 
     return add_loss
 

@@ -98,7 +98,6 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
         with writes:
             step.writes = writes
             result = converted(fn, own.autograph)(*args, **kwargs)
-        writes.forget_losses()
         if isinstance(writes, ReadOnce):
             applied = tf.constant(True) if step.applied is None else step.applied
             alone = num_workers_of(tf.distribute.get_strategy()) == 1

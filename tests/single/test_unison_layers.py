@@ -133,3 +133,16 @@ def test_weight_that_a_layer_assigned_is_as_before_where_the_step_is_skipped():
     assert history["skipped_steps"] == [1]
     for old, new in zip(weights, model.variables):
         np.testing.assert_array_equal(np.array(new), old)
+
+
+def test_no_step_leaves_ids_of_added_losses_which_other_tensors_may_get():
+    """Keras finds a layer's added losses by the ids of tensors: one that is left makes another's loss the layer's."""
+    for replicas in ("none", "mirrored2"):
+        keras.utils.set_random_seed(3)
+        with helpers.scope(helpers.strategy(replicas)):
+            layers = [AddsLosses(), keras.layers.Dense(1, activity_regularizer="l2"), AddsLosses()]
+            model = unisono.Sequential([keras.Input((5,)), *layers])
+            model.compile("sgd", "mse")
+        model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
+        model.evaluate(X[:8], Y[:8], verbose=0)
+        assert [layer._loss_ids for layer in layers] == [set()] * 3, replicas

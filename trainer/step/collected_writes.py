@@ -36,7 +36,7 @@ class CollectedWrites(keras.StatelessScope):
 
     Attributes:
         variables: those that were assigned, by their ids.
-        adders: the layers that have added losses, where no model knows them.
+        adders: the layers that have added losses in it.
     """
 
     def __init__(self) -> None:
@@ -89,8 +89,9 @@ class CollectedWrites(keras.StatelessScope):
         """(variable, last value) pairs, in the order of the first assignment."""
         return [(variable, self.state_mapping[key]) for key, variable in self.variables.items()]
 
-    def forget_losses(self) -> None:
-        """Layers drop the losses that they have added: the ids of these may be given to other tensors."""
+    def __exit__(self, *error: Any) -> None:
+        """Ends the scope. Layers drop what they have added in it: they know it by ids, which other tensors may get."""
+        super().__exit__(*error)
         for layer in self.adders:
             forget_losses(layer, self.losses)
 

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import forget_losses, takes_training
+from ...compat.layers import takes_training
 from ...compat.training import TensorFlowTrainer, loss_tracker, unpack_x_y_sample_weight
 from ...distribute.join_rules import MEAN, JoinRules
 from ...distribute.parameter_servers.shards import gradient
@@ -92,8 +92,6 @@ def replica_step(
             with CollectedWrites() as writes:
                 step.writes = writes
                 logs = step_fn(data)
-            if step.num_replicas > 1 and writes.losses:
-                forget_losses(model, writes.losses)
             make_writes(writes.items(), step, variable_ids(metrics_of(model)))
         tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
         return part_of_logs(logs or {}, step) if tracing.own_logs else {}
