@@ -243,6 +243,19 @@ def test_command_makes_the_page_again(tmp_path, capsys):
     assert "side by side" in (tmp_path / "report.html").read_text()
 
 
+def test_command_names_a_page_that_cannot_be_written(tmp_path, capsys):
+    path = str(write(tmp_path / "report.jsonl", LINES))
+    for output, said in (
+        (tmp_path, "must be a file"),
+        ("/proc/no/x.html", "'/proc/no' cannot be made (No such"),
+    ):
+        with pytest.raises(SystemExit):
+            command.main([path, "--output", str(output)])
+        assert said in capsys.readouterr().err
+    assert command.main([path, "--output", "/proc/version"]) == 1
+    assert "/proc/version cannot be written (" in capsys.readouterr().err
+
+
 def test_command_without_numbers_or_folder_says_so(tmp_path, capsys):
     assert command.main([str(tmp_path)]) == 1
     assert "TrainingReport writes them" in capsys.readouterr().err

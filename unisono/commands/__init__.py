@@ -15,11 +15,12 @@ COMMANDS = {
     "report": "write the page of a training again, or compare several trainings",
     "plan": "say what a training needs to fit into the memory of its devices",
     "doctor": "show what this machine offers for training, and what is wrong with it",
+    "completion": "print what makes a shell complete these commands and their options",
 }
 _USAGE = "\n".join(
     [
         "usage: python -m unisono <command> [options]\n\ncommands:",
-        *(f"  {name:10}{what}" for name, what in COMMANDS.items()),
+        *(f"  {name:11}{what}" for name, what in COMMANDS.items()),
         "\n`python -m unisono <command> --help` explains a command; `--version` prints the version.",
     ]
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..callbacks import BackupInfo
@@ -16,7 +17,7 @@ ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3
 
 def main(argv: list[str]) -> int:
     """Prints one line for each file after checking every byte of it; returns the status that `--help` explains."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m unisono backups",
         description="List backups and checkpoints, and check every byte of them. Nothing is changed.",
         epilog="Exit status: 0: every file is good; 1: no file is good; 2: there is no such directory; 3: some files "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -10,11 +9,12 @@ from collections.abc import Sequence
 from .findings import PROBE_SECONDS, Finding, examine
 from .firewall import rules
 from .listeners import listening
+from .parser import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m unisono doctor",
         description="Show what this machine offers for training, and what is wrong with it.",
     )

@@ -12,6 +12,7 @@ from typing import Any
 from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
 from ..distribute.launcher.launch import Launcher
 from ..distribute.launcher.tasks import Layout
+from .parser import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,8 +30,8 @@ def main(argv: Sequence[str]) -> int:
         timeout = peer_timeout() if options.timeout is None else options.timeout
     except ValueError as error:
         parser.error(str(error))
-    if options.log_dir is not None and options.log_dir.exists() and not options.log_dir.is_dir():
-        parser.error(f"argument --log-dir: must be a folder, received the file {str(options.log_dir)!r}")
+    if options.log_dir is not None:
+        parser.make_folder("argument --log-dir", options.log_dir)
     layout = Layout(
         workers=options.workers,
         replicas_per_worker=options.replicas_per_worker,
@@ -49,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
     return launcher.run()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m unisono launch",
         description="Start N worker processes on this machine, each with TF_CONFIG set, and run a script on them.",
     )

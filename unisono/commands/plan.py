@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .parser import Parser
+
 if TYPE_CHECKING:
     from ..distribute.memory_plan import MemoryPlan, ModelMemory
 
@@ -37,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
     return 0 if any(plan.fits for plan in plans) else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m unisono plan",
         description="Say which of accumulation, sharded state, half precision and a pipeline a training needs.",
         epilog=_HELP,

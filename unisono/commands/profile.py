@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..distribute.workers.addresses import listens, split_address
+from .parser import Parser
 
 _CONNECT_SECONDS = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
     """Captures and writes the profile; returns 0, or 1 if any worker did not answer."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m unisono profile",
         description="Capture one profile of running workers. Their fit needs a unisono.callbacks.Profiler with a port.",
     )
@@ -38,8 +38,7 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
     if not options.seconds > 0:
         parser.error(f"--seconds must be more than 0. Received: {options.seconds:g}")
-    if options.log_dir.exists() and not options.log_dir.is_dir():
-        parser.error(f"--log-dir must be a folder. Received the file {str(options.log_dir)!r}")
+    parser.make_folder("--log-dir", options.log_dir)
     silent = [address for address in addresses if not listens(address, _CONNECT_SECONDS)]
     if silent:
         print(

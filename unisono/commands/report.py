@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .parser import Parser
+
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page and prints its path; returns 0, 1 if there are no numbers, 2 if there is no such file or folder."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m unisono report",
         description="Write the page of a training again from its numbers, or one page that compares several.",
     )
@@ -33,8 +34,13 @@ def main(argv: Sequence[str]) -> int:
         return _failed(f"there are no numbers of a training in {places}: TrainingReport writes them.", 1)
     first = options.runs[0]
     output = options.output or (first if first.is_dir() else first.parent) / "report.html"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(render(found), encoding="utf-8")
+    parser.make_folder("--output", output.parent)
+    if output.is_dir():
+        parser.error(f"--output must be a file. Received the folder {str(output)!r}")
+    try:
+        output.write_text(render(found), encoding="utf-8")
+    except OSError as error:
+        return _failed(f"{output} cannot be written ({error.strerror}): name another page with --output.", 1)
     print(f"{output}: {len(found)} training{'s' * (len(found) > 1)}")
     return 0
 

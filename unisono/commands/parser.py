@@ -1,0 +1,25 @@
+"""The parser of a command's arguments: what is wrong is one sentence, without the whole usage before it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """As `argparse.ArgumentParser`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2."""
+        name = self.prog.removeprefix("python -m ")
+        self.exit(2, f"{name}: {message.rstrip('.')}; see `{self.prog} --help`.\n")
+
+    def make_folder(self, argument: str, folder: Path) -> None:
+        """Makes a folder that an argument names, or ends the process with the reason why that is not possible."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            self.error(f"{argument} must be a folder. Received the file {str(folder)!r}")
+        except OSError as error:
+            self.error(f"{argument}: the folder {str(folder)!r} cannot be made ({error.strerror})")
