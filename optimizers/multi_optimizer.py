@@ -11,6 +11,7 @@ from ..compat.optimizers import index_of_optimizer, wrapped_optimizers
 from ..distribute.arguments import shown
 from .adoption import adopt, register_class
 from .optimizer import Optimizer
+from .stages.carried_errors import create_errors
 
 
 class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
@@ -41,6 +42,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         """Builds each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
         super().build(variables)
         self.on_adopted()
+        create_errors(self, variables)
         for inner in wrapped_optimizers(self):
             if inner.gradient_aggregator is not None:
                 raise ValueError(

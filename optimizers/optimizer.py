@@ -23,6 +23,7 @@ from .sharding.slots import created_as_shards
 from .sharding.stages import way_of
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
+from .stages.carried_errors import create_errors
 from .stages.run_stages import run_stages
 
 Pairs = list[tuple[Any, Any]]
@@ -238,6 +239,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         """Creates the slots, as in Keras."""
         super().build(variables)
         register_shards(self, variables)
+        create_errors(self, variables)
         if self.gradient_accumulation_steps:
             accumulation.create_weight(self)
 

@@ -6,6 +6,7 @@ Three kinds of distributed variables differ in what their "value" is:
 |---|---|---|---|
 | mirrored (weights, slots) | equal | one copy | that copy everywhere |
 | summed when read (metrics) | parts of a sum | every copy | the sum on the first replica, zero elsewhere |
+| each replica's own (carried errors) | parts of a sum | every copy | the same |
 | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 """
 
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from ...compat.layers import layers_of
 from ...compat.variables import is_read_together, raw_value, sums_on_read
+from ...optimizers.stages.carried_errors import errors_of
 from ..trained_model import CompiledModel
 from .generators import reached
 
@@ -70,7 +72,7 @@ def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[A
     optimizer = getattr(model, "optimizer", None)
     return {
         "model": new(model.variables),
-        "optimizer": new(optimizer.variables if optimizer is not None else ()),
+        "optimizer": new([*(optimizer.variables if optimizer is not None else ()), *errors_of(optimizer)]),
         "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(_plain_variables(model)),
     }
@@ -95,10 +97,11 @@ def capture(
     """
     value = raw_value(variable)
     copies = _copies(value, strategy)
-    if len(copies) > 1 and (equal or not (is_read_together(value) or _differ(copies))):
+    own = is_read_together(value) or getattr(variable, "differs_by_replica", False)
+    if len(copies) > 1 and not own and (equal or not _differ(copies)):
         copies = copies[:1]
     arrays = [keep(i, _read(copy)) for i, copy in enumerate(copies)]
-    several = len(arrays) > 1 or (num_workers > 1 and is_read_together(value))
+    several = len(arrays) > 1 or (num_workers > 1 and own)
     return {"copies": arrays} if several else arrays[0]
 
 

@@ -20,6 +20,7 @@ from ...distribute.replicas import in_replica_context, local_replica_index, num_
 from ...distribute.step_context import current_step
 from .. import checks
 from ..call_options import CallOptions, current_options
+from .carried_errors import carry_on, with_errors
 from .run_stages import aggregate, replica_weight, unscale
 from .slices import map_values, values_of
 
@@ -74,7 +75,10 @@ def aggregate_alone(
         take(optimizer, widened)
         totals = zip(observer.sums([g for g, _ in widened]), [v for _, v in widened])
     else:
-        totals = aggregate(inner, widened, current_options(), replica_weight(current_options()))
+        options = current_options()
+        sent, weight = with_errors(inner, widened, options, replica_weight(options), scale)
+        totals = aggregate(inner, sent, options, weight)
+        carry_on(inner, sent, options, scale)
     pairs = unscale(inner, list(totals), scale)
     memory = _memory(optimizer)
     memory.update({id(v): _Memory(_reference(g)) for g, v in given if g is not None})

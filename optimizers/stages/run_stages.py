@@ -38,6 +38,7 @@ from ..building import ensure_built
 from ..call_options import CallOptions, call_options, current_options, frozen_iterations
 from .accumulation import accumulate, if_true
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
+from .carried_errors import carry_on, with_errors
 from .earlier_writes import EarlierWrites
 from .gradient_watch import GradientWatch
 from .overwriting import largest
@@ -86,7 +87,8 @@ def run_stages(
 
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
-    pairs = way.aggregate(optimizer, pairs, options, weight)
+    sent, weight = with_errors(optimizer, pairs, options, weight, scale)
+    pairs = way.aggregate(optimizer, sent, options, weight)
     if watch is not None:
         watch.after_aggregation(pairs, began)
     if not options.unscaled:
@@ -96,6 +98,7 @@ def run_stages(
         verdict = tf.logical_and(verdict, tf.logical_not(veto))
     if watch is not None:
         verdict = way.look(watch, pairs, verdict)
+    carry_on(optimizer, sent, options, scale, verdict)
     variables = [v for _, v in pairs]
     write = functools.partial(way.update, optimizer, variables, EarlierWrites(variables))
     way.once(optimizer, variables, write)(

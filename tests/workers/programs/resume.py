@@ -49,7 +49,8 @@ def train(strategy, backup=None, obedient=False):
             [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"])
+        aggregator = unisono.optimizers.HalfPrecisionAggregation("bfloat16", carry_error=True)
+        model.compile(unisono.optimizers.Adam(gradient_aggregator=aggregator), loss, metrics=["accuracy"])
     logs = Logs()
     callbacks = [logs, keras.callbacks.EarlyStopping("val_loss", patience=3)]
     if backup is not None:
