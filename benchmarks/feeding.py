@@ -1,19 +1,19 @@
-"""Rows a second by kind of input, against plain `tf.data`: is feeding the bottleneck?
+"""Rows a second by kind of input, against a bare loop over the same input: is feeding the bottleneck?
 
 Reads batches of 32 x 32 x 3 images by every kind of source as the training loop does (a compiled loop over the steps of
-a chunk that touches every number), and by a `tf.data` pipeline of slices in the same loop. Prints the median rate of some
-epochs and the ratio to `tf.data`. Run it on a quiet machine: `python benchmarks/feeding.py [ROWS]`.
+a chunk that touches every number), and by hand: a `tf.data` pipeline in a loop in the graph, everything else with a Python
+loop that calls a compiled function with each batch. Both take turns; the table has the rate by hand, and the median and the
+quartiles of the ratio. `python -m benchmarks.feeding [ROWS]`.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -22,11 +22,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.tables import publish, spread
 from unisono.trainer.inputs import make_source
 
 BATCH = 64
 STEPS = 50
-EPOCHS = 5
+ROUNDS = 7
 
 
 class Batches(keras.utils.PyDataset):
@@ -43,22 +44,68 @@ class Batches(keras.utils.PyDataset):
         return self.x[i * BATCH : (i + 1) * BATCH], self.y[i * BATCH : (i + 1) * BATCH]
 
 
-def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Callable[[], Any]]:
-    """A maker for every kind of source."""
+class Working(Batches):
+    """Slices of arrays, with work on each that NumPy does without Python's lock."""
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        x, y = super().__getitem__(i)
+        return np.sqrt(np.sin(x) ** 2 + 1), y
+
+
+class EachBatch:
+    """An iterable that is no list."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return (self.batches[i] for i in range(len(self.batches)))
+
+
+Kind = tuple[Callable[[], Any], Callable[[], Iterable[Any]] | tf.data.Dataset]
+
+
+def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Kind]:
+    """For every kind of source what makes it, and what a loop by hand goes over."""
     np.save(folder / "x.npy", x)
     mapped = np.load(folder / "x.npy", mmap_mode="r")
+    order = np.random.default_rng(1).permutation(len(x))
     slices = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).prefetch(tf.data.AUTOTUNE)
-    batches = Batches(x, y)
-    result = {
-        "tf.data": lambda: make_source(slices),
-        "arrays": lambda: make_source(x, y, batch_size=BATCH),
-        "arrays, shuffled": lambda: make_source(x, y, batch_size=BATCH, shuffle=True),
-        "streamed arrays": lambda: make_source(x, y, batch_size=BATCH, resident_bytes=0),
-        "memory-mapped": lambda: make_source(mapped, y, batch_size=BATCH),
-        "memory-mapped, shuffled": lambda: make_source(mapped, y, batch_size=BATCH, shuffle=True),
-        "PyDataset": lambda: make_source(batches),
-        "PyDataset, 2 threads": lambda: make_source(Batches(x, y, workers=2)),
-        "iterable": lambda: make_source(list_of(batches)),
+    shuffled = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(4096).batch(BATCH).prefetch(2)
+    batches, working = Batches(x, y), Working(x, y)
+    count = len(batches)
+
+    def gathered(x: Any) -> Iterable[Any]:
+        rows = (order[i * BATCH : (i + 1) * BATCH] for i in range(count))
+        return ((x[each], y[each]) for each in rows)
+
+    result: dict[str, Kind] = {
+        "tf.data": (lambda: make_source(slices), slices),
+        "tf.data, shuffled": (lambda: make_source(shuffled), shuffled),
+        "arrays": (lambda: make_source(x, y, batch_size=BATCH), lambda: EachBatch(batches)),
+        "arrays, shuffled": (
+            lambda: make_source(x, y, batch_size=BATCH, shuffle=True),
+            lambda: gathered(x),
+        ),
+        "arrays too large to be copied": (
+            lambda: make_source(x, y, batch_size=BATCH, resident_bytes=0),
+            lambda: EachBatch(batches),
+        ),
+        "memory-mapped": (
+            lambda: make_source(mapped, y, batch_size=BATCH),
+            lambda: EachBatch(Batches(mapped, y)),
+        ),
+        "memory-mapped, shuffled": (
+            lambda: make_source(mapped, y, batch_size=BATCH, shuffle=True),
+            lambda: gathered(mapped),
+        ),
+        "`PyDataset`": (lambda: make_source(batches), lambda: EachBatch(batches)),
+        "`PyDataset` with work": (lambda: make_source(working), lambda: EachBatch(working)),
+        "`PyDataset` with work, 2 workers": (
+            lambda: make_source(Working(x, y, workers=2)),
+            lambda: EachBatch(working),
+        ),
+        "another iterable": (lambda: make_source(EachBatch(batches)), lambda: EachBatch(batches)),
     }
     try:
         import torch
@@ -66,24 +113,17 @@ def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Calla
         return result
     data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     loader = torch.utils.data.DataLoader(data, batch_size=BATCH)
-    return {**result, "torch DataLoader": lambda: make_source(loader)}
+    by_hand = lambda: ((a.numpy(), b.numpy()) for a, b in loader)  # noqa: E731
+    return {**result, "PyTorch's `DataLoader`, in one process": (lambda: make_source(loader), by_hand)}
 
 
-def list_of(batches: Batches) -> Any:
-    """An iterable that is no list."""
-
-    class Iterable:
-        def __iter__(self) -> Any:
-            return (batches[i] for i in range(len(batches)))
-
-    return Iterable()
+def total(batch: Any) -> Any:
+    """The sum of every number."""
+    return tf.add_n([tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in tf.nest.flatten(batch)])
 
 
 def compiled_loop(chunk: Any) -> Any:
     """The loop over a chunk, as the trainer compiles it: adds up every number."""
-
-    def total(batch: Any) -> Any:
-        return tf.add_n([tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in tf.nest.flatten(batch)])
 
     def run(inputs: Any, steps: tf.Tensor) -> Any:
         result = 0.0
@@ -94,24 +134,44 @@ def compiled_loop(chunk: Any) -> Any:
     return tf.function(run, input_signature=[chunk.signature, tf.TensorSpec([], tf.int32)])
 
 
-def rate(make: Callable[[], Any], rows: int) -> float:
-    """The median rows a second of some epochs; the first is for compiling."""
+def by_source(make: Callable[[], Any]) -> Callable[[int], None]:
+    """A function that reads one epoch as `fit` does."""
     source = make()
     loops: dict[Any, Any] = {}
-    rates = []
-    for epoch in range(EPOCHS + 1):
-        start = time.perf_counter()
-        source.begin_epoch(epoch)
+
+    def epoch(number: int) -> None:
+        source.begin_epoch(number)
         value = None
         while (chunk := source.take(STEPS)) is not None:
-            loop = loops.setdefault(chunk.reader, None) or loops.setdefault(
-                (chunk.reader, 1), compiled_loop(chunk)
-            )
-            value = loop(chunk.inputs, tf.constant(chunk.steps))
+            key = chunk.reader, chunk.open_ended
+            if key not in loops:
+                loops[key] = compiled_loop(chunk)
+            value = loops[key](chunk.inputs, tf.constant(chunk.steps))
         float(value)
-        rates.append(rows / (time.perf_counter() - start))
-    source.close()
-    return statistics.median(rates[1:])
+
+    return epoch
+
+
+def by_hand(data: Any) -> Callable[[int], None]:
+    """A function that reads one epoch with a bare loop."""
+    if isinstance(data, tf.data.Dataset):
+
+        @tf.function
+        def in_graph() -> Any:
+            result = 0.0
+            for batch in data:
+                result += total(batch)
+            return result
+
+        return lambda number: float(in_graph())
+    step = tf.function(lambda x, y: total((x, y)), reduce_retracing=True)
+
+    def epoch(number: int) -> None:
+        for x, y in data():
+            value = step(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
+        float(value)
+
+    return epoch
 
 
 def main(rows: int = 20_000) -> None:
@@ -119,14 +179,21 @@ def main(rows: int = 20_000) -> None:
     random = np.random.default_rng(0)
     x = random.random((rows, 32, 32, 3), dtype=np.float32)
     y = random.integers(0, 10, rows)
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
-        makers = kinds(x, y, pathlib.Path(folder))
-        base = 0.0
-        print(f"{rows} rows of {x[0].nbytes} bytes, batches of {BATCH}, {STEPS} steps a call")
-        for name, make in makers.items():
-            found = rate(make, rows)
-            base = base or found
-            print(f"{name:26s} {found:12,.0f} rows/s   {found / base:5.2f} of tf.data", flush=True)
+        for name, (make, data) in kinds(x, y, pathlib.Path(folder)).items():
+            epochs = [by_source(make), by_hand(data)]
+            times: list[list[float]] = [[], []]
+            for turn in range(ROUNDS + 1):
+                for which in (0, 1) if turn % 2 else (1, 0):
+                    began = time.perf_counter()
+                    epochs[which](turn)
+                    times[which].append(time.perf_counter() - began)
+            (ours, hand) = (each[1:] for each in times)  # the first epoch compiles
+            ratios = spread([b / a for a, b in zip(ours, hand)])
+            lines.append([name, spread([rows / b for b in hand], 1e-3, "{:,.0f}"), ratios])
+            print(" ".join(lines[-1]), flush=True)
+    publish("feeding", ["kind of input", "by hand, 1,000 rows a second", "`fit`'s input, of that"], lines)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ NOT_RUN = {
     "docs/guides/pipeline.md": {"connect()": "needs worker processes"},
     "docs/guides/many-machines.md": {
         "TPUClusterResolver": "needs a TPU",
-        "list_files": "needs files of the reader's own",
         "model.fit(...": "an ellipsis stands for the reader's arguments",
         "simulate_devices(4)": "must stand at the top of a program",
         "meeting()": "needs the reader's dataset",
@@ -66,4 +65,14 @@ NOT_RUN = {
 }
 
 # What the extra "tools" installs: blocks that import one of these are left out where it is missing.
-TOOLS = {"grain", "keras_hub", "keras_tuner", "mlflow", "onnxruntime", "optuna", "tf2onnx", "wandb"}
+TOOLS = {
+    "grain",
+    "keras_hub",
+    "keras_tuner",
+    "mlflow",
+    "onnxruntime",
+    "optuna",
+    "pyarrow",
+    "tf2onnx",
+    "wandb",
+}
