@@ -62,7 +62,7 @@ format: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff check --fix .
 
 bench: $(BIN)/unisono-dev.stamp
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --write
 
 docs: $(BIN)/unisono-dev.stamp
 	$(BIN)/mkdocs build --strict

@@ -1,6 +1,7 @@
 """Compares the speed of training with that of other frameworks and of loops written by hand, in one run.
 
     python -m benchmarks [--quick] [--models mlp,cnn] [--replicas 1,2] [--inputs arrays,dataset] [--out bench]
+    python -m benchmarks --write [TABLE ...]      # this and all others, and writes the tables of the guides
 
 Writes `speed.md` (tables of ratios), `speed.png` (a chart) and `speed.json` (every number) into the folder. What is not
 installed is left out, and the tables say so. Let nothing else run on the machine meanwhile.
@@ -21,8 +22,10 @@ from typing import Any
 
 from .contestants import ALL, BY_NAME
 from .contestants.task import MODELS, Task
+from .guide_tables import write
 from .speed import Plan, measure
 from .speed_chart import draw
+from .speed_guide import publish_all
 from .speed_tables import Settings, page
 
 _PACKAGES = ("tensorflow", "keras", "jax", "tf_keras", "torch", "lightning", "numpy")
@@ -37,6 +40,8 @@ _GROWTH = [
 def main() -> None:
     """Reads the arguments, measures, writes."""
     o = _arguments()
+    if o.write is not None:
+        raise SystemExit(write(o.write))
     plan = Plan(o.rounds, o.starts, o.steps, longest=0.5 if o.quick else 2.0)
     out = pathlib.Path(o.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -60,6 +65,7 @@ def main() -> None:
         )
         growth.append((task, measure(task, fits, smaller, say)))
         _write(out, settings, growth, o)
+    publish_all(settings, growth)
     say(f"written: {out / 'speed.md'}, {out / 'speed.png'}, {out / 'speed.json'}")
 
 
@@ -67,6 +73,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--quick", action="store_true", help="ten minutes: two models, one replica, arrays, 3 rounds"
+    )
+    parser.add_argument(
+        "--write",
+        nargs="*",
+        metavar="TABLE",
+        help="runs every benchmark that these tables of the guides need",
     )
     parser.add_argument("--models", type=_names(MODELS), help=f"of {','.join(MODELS)}")
     parser.add_argument("--replicas", type=_numbers, help="logical replicas, for instance 1,2,4")

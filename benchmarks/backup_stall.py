@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 import unisono
+from benchmarks.tables import publish
 
 WIDTH = 2500  # two layers of 2500 x 2500 float32: 50 MB; with Adam's slots 150 MB
 
@@ -121,6 +122,16 @@ def main() -> None:
             f"{name:22} {1e3 * result['per step']:8.2f} s / 1000 steps  x {result['per step'] / base:.3f}  "
             f"{result['saves']:3.0f} saves  stall {100 * result['stall']:.2f} % of training time"
         )
+    rows = [
+        [
+            name,
+            f"{100 * result['stall']:.1f} % of its time",
+            f"{100 * (result['per step'] / base - 1):.1f} % longer",
+        ]
+        for name, result in results.items()
+        if name != "no backups"
+    ]
+    publish("backup_stall", ["saving", "training is held up for", "the whole training takes"], rows)
     size = results["in the background"]["bytes"]
     print(f"one backup: {size / 1e6:.1f} MB; a plain write and fsync of as many bytes: {plain:.2f} s")
 

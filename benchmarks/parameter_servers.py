@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 
+from benchmarks.tables import publish
 from unisono.distribute.launcher.tasks import Layout, plan
 
 _STOP_AND_GO = """
@@ -178,29 +179,39 @@ def main() -> None:
         print(f"RATE {rate}", flush=True)
         os._exit(0)  # TensorFlow would wait for the servers
     peer = importlib.util.find_spec("tf_keras") is not None
-    print(f"{'workers':>8} {'mode':<22} {'steps/s':>9} {'/ tf_keras':>11}")
+    rows: list[list[str]] = []
     counts = [] if options.only_slowed else [int(n) for n in options.workers.split(",")]
     for workers in counts:
         base = _in_own_process("tf_keras", workers, options.servers, options.steps, "") if peer else None
         if base is not None:
-            print(f"{workers:>8} {'tf_keras':<22} {base:>9.1f} {1:>11.2f}")
+            rows.append([str(workers), "tf_keras (asynchronous)", f"{base:.0f}", "1.00"])
         for mode, arguments in _OURS.items():
             if (arguments.get("backup_workers") or 0) >= workers:
                 continue
             rate = _in_own_process(mode, workers, options.servers, options.steps, "")
             if rate is not None:
-                ratio = f"{rate / base:>11.2f}" if base else f"{'-':>11}"
-                print(f"{workers:>8} {mode:<22} {rate:>9.1f} {ratio}", flush=True)
+                rows.append([str(workers), mode, f"{rate:.0f}", f"{rate / base:.2f}" if base else "-"])
+                print(" ".join(rows[-1]), flush=True)
+    publish("parameter_servers", ["workers", "mode", "steps a second", "of tf_keras'"], rows)
+    _slowed(options)
+
+
+def _slowed(options: argparse.Namespace) -> None:
+    """The table of modes where one worker is slow."""
     print(f"\nOne worker slowed five times; each step waits for {_WAIT} ms on its worker:")
     few = max(100, options.steps // 5)
     own = [_in_own_process("asynchronous", 1, options.servers, few, slow, True) for slow in ("", "last")]
     if None not in own:
         print(f"    alone: {own[0]:.1f} and {own[1]:.1f} steps/s, together {sum(own):.1f}")
+    rows = []
     for mode in ("asynchronous", "in step", "in step, 1 backup"):
         rate = _in_own_process(mode, 2, options.servers, few, "last", True)
         if rate is not None:
-            of_sum = "" if None in own else f"  {rate / sum(own):.2f} of the sum"
-            print(f"    {mode:<22} {rate:.1f} steps/s{of_sum}", flush=True)
+            rows.append([mode, f"{rate:.1f}", "-" if None in own else f"{rate / sum(own):.2f}"])
+            print(" ".join(rows[-1]), flush=True)
+    alone = "" if None in own else f" ({own[0]:.1f} and {own[1]:.1f})"
+    head = ["mode", "steps a second", f"of the sum of the workers' own{alone}"]
+    publish("parameter_servers_slowed", head, rows)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,20 @@ def main() -> None:
         found = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=600, text=True)
         results.append(json.loads(found.stdout.splitlines()[-1]))
         print(_line(results[-1], options.megabytes), flush=True)
+    from benchmarks.tables import publish  # not where this file is run as a child
+
+    names = {"gpipe": "GPipe", "1f1b": "1F1B"}
+    ways = list(itertools.product(options.schedules, (False, True)))
+    head = ["stages"]
+    for schedule, again in ways:
+        head += [names[schedule] + (", rematerialized" if again else ""), "rule"]
+    rows = []
+    for stages in options.stages:
+        row = [str(stages)]
+        for result in (r for r in results if r["stages"] == stages):
+            row += [f"{sum(result['peak']) / options.megabytes / 2**20:.1f}", str(sum(result["rule"]))]
+        rows.append(row)
+    publish("pipeline_memory", head, rows)
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
 

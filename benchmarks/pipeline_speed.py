@@ -51,6 +51,30 @@ def main() -> None:
             f"simulated {several['simulated']:.2f}",
             flush=True,
         )
+    from benchmarks.tables import publish  # not where this file is run as a child
+
+    rows = [
+        [
+            str(result["micro_batches"]),
+            f"{1e3 * result['one']['seconds']:,.0f}",
+            f"{1e3 * result['stages']['seconds']:,.0f}",
+            f"{result['speedup']:.2f}",
+            f"{result['ideal']:.2f}",
+            f"{result['stages']['simulated']:.2f}",
+            f"{100 * result['speedup'] / result['ideal']:.0f} %",
+        ]
+        for result in results
+    ]
+    head = [
+        "micro-batches M",
+        "one core, ms",
+        "two stages, ms",
+        "speed-up",
+        "ideal",
+        "simulated",
+        "of the ideal",
+    ]
+    publish("pipeline_speed", head, rows)
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
 

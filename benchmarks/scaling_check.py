@@ -37,16 +37,18 @@ def main() -> int:
             ["unshare", "-rn", sys.executable, "-m", __spec__.name, *sys.argv[1:], "--inside"]
         )
     limit_links(o.mbyte * 1e6, o.workers)
+    from benchmarks.tables import publish
     from unisono.distribute import simulate_scaling
 
-    print("| workers | step without sums | measured | simulated | simulated / measured |")
-    print("|---|---|---|---|---|")
+    rows = []
     for workers in range(1, o.workers + 1):
         alone, size = run(workers, together=False)
         measured, _ = run(workers, together=True) if workers > 1 else (alone, size)
         [told] = simulate_scaling(alone, size, o.mbyte * 1e6, [workers])
-        times = f"{alone * 1e3:.0f} ms | {measured * 1e3:.0f} ms | {told.step_seconds * 1e3:.0f} ms"
-        print(f"| {workers} | {times} | {told.step_seconds / measured:.2f} |", flush=True)
+        times = [f"{1e3 * seconds:.0f} ms" for seconds in (alone, measured, told.step_seconds)]
+        rows.append([str(workers), *times, f"{told.step_seconds / measured:.2f}"])
+    head = ["workers", "step without sums", "measured", "simulated (ring)", "simulated / measured"]
+    publish("scaling_check", head, rows)
     return 0
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from .contestants import BY_NAME
 from .contestants.task import Task
 from .speed import Result
+from .tables import markdown
 
 Settings = list[tuple[Task, list[Result]]]
 
@@ -113,7 +114,7 @@ def aims(settings: Settings) -> str:
     """The ratios that are aimed at, and those that were measured."""
     rows = []
     for task, results in settings:
-        for words, aim, measured in _aims_of(task, results):
+        for words, aim, measured in aims_of(task, results):
             if measured is not None:
                 rows.append(
                     [str(task), words, f"{aim:.2f}", f"{measured:.2f}", "yes" if measured <= aim else "no"]
@@ -121,7 +122,9 @@ def aims(settings: Settings) -> str:
     return markdown(["setting", "unisono fit against", "aim, at most", "measured", "reached"], rows)
 
 
-def _aims_of(task: Task, results: list[Result]) -> list[tuple[str, float, float | None]]:
+def aims_of(task: Task, results: list[Result]) -> list[tuple[str, float, float | None]]:
+    """(against whom, the aim, the measured ratio or None) for each aim of a setting."""
+
     def against(others: Iterable[str], what: str = "step") -> float | None:
         values = [v for v in (median(find(results, name), what) for name in others) if v is not None]
         own = median(find(results, "ours"), what)
@@ -160,12 +163,6 @@ def spread(result: Result | None, what: str, unit: float, form: str) -> str:
 def ratio(value: float | None, base: float | None) -> str:
     """A quotient as text."""
     return "" if value is None or base is None else f"{value / base:.2f}"
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    line: Callable[[list[str]], str] = lambda cells: f"| {' | '.join(cells)} |"  # noqa: E731
-    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
 
 
 def _skipped(results: list[Result]) -> str:

@@ -20,7 +20,7 @@ import keras
 import unisono
 from benchmarks.contestants import keras_models
 from benchmarks.contestants.task import BATCH, Task, arrays
-from benchmarks.tables import markdown, spread
+from benchmarks.tables import publish, spread
 
 STEPS = 3000
 
@@ -68,8 +68,8 @@ def seconds_a_step(model: Any, kinds: Any, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def table(rounds: int = 9) -> str:
-    """The table in Markdown."""
+def main(rounds: int = 9) -> None:
+    """Prints a table."""
     models = {}
     for name in PROGRAMS:
         for way in (False, True):
@@ -92,10 +92,9 @@ def table(rounds: int = 9) -> str:
             ratios = [a / b for a, b in zip(times[name, way], times[NOTHING, way])]
             row += [spread(times[name, way], 1e6, "{:.0f}"), f"{statistics.median(ratios):.2f}"]
         rows.append(row)
-    return markdown(
-        ["MLP, 32 rows a step", "graph, us a step", "ratio", "under XLA, us a step", "ratio"], rows
-    )
+    head = ["MLP, 32 rows a step", "graph, us a step", "ratio", "under XLA, us a step", "ratio"]
+    publish("step_logs", head, rows)
 
 
 if __name__ == "__main__":
-    print(table(*map(int, sys.argv[1:])))
+    main(*map(int, sys.argv[1:]))

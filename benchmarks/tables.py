@@ -1,15 +1,27 @@
-"""Tables in Markdown, and numbers in them."""
+"""Tables in Markdown, numbers in them, and how a benchmark gives a table to a guide.
+
+A guide holds each table of measured figures in a region of its own:
+
+    <!-- begin table: step_logs -->
+    | ... |
+    <!-- end table -->
+
+A benchmark prints its tables in the same form (`publish`), and `python -m benchmarks --write` puts them into the guides.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
+
+REGION = re.compile(r"<!-- begin table: (\w+) -->\n(.*?)\n<!-- end table -->", re.DOTALL)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     line: Callable[[Sequence[str]], str] = lambda cells: f"| {' | '.join(cells)} |"  # noqa: E731
-    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
+    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
 
 
 def spread(values: Sequence[float], unit: float = 1.0, form: str = "{:.2f}") -> str:
@@ -19,3 +31,28 @@ def spread(values: Sequence[float], unit: float = 1.0, form: str = "{:.2f}") -> 
         return form.format(scaled[0]) if scaled else ""
     low, middle, high = statistics.quantiles(scaled, n=4, method="inclusive")
     return f"{form.format(middle)} [{form.format(low)}-{form.format(high)}]"
+
+
+def region(name: str, table: str) -> str:
+    """The table with its marks."""
+    return f"<!-- begin table: {name} -->\n{table}\n<!-- end table -->"
+
+
+def publish(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table for the region `name` of a guide; nothing where no row was measured."""
+    if rows:
+        print(f"\n{region(name, markdown(head, rows))}\n", flush=True)
+
+
+def tables_in(text: str) -> dict[str, str]:
+    r"""Name -> table, of all regions in a text.
+
+    >>> tables_in("before\n<!-- begin table: a -->\n| 1 |\n<!-- end table -->\n")
+    {'a': '| 1 |'}
+    """
+    return {found[1]: found[2] for found in REGION.finditer(text)}
+
+
+def with_tables(text: str, tables: dict[str, str]) -> str:
+    """The text with these tables in the regions of their names; other regions stay as they are."""
+    return REGION.sub(lambda found: region(found[1], tables.get(found[1], found[2])), text)

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
+from benchmarks.tables import publish
 
 ops: Any = keras.ops
 
@@ -109,11 +110,11 @@ def main(rounds: int = 9) -> None:
                 seconds[name] = time.perf_counter() - begin
             for name in PROGRAMS:
                 ratios[name].append(seconds[name] / seconds[PLAIN])
-    print("| program | time a step, against the first line | quartiles | until the first step has ended |")
-    print("|---|---|---|---|")
+    rows = []
     for name, found in ratios.items():
         low, middle, high = statistics.quantiles(found, n=4)
-        print(f"| {name} | {middle:.2f} | {low:.2f} to {high:.2f} | {starts[name]:.1f} s |")
+        rows.append([name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{starts[name]:.1f} s"])
+    publish("user_code", ["program", "time a step", "quartiles", "until the first step has ended"], rows)
 
 
 if __name__ == "__main__":

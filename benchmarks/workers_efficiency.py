@@ -7,7 +7,8 @@ workers that sum their gradients over loopback. Efficiency is the time alone ove
 cost nothing it would be 100 %. Trainers take turns in every round; medians are printed, with the spread over the rounds.
 
 `ours` is `unisono.Model.fit`; `tensorflow` a hand-written loop of `strategy.run` and `all_reduce` in one `tf.function`;
-`torch` is PyTorch's DistributedDataParallel with gloo, where PyTorch is installed.
+`torch` is PyTorch's DistributedDataParallel with gloo, where PyTorch is installed. Beside them, bare loops that sum as many
+bytes and compute nothing show what the transport costs at best.
 """
 
 from __future__ import annotations
@@ -17,12 +18,23 @@ import importlib.util
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 
 ROWS, WIDTHS = 512, (512, 1024, 1024, 10)
+WORDS = {
+    "ours": "`unisono.Model.fit`",
+    "ours_bfloat16": '`fit`, `HalfPrecisionAggregation("bfloat16")`',
+    "tensorflow": "a hand-written loop on TensorFlow's collectives",
+    "torch": "PyTorch's DistributedDataParallel, gloo",
+}
+LIMITS = {
+    "bare_1": "TensorFlow, one all-reduce",
+    "bare_packs": "TensorFlow, packs of 1 MiB, all at once",
+    "bare_bfloat16": "TensorFlow, one all-reduce in bfloat16",
+    "bare_torch": "PyTorch, gloo, one all-reduce",
+}
 WARM_UP = 10
 
 
@@ -31,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--trainers", default="ours,tensorflow,torch")
+    parser.add_argument("--trainers", default=",".join([*WORDS, *LIMITS]))
     parser.add_argument("--child")
     options = parser.parse_args()
     if options.child:
@@ -42,28 +54,30 @@ def main() -> int:
     if len(cores) < 2:
         print("workers_efficiency: two cores are needed", file=sys.stderr)
         return 1
-    trainers = [t for t in options.trainers.split(",") if t != "torch" or importlib.util.find_spec("torch")]
+    here = importlib.util.find_spec("torch") is not None
+    trainers = [t for t in options.trainers.split(",") if here or "torch" not in t]
     times: dict[tuple[str, int], list[float]] = {}
     for _ in range(options.rounds):
         for trainer in trainers:
-            for workers in (1, 2):
+            for workers in (2,) if trainer in LIMITS else (1, 2):
                 times.setdefault((trainer, workers), []).append(
                     measure(trainer, workers, options.steps, cores)
                 )
     print(
         f"MLP {'-'.join(map(str, WIDTHS))}, {ROWS} rows for each worker, median of {options.rounds} rounds (spread)"
     )
-    print(f"{'trainer':12}{'alone, ms':>18}{'together, ms':>18}{'efficiency':>12}")
-    for trainer in trainers:
+    from benchmarks.tables import publish, spread  # not where this file is run as a child
+
+    rows = []
+    for trainer in [t for t in trainers if t in WORDS]:
         alone, together = times[trainer, 1], times[trainer, 2]
-        share = statistics.median(alone) / statistics.median(together)
-        print(f"{trainer:12}{in_words(alone):>18}{in_words(together):>18}{share:>12.0%}")
+        ratios = [a / b for a, b in zip(alone, together)]
+        cells = [spread(each, 1e3, "{:.1f}") for each in (alone, together)]
+        rows.append([WORDS[trainer], *cells, spread(ratios, 100, "{:.0f}") + " %"])
+    publish("workers_efficiency", ["trainer", "alone, ms", "together, ms", "efficiency"], rows)
+    rows = [[LIMITS[t], spread(times[t, 2], 1e3, "{:.1f}")] for t in trainers if t in LIMITS]
+    publish("all_reduce_limit", ["sums of as many bytes and nothing else", "ms"], rows)
     return 0
-
-
-def in_words(seconds: list[float]) -> str:
-    """Median and spread in milliseconds."""
-    return f"{1e3 * statistics.median(seconds):.1f} ({1e3 * (max(seconds) - min(seconds)):.1f})"
 
 
 def measure(trainer: str, workers: int, steps: int, cores: list[int]) -> float:
@@ -112,7 +126,7 @@ def one_core():
     return tf
 
 
-def ours(steps: int) -> float:
+def ours(steps: int, aggregator: str = "") -> float:
     tf = one_core()
     import keras
     import numpy as np
@@ -134,11 +148,12 @@ def ours(steps: int) -> float:
     x, y = data()
     count = strategy.num_replicas_in_sync
     x, y = np.concatenate([x] * count), np.concatenate([y] * count)
+    stage = unisono.optimizers.HalfPrecisionAggregation(aggregator) if aggregator else None
     with strategy.scope():
         layers = [keras.layers.Dense(width, activation="relu") for width in WIDTHS[1:-1]]
         model = unisono.Sequential([keras.Input((WIDTHS[0],)), *layers, keras.layers.Dense(WIDTHS[-1])])
         model.compile(
-            unisono.optimizers.SGD(0.01),
+            unisono.optimizers.SGD(0.01, gradient_aggregator=stage),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             jit_compile=False,
             steps_per_execution=WARM_UP,
@@ -211,7 +226,57 @@ def torch(steps: int) -> float:
     return seconds
 
 
-CHILDREN = {"ours": ours, "tensorflow": tensorflow, "torch": torch}
+def bare(steps: int, packs: int = 1, dtype: str = "float32") -> float:
+    """All-reduces of the gradients' bytes with nothing before or after them."""
+    tf = one_core()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    size = sum((n + 1) * m for n, m in itertools.pairwise(WIDTHS))
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=0 if packs == 1 else 2**20)
+
+    def replica(values):
+        values = [tf.identity(value) for value in values]  # on this replica's device
+        return tf.distribute.get_replica_context().all_reduce("sum", values, options)
+
+    @tf.function
+    def loop(count):
+        values = [tf.ones([size // packs], dtype) for _ in range(packs)]
+        for _ in tf.range(count):
+            sums = strategy.run(replica, args=(values,))
+            values = [0.5 * total for total in sums]  # the next sum needs this one
+        return values
+
+    loop(tf.constant(WARM_UP))
+    began = time.perf_counter()
+    loop(tf.constant(steps))
+    return (time.perf_counter() - began) / steps
+
+
+def bare_torch(steps: int) -> float:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    value = torch.ones(sum((n + 1) * m for n, m in itertools.pairwise(WIDTHS)))
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            began = time.perf_counter()
+        torch.distributed.all_reduce(value)
+        value *= 0.5
+    seconds = (time.perf_counter() - began) / steps
+    torch.distributed.destroy_process_group()
+    return seconds
+
+
+CHILDREN = {
+    "ours": ours,
+    "ours_bfloat16": lambda steps: ours(steps, "bfloat16"),
+    "tensorflow": tensorflow,
+    "torch": torch,
+    "bare_1": bare,
+    "bare_packs": lambda steps: bare(steps, packs=6),
+    "bare_bfloat16": lambda steps: bare(steps, dtype="bfloat16"),
+    "bare_torch": bare_torch,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,76 @@
+"""The tables of the speed comparison in the guide on performance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .contestants import ALL
+from .contestants.task import MODELS, Task
+from .speed_tables import Settings, aims_of, find
+from .tables import publish, spread
+
+_REPLACED = {
+    "unisono fit": "`unisono` fit",
+    "Lightning, fit": "Lightning fit",
+    ", fit": "",
+    ", data on the device": "",
+    "jit_compile=False": "`jit_compile=False`",
+    "jit_compile=True": "`jit_compile=True`",
+}
+_HEADS = {"mlp": "MLP", "cnn": "CNN", "transformer": "transformer"}
+
+
+def guide_name(words: str) -> str:
+    """How the guide calls a contestant.
+
+    >>> guide_name("Keras 3 on TensorFlow, fit, jit_compile=True")
+    'Keras 3 on TensorFlow, `jit_compile=True`'
+    """
+    for old, new in _REPLACED.items():
+        words = words.replace(old, new)
+    return words
+
+
+def publish_all(settings: Settings, growth: Settings) -> None:
+    """Prints the tables whose settings were measured.
+
+    Args:
+        settings: the tasks, and what was measured on each.
+        growth: the same for the tasks that show how step times grow.
+    """
+    by_input = [(task.input, task.replicas) for task, _ in settings]
+    for kind, replicas in dict.fromkeys(by_input):
+        found = {
+            task.model: (task, results)
+            for task, results in settings
+            if (task.input, task.replicas) == (kind, replicas)
+        }
+        models = [model for model in MODELS if model in found]
+        rows = []
+        for contestant in ALL:
+            each = [find(found[model][1], contestant.name) for model in models]
+            if any(each):
+                cells = [spread(r.values["step"], 1e6, "{:,.0f}") if r else "" for r in each]
+                rows.append([guide_name(contestant.words), *cells])
+        publish(f"speed_{kind}_{replicas}", ["", *[_HEADS[model] for model in models]], rows)
+    rows = [
+        [str(task), against, f"{aim:.2f}", f"{measured:.2f}", "yes" if measured <= aim else "**missed**"]
+        for task, results in settings
+        for against, aim, measured in aims_of(task, results)
+        if measured is not None
+    ]
+    publish("speed_aims", ["setting", "`fit` against", "aim, at most", "measured", "reached"], rows)
+    shown = ("ours", "keras")
+    rows = [[_in_words(task), *_times(results, shown)] for task, results in growth]
+    publish("speed_growth", ["MLP from arrays", "`unisono` fit", "Keras 3 on TensorFlow"], rows)
+
+
+def _times(results: Iterable, names: Iterable[str]) -> list[str]:
+    found = [find(results, name) for name in names]
+    return [spread(r.values["step"], 1e6, "{:,.0f}") if r else "" for r in found]
+
+
+def _in_words(task: Task) -> str:
+    if task.callbacks:
+        return f"{task.callbacks} callback{'s' * (task.callbacks > 1)} called on every batch"
+    return f"{task.replicas} replicas" if task.replicas > 1 else f"{task.layers} hidden layers"
