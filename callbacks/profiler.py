@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -114,6 +115,7 @@ class Profiler(ByHand, keras.callbacks.Callback):
             self._steps_before_epoch = state.epoch * state.steps_per_epoch
         if self.port is not None and not self._served:
             port = self.port + worker_index()
+            _check_free(port)
             tf.profiler.experimental.server.start(port)
             self._served = True  # TensorFlow cannot stop it again before the process ends
 
@@ -184,3 +186,15 @@ class Profiler(ByHand, keras.callbacks.Callback):
             os.replace(file, run / name)
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary, self._captured = None, True
+
+
+def _check_free(port: int) -> None:
+    """Refuses a port that is taken: TensorFlow says nothing, and nobody would be served."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError as error:
+            raise ValueError(
+                f"`port` of Profiler must be free on this machine, but {port} is not ({error.strerror}): choose another one."
+            ) from None

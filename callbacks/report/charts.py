@@ -24,9 +24,10 @@ class Line:
     color: int = 0  # one of eight
     dashed: bool = False  # validation is dashed
     faint: bool = False  # the values within epochs, behind the others
+    key: bool = True  # whether the legend names it
 
 
-def line_chart(title: str, lines: Sequence[Line], whole: bool = False) -> str:
+def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> str:
     """A `<figure>` with the curves; an empty string if none has a point. `whole`: the y axis begins at 0."""
     drawn = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
     drawn = [(line, points) for line, points in drawn if points]
@@ -62,7 +63,11 @@ def line_chart(title: str, lines: Sequence[Line], whole: bool = False) -> str:
         f"data-lines='{_attribute(data)}' data-scale='{_attribute(scale)}'>{''.join(parts)}"
         f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" hidden=""/></svg>'
     )
-    notes = ["logarithmic scale"] * logarithmic + [f"{lost} values are not finite"] * (lost > 0)
+    notes = (
+        [note] * bool(note)
+        + ["logarithmic scale"] * logarithmic
+        + [f"{lost} values are not finite"] * (lost > 0)
+    )
     return _figure(title, svg, [line for line, _ in drawn], "; ".join(notes))
 
 

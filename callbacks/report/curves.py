@@ -25,7 +25,7 @@ def metric_curves(runs: Sequence[Run]) -> str:
     groups = grouped(names, outputs)
     parts = []
     for group, members in groups.items():
-        charts = "".join(line_chart(title, _lines(runs, name)) for name, title in members)
+        charts = "".join(_metric_chart(runs, name, title) for name, title in members)
         heading = f"<h3>{breakable(group)}</h3>" if group and len(groups) > 1 else ""
         parts.append(f'<div class="group">{heading}<div class="charts">{charts}</div></div>')
     words = f"Show only curves with these words, of {len(names)}"
@@ -80,6 +80,11 @@ def other_curves(runs: Sequence[Run]) -> str:
     return "".join(charts)
 
 
+def _metric_chart(runs: Sequence[Run], name: str, title: str) -> str:
+    validated = len(runs) > 1 and any(run.log(f"val_{name}", fine=False) for run in runs)
+    return line_chart(title, _lines(runs, name), note="dashed: validation" * validated)
+
+
 def _lines(runs: Sequence[Run], name: str) -> list[Line]:
     """Training and validation at the end of each epoch; behind them, for one run, what lies within the epochs."""
     one = len(runs) == 1
@@ -91,7 +96,7 @@ def _lines(runs: Sequence[Run], name: str) -> list[Line]:
             lines.append(Line(label, run.recent(name), i, faint=True))
         lines.append(Line("training" if one else run.name, training, i))
         label = "validation" if one else f"{run.name}, validation"
-        lines.append(Line(label, validation, 1 if one else i, dashed=True))
+        lines.append(Line(label, validation, 1 if one else i, dashed=True, key=one))
     return lines
 
 

@@ -87,7 +87,7 @@ def _several(runs: Sequence[Run]) -> str:
         rows = [[name, *values] for name, *values in zip(names, *columns.values())]
         results = table(["run", *columns], rows, "numbers")
     differences = _differences(runs)
-    different = table(["", *(run.name for run in runs)], differences) if differences else "<p>Nothing.</p>"
+    different = table(["", *names], differences) if differences else "<p>Nothing.</p>"
     return (
         f"<header><h1>{len(runs)} trainings side by side</h1></header>"
         f"{_section('Results', results)}"

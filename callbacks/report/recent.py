@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,38 +11,66 @@ _OWNERS = ("unisono", "keras")  # of the methods of a model whose logs are what 
 
 
 class RecentMeans:
-    """Owns the sums of an epoch so far.
+    """Owns the sums of an epoch so far, and the points that are not yet written.
 
         running mean m after a steps, n after b steps:    mean of the steps between = (b n - a m) / (b - a)
 
-    A last batch of fewer rows counts as a whole one.
+    A last batch of fewer rows counts as a whole one. A point is the mean over one step at first; whenever there are
+    `most_points` it is from then on one over twice as many, so that the page of a long run stays readable.
 
     Args:
         names: of the logs that are running means.
+        most_points: int.
 
     >>> recent = RecentMeans({"loss"})
     >>> recent.begin_epoch(0)
-    >>> recent.take(2, {"loss": 3.0}), recent.take(4, {"loss": 2.0})
-    ({'loss': 3.0}, {'loss': 1.0})
+    >>> recent.add(0, {"loss": [3.0, 2.0]})
+    >>> recent.take()
+    {'steps': [1, 2], 'means': {'loss': [3.0, 1.0]}}
     """
 
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
+    def __init__(self, names: set[str], most_points: int = 400) -> None:
+        self.names, self._most_points = names, most_points
         self._step, self._sums = 0, dict.fromkeys(names, 0.0)
+        self._steps_per_point = 1
+        self._count = 0
+        self._points: list[tuple[int, dict[str, float]]] = []
 
     def begin_epoch(self, step: int) -> None:
         """An epoch begins, or is continued after `step` steps: what these summed up to is not known."""
-        self._step, self._sums = step, {} if step else dict.fromkeys(self._names, 0.0)
+        self._step, self._sums = step, {} if step else dict.fromkeys(self.names, 0.0)
 
-    def take(self, step: int, logs: Mapping[str, float | None]) -> dict[str, float]:
-        """The means over the steps since the last call; `logs`: the running means after `step` steps of the epoch."""
-        values = {name: value for name in self._names if (value := logs.get(name)) is not None}
-        sums = {name: step * value for name, value in values.items()}
-        steps, before = step - self._step, self._sums
-        if steps > 0:
+    def add(self, first: int, logs: Mapping[str, Sequence[float]], whole: bool = False) -> None:
+        """Takes the running means after steps `first`, `first + 1`, ... of the epoch, counted from 0.
+
+        `whole`: the steps that are left for less than a point become one.
+        """
+        known = {name: logs[name] for name in sorted(self.names) if name in logs}
+        done = first + min(map(len, known.values()), default=0)
+        while done > max(self._step, first):
+            step = max(self._step + self._steps_per_point, first + 1)
+            if step > done and not whole:
+                break
+            step = min(step, done)
+            sums = {name: step * float(column[step - 1 - first]) for name, column in known.items()}
+            means = {
+                name: float(f"{(value - self._sums[name]) / (step - self._step):.6g}")
+                for name, value in sums.items()
+                if name in self._sums
+            }
             self._step, self._sums = step, sums
-            return {name: (sums[name] - before[name]) / steps for name in sorted(sums) if name in before}
-        return {}
+            if means:
+                self._points.append((step, means))
+                self._count += 1
+            if self._count >= self._most_points:
+                self._count, self._steps_per_point = self._most_points // 2, 2 * self._steps_per_point
+
+    def take(self) -> dict[str, Any]:
+        """The points since the last call: their steps, and for each log its means."""
+        points, self._points = self._points, []
+        names = sorted({name for _, means in points for name in means})
+        means = {name: [values.get(name) for _, values in points] for name in names}
+        return {"steps": [step for step, _ in points], "means": means} if points else {}
 
 
 def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:

@@ -65,8 +65,13 @@ class Run:
 
         Where that is not known, its value so far in the epoch, of those epochs that have more than one.
         """
-        means = self._points(lambda line: line.get("recent", {}).get(name), fine=True)
-        return means or (self.log(name) if any(name in line["logs"] for line in self.steps) else [])
+        points = []
+        for line in sorted(self._lines(), key=self._position):
+            within = line.get("within") or {}
+            for step, value in zip(within.get("steps", []), within.get("means", {}).get(name, [])):
+                if value is not None:
+                    points.append((self._position({**line, "event": "step", "step": step}), float(value)))
+        return points or (self.log(name) if any(name in line["logs"] for line in self.steps) else [])
 
     def log_ending_with(self, suffix: str) -> Points:
         """The log whose name ends so; of several (one for each optimizer) the first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,14 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         """On resume: continues there, and notes the restart."""
         self._resumed = self._file.continue_at(state["size"]) or self._resumed
 
+    def set_model(self, model: Any) -> None:
+        """Begins a `fit` (Keras calls this). On parameter servers steps are not told: each would be an execution."""
+        super().set_model(model)
+        self.__dict__.pop("on_train_steps_end", None)
+        strategy = getattr(model, "distribute_strategy", None)
+        if strategy is not None and not on_parameter_servers(strategy):
+            self.on_train_steps_end = self._note_steps
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch, self._recent = False, None, None, None
@@ -143,7 +151,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
             rows *= len(workers)
         self._write(
             "epoch",
-            **self._numbers(logs),
+            **self._numbers(logs, whole=True),
             steps=steps,
             rows_per_step=rows,
             elapsed=self._clock() - self._epoch_began,
@@ -170,8 +178,8 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         self._file.close()
         self._began = None
 
-    def _numbers(self, logs: Any) -> dict[str, Any]:
-        """The numbers that every line has."""
+    def _numbers(self, logs: Any, whole: bool = False) -> dict[str, Any]:
+        """The numbers that every line has; `whole`: the epoch has ended."""
         state = self._calendar()
         learning_rate = getattr(self._optimizer, "learning_rate", None)
         values = {name: _scalar(value) for name, value in (logs or {}).items()}
@@ -180,7 +188,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
             "step": state.step,
             "steps_per_epoch": state.steps_per_epoch,
             "logs": values,
-            "recent": self._recent_means(values).take(state.step, values),
+            "within": self._within(state.step, values, whole),
             "learning_rate": None if learning_rate is None else _scalar(learning_rate),
         }
         if self._watch is not None:
@@ -188,13 +196,24 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
                 result["gradient_norm"] = self._watch.norm
         return result
 
-    def _recent_means(self, logs: dict[str, Any]) -> RecentMeans:
+    def _within(self, step: int, logs: dict[str, Any], whole: bool) -> dict[str, Any]:
+        """The points within the epoch that are not yet written; they end with this step where steps were not told."""
+        recent = self._recent_means(logs)
+        recent.add(step - 1, {name: [value] for name, value in logs.items() if value is not None}, whole)
+        return recent.take()
+
+    def _recent_means(self, logs: Mapping[str, Any]) -> RecentMeans:
         """What makes means over a few steps; of nothing where the steps of an epoch are counted otherwise."""
         if self._recent is None:
             counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
-            self._recent = RecentMeans(running_means(self.model, logs) if counted else set())
+            self._recent = RecentMeans(running_means(self.model, logs) if counted else set(), _MOST_POINTS)
             self._recent.begin_epoch(self._epoch_first_step)
         return self._recent
+
+    def _note_steps(self, first: int, logs: Mapping[str, Any]) -> None:
+        """Takes the logs of every step of an execution, which is not ended for their sake."""
+        if self._calendar().chief:
+            self._recent_means(logs).add(first, logs)
 
     def _write(self, event: str, **values: Any) -> None:
         if not self._calendar().chief:

@@ -1,6 +1,7 @@
 """Profiles of a range of steps, and on demand from outside."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -97,3 +98,18 @@ def test_profile_on_demand_from_outside(tmp_path):
     assert process.returncode == 0, err
     assert Path(out.strip().splitlines()[-1]).stat().st_size > 0
     assert not (tmp_path / "unused").exists()
+
+
+def test_port_that_is_taken_is_refused_before_the_first_step(tmp_path):
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        profiler = unisono.callbacks.Profiler(tmp_path / "logs", port=port)
+        with pytest.raises(
+            ValueError, match=f"`port` of Profiler must be free on this machine, but {port} is not"
+        ):
+            model.fit(np.zeros((4, 3)), np.zeros((4, 1)), verbose=0, callbacks=[profiler])
+    assert int(model.optimizer.iterations) == 0

@@ -5,6 +5,7 @@ import json
 import pkgutil
 import re
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -12,6 +13,7 @@ from unisono.callbacks.json_lines import LineFile, jsonable
 from unisono.callbacks.report import facts, find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
 from unisono.callbacks.report.facts import git_commit
+from unisono.callbacks.report.recent import RecentMeans
 from unisono.commands import report as command
 
 FACTS = {
@@ -85,12 +87,37 @@ def test_run_positions_steps_within_their_epoch(tmp_path):
 
 
 def test_values_within_epochs_are_means_since_the_point_before_where_they_are_known(tmp_path):
-    known = [{**line, "recent": {"loss": 5.0}} if line["event"] == "step" else line for line in LINES]
+    within = {"within": {"steps": [2, 5], "means": {"loss": [5.0, 4.0]}}}
+    known = [{**line, **within} if line["event"] == "step" else line for line in LINES]
     run = read_run(write(tmp_path / "r.jsonl", known))
-    assert run.recent("loss") == [(0.5, 5.0), (1.5, 5.0)]
+    assert run.recent("loss") == [(0.2, 5.0), (0.5, 4.0), (1.2, 5.0), (1.5, 4.0)]
     assert [x for x, _ in read_run(write(tmp_path / "s.jsonl", LINES)).recent("loss")] == [0.5, 1.0, 1.5, 2.0]
     page = render([run])
     assert 'class="line c0 faint"' in page and ">within epochs<" in page
+
+
+def test_points_within_epochs_stand_for_more_steps_the_more_there_are():
+    recent = RecentMeans({"loss"}, most_points=8)
+    values, told = np.random.default_rng(1).normal(size=40), []
+    means = np.cumsum(values) / np.arange(1, 41)
+    recent.begin_epoch(0)
+    for first, last in ((0, 3), (3, 20), (20, 21), (21, 40)):  # executions
+        recent.add(first, {"loss": means[first:last], "other": means[first:last]}, whole=last == 40)
+        told.append(recent.take())
+    steps = [step for points in told for step in points.get("steps", [])]
+    assert steps[:8] == [1, 2, 3, 4, 5, 6, 7, 8] and steps[-1] == 40 and len(steps) < 20
+    found = [value for points in told if points for value in points["means"]["loss"]]
+    wanted = [part.mean() for part in np.split(values, steps[:-1])]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_points_within_an_epoch_that_is_continued_begin_after_the_first_step_that_is_told():
+    recent = RecentMeans({"loss"})
+    recent.begin_epoch(10)
+    recent.add(10, {"loss": [1.0, 2.0]})
+    assert recent.take() == {"steps": [12], "means": {"loss": [13.0]}} and recent.take() == {}
+    recent.add(19, {"loss": [3.0]})  # of one step alone, others were not told
+    assert recent.take() == {"steps": [20], "means": {"loss": [4.5]}}
 
 
 def test_metrics_of_several_outputs_stand_in_groups_under_short_names(tmp_path):
