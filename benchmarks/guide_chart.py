@@ -1,4 +1,4 @@
-"""Draws the chart of the README from a table of the guide on performance: `python -m benchmarks.guide_chart`."""
+"""Draws the chart of the README from a table of the guide's figures: `python -m benchmarks.guide_chart`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-GUIDE = ROOT / "docs" / "guides" / "performance.md"
+GUIDE = ROOT / "docs" / "guides" / "figures.md"
 CHART = ROOT / "docs" / "assets" / "speed.png"
 TABLE = "speed_arrays_1"
 SHOWN = {

@@ -1,4 +1,4 @@
-"""The tables of the speed comparison in the guide on performance."""
+"""The tables of the speed comparison in the guide "Figures"."""
 
 from __future__ import annotations
 
