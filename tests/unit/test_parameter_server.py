@@ -13,7 +13,7 @@ from unisono.distribute.parameter_servers.strategy import ParameterServerMode, P
 from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers import shard_updates
 from unisono.trainer.parameter_servers.metric_totals import RowLayout, StepLogs
-from unisono.trainer.parameter_servers.schedule import PieceLength
+from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -108,3 +108,25 @@ def test_only_rules_that_treat_each_number_by_itself_run_on_parts():
             pass
 
     assert not elementwise(Own())
+
+
+def test_callbacks_that_look_at_every_step_make_each_step_a_piece():
+    class Vectors(keras.callbacks.Callback):
+        def on_train_steps_end(self, first, logs):
+            pass
+
+    class Reader(keras.callbacks.Callback):
+        only_reads_logs = True
+
+        def steps_to_wake(self, step):
+            return 5
+
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    class Saver(Reader):
+        only_reads_logs = False
+
+    for callback, each in ((Vectors(), True), (Reader(), True), (keras.callbacks.TerminateOnNaN(), True)):
+        assert wants_each_step([callback]) is each
+    assert not wants_each_step([Saver(), keras.callbacks.History()])
