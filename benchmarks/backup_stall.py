@@ -89,6 +89,12 @@ def train(seconds: float, every: float, folder: Path, background: bool | None) -
     }
 
 
+WORDS = {
+    "in the background": "in the background (the default)",
+    "not in the background": "`background=False`",
+}
+
+
 def plain_write(size: int, folder: Path) -> float:
     data = np.zeros(size, np.uint8)
     begin = time.perf_counter()
@@ -124,12 +130,12 @@ def main() -> None:
         )
     rows = [
         [
-            name,
+            WORDS[name],
             f"{100 * result['stall']:.1f} % of its time",
             f"{100 * (result['per step'] / base - 1):.1f} % longer",
         ]
         for name, result in results.items()
-        if name != "no backups"
+        if name in WORDS
     ]
     publish("backup_stall", ["saving", "training is held up for", "the whole training takes"], rows)
     size = results["in the background"]["bytes"]
