@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,25 @@ def traced_replica() -> int | None:
     """The number of the replica in its own worker, where a thread traces each; None where one trace serves them all."""
     index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
     return index if isinstance(index, int) else None
+
+
+_first_group = itertools.count(1_000_000)
+_grouped: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def give_collectives_a_group(strategy: Any) -> None:
+    """Lets the collectives of a `MirroredStrategy` meet those of no other one of this process.
+
+    TensorFlow numbers the groups of every strategy from 1, and a group has one size for the life of a process: collectives
+    of a second strategy with another number of replicas are aborted.
+    """
+    if not isinstance(strategy, tf.distribute.MirroredStrategy) or strategy in _grouped:
+        return
+    _grouped.add(strategy)
+    group, keys = next(_first_group), strategy.extended._collective_keys
+    for launcher in getattr(strategy.extended._collective_ops, "_launchers", ()):
+        keys._instance_key_table.setdefault(group, dict(keys._instance_key_table[launcher._group_key]))
+        launcher._group_key = group
 
 
 class LookedAtReplica(tf.distribute.ReplicaContext):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..compat.devices import current_device
 from ..compat.graphs import graph_function
-from ..compat.strategies import bytes_per_pack, traced_replica
+from ..compat.strategies import bytes_per_pack, give_collectives_a_group, traced_replica
 from .devices import is_gpu
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import current_step
@@ -77,6 +77,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     if step is not None and any(_is_slices_of_unknown_number(t) for t in tensors):
         step.shapes_vary = True  # slices are gathered
     context = tf.distribute.get_replica_context()
+    give_collectives_a_group(context.strategy)
     result: list[Any] = [None] * len(tensors)
     for group in _by_dtype(tensors):  # over several workers TensorFlow packs what it is given into one tensor
         group = group[::-1]  # the gradients of the last layers are there first

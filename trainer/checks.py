@@ -13,6 +13,7 @@ from ..callbacks.keras_callbacks import check_keras_callbacks
 from ..callbacks.trained_model import TrainedModel
 from ..compat.functional import paired_inputs
 from ..compat.layers import layers_of
+from ..compat.strategies import give_collectives_a_group
 from ..compat.training import strategy_of
 from ..compat.variables import raw_value
 from ..distribute.arguments import shown, truth, whole_number
@@ -36,6 +37,7 @@ def check_strategy(strategy: Any) -> None:
     """Refuses a strategy whose variables and collectives we do not know (those of TensorFlow 1, say)."""
     if isinstance(strategy, _ON_THIS_MACHINE):
         check_exist(f"{type(strategy).__name__}", strategy.extended.worker_devices)
+        give_collectives_a_group(strategy)
     if strategy is None or isinstance(strategy, _SUPPORTED):
         return
     raise ValueError(

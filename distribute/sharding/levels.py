@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..arguments import one_of, shown
+from .updates import update_sharded_too
 
 LEVELS = ("optimizer", "gradients")
 _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -53,6 +54,8 @@ def sharded(strategy: tf.distribute.Strategy, level: str = "optimizer") -> tf.di
             "`strategy` must be a tf.distribute.MirroredStrategy or MultiWorkerMirroredStrategy, whose replicas have copies "
             f"of their own. Received: {shown(strategy)}"
         )
+    if strategy not in _levels:
+        update_sharded_too(strategy)
     if _levels.setdefault(strategy, level) != level:
         raise ValueError(
             f"`level` is {_levels[strategy]!r} for this strategy already: make another strategy for another level. "

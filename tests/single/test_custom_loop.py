@@ -146,3 +146,22 @@ def test_loop_written_without_global_mean_like_the_tutorials():
     )
     train(iter(strategy.experimental_distribute_dataset(data)))
     helpers.assert_close(model.get_weights(), fit("float32", False)[1], helpers.FLOAT32, "weights")
+
+
+def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_process():
+    """TensorFlow gives the collectives of every `MirroredStrategy` one group, which has one size."""
+
+    def sums(replicas):
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+
+        def on_replica():
+            return unisono.distribute.global_mean(tf.ones([2]))
+
+        shares = tf.function(lambda: strategy.run(on_replica))()
+        with strategy.scope():
+            model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile("sgd", "mse")
+        loss = model.fit(np.ones((6, 2)), np.zeros(6), batch_size=6, verbose=0).history["loss"]
+        return float(sum(strategy.experimental_local_results(shares))), loss
+
+    assert sums(2) == sums(3) == sums(2) == (1.0, [4.0])

@@ -198,6 +198,21 @@ def test_optimizer_that_was_built_before_is_sharded_at_its_first_step():
     helpers.assert_close(state(model), state(program(None)), helpers.FLOAT64)
 
 
+def test_averages_in_shards_are_swapped_by_keras_callback():
+    def program(strategy):
+        keras.utils.set_random_seed(1)
+        with helpers.scope(strategy):
+            model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(5)])
+            model.compile(optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), "mse")
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        model.fit(
+            X, Y[:, :1] * np.ones(5), batch_size=5, epochs=2, verbose=0, shuffle=False, callbacks=[swap]
+        )
+        return state(model)
+
+    helpers.assert_close(program(sharded(helpers.mirrored(2))), program(None), helpers.FLOAT64)
+
+
 def test_overflow_of_one_replicas_shard_skips_every_replica():
     strategy = sharded(helpers.mirrored(2), "gradients")
     with strategy.scope():
