@@ -15,7 +15,7 @@ from ...distribute.arguments import path, truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..by_hand import ByHand
 from ..fit_state import FitState
-from . import interruption
+from . import interruption, parts
 from . import snapshot as fit_snapshot
 from .exactness import warn_if_inexact, warn_of_own_states
 from .fingerprint import identity
@@ -41,7 +41,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
 
     Args:
         directory: where backups are stored; created if missing. Use a separate directory for each training: one that a
-            running training uses is refused. All workers must see it; only the chief writes.
+            running training uses is refused. All workers must see it. The chief writes; others write the shards they hold.
         save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min"; or False: only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
@@ -286,8 +286,10 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
             self.model, fit_state, epoch, step, self._buffers, self._identity, self._before_validation
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
-        if fit_state.chief:
-            self._writer.submit(lambda: self._store.write(content, summary, self._owner.check))
+        strategy, check = self.model.distribute_strategy, self._owner.check
+        job = parts.job(strategy, fit_state.chief, self._store, content, summary, check)
+        if job is not None:
+            self._writer.submit(job)
             if not self.background:
                 self._writer.wait()
         self.saves += 1

@@ -97,6 +97,13 @@ def read(path: str | Path) -> tuple[dict[str, Any], Any]:
         return _load(path, stream, size)
 
 
+def checksum(path: str | Path) -> bytes:
+    """The checksum that a file ends with, unchecked."""
+    with _opened(path) as (stream, size):
+        stream.seek(max(0, size - DIGEST_BYTES))
+        return stream.read(DIGEST_BYTES)
+
+
 def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
     """`read` for bytes in memory; `path` is the name in messages."""
     return _load(path, io.BytesIO(data), len(data))

@@ -12,6 +12,7 @@ import numpy as np
 
 from . import random_state
 from .container import DamagedFileError
+from .parts import fit_together
 
 _WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _LATEST = 2.0**36  # seconds since 1970: in the year 4147
@@ -91,7 +92,7 @@ def _variables(value: Any, name: str) -> None:
     for members in value.values():
         _require(isinstance(members, list), "a group of variables is no list")
         for saved in members:
-            copies = saved["copies"] if isinstance(saved, dict) else [saved]
+            copies = _arrays(saved)
             _require(isinstance(copies, list) and len(copies) > 0, "a variable has no copy")
             for array in copies:
                 _require(isinstance(array, np.ndarray | np.generic), "a variable is no array")
@@ -104,11 +105,21 @@ def _same_variables(content: Mapping[str, Any]) -> None:
     for group, members in content["variables"].items():
         _require(len(members) == len(described[group]), f"{group} has another number of variables")
         for saved, (path, shape, dtype) in zip(members, described[group]):
-            for array in saved["copies"] if isinstance(saved, dict) else [saved]:
-                right = list(array.shape) == list(shape) and (
-                    array.dtype.name == dtype or array.dtype == object
-                )
-                _require(right, f"{path} has another shape or dtype")
+            if isinstance(saved, dict) and "shards" in saved:
+                right = fit_together(saved["shards"], shape)
+            else:
+                right = all(list(array.shape) == list(shape) for array in _arrays(saved))
+            right = right and all(
+                array.dtype.name == dtype or array.dtype == object for array in _arrays(saved)
+            )
+            _require(right, f"{path} has another shape or dtype")
+
+
+def _arrays(saved: Any) -> list[Any]:
+    """The arrays of one variable."""
+    if not isinstance(saved, dict):
+        return [saved]
+    return saved["shards"] if "shards" in saved else saved["copies"]
 
 
 def _workers(value: Any, name: str) -> None:

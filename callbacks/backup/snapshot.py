@@ -199,7 +199,11 @@ def _from_all_workers(
     large = worker["source"].get(_LARGE, b"")
     source = {name: value for name, value in worker["source"].items() if name != _LARGE}
     local = {
-        group: {i: saved["copies"] for i, saved in enumerate(members) if isinstance(saved, dict)}
+        group: {
+            i: saved["copies"]
+            for i, saved in enumerate(members)
+            if isinstance(saved, dict) and "copies" in saved
+        }
         for group, members in variables.items()
     }
     stream = io.BytesIO()

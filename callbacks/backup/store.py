@@ -14,7 +14,7 @@ from typing import Any
 
 from ...distribute.arguments import path as a_path
 from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
-from . import container, schema
+from . import container, parts, schema
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
 _finished: collections.Counter[str] = (
@@ -60,7 +60,9 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
     """
-    summary, content = container.read(Path(a_path("path", path)))
+    path = Path(a_path("path", path))
+    summary, content = container.read(path)
+    content = parts.joined(path, content, container.read)
     schema.check(path, summary, content)
     return summary, content
 
@@ -120,6 +122,9 @@ class BackupStore:
     def remove_leftovers(self) -> None:
         """Removes what writes that were interrupted left behind. The owner of the directory calls it."""
         remove_leftovers(self.directory)
+        for part in self.directory.glob("backup-*.part-*.unisono"):
+            if not parts.backup_of(part).exists():
+                _remove(part)
 
     def newest_good(self) -> tuple[Path | None, Any, list[str]]:
         """`(path, content, problems)` of the newest backup that is complete; None and None where there is none.
@@ -147,20 +152,25 @@ class BackupStore:
         `check` is called before anything is written and before the new name is given; what it raises ends the save.
         """
         check()
-        places = map(_place, (path.name for path in backup_paths(self.directory, self.fit)[:1]))
-        number = 1 + max((place[1] for place in places if place), default=0)
-        path = self.directory / f"backup-{'' if self.fit == 1 else f'fit{self.fit}-'}{number:06d}.unisono"
+        path = self.path_of(self.fit, self.next_number())
         stamped = {**summary, "time": time.time()}
         write_safely(path, lambda stream: container.write(stream, content, stamped), check)
         for old in backup_paths(self.directory, self.fit)[self._keep :]:
-            with contextlib.suppress(OSError):
-                old.unlink()
+            _remove(old)
+
+    def next_number(self) -> int:
+        """The number of the next backup."""
+        places = map(_place, (path.name for path in backup_paths(self.directory, self.fit)[:1]))
+        return 1 + max((place[1] for place in places if place), default=0)
+
+    def path_of(self, fit: int, number: int) -> Path:
+        """The path of a backup of a fit."""
+        return self.directory / f"backup-{'' if fit == 1 else f'fit{fit}-'}{number:06d}.unisono"
 
     def delete_all(self) -> None:
         """Removes the backups of this fit."""
         for path in backup_paths(self.directory, self.fit):
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove(path)
 
     def remove_directory(self) -> None:
         """Removes the directory if nothing is in it."""
@@ -168,11 +178,19 @@ class BackupStore:
             self.directory.rmdir()
 
 
+def _remove(path: Path) -> None:
+    """Removes a backup, then its parts; or a part."""
+    for file in [path, *parts.parts_beside(path)]:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
 def _inspect(path: Path) -> BackupInfo:
     size = 0
     try:
-        size = path.lstat().st_size
+        size = sum(file.lstat().st_size for file in [path, *parts.parts_beside(path)])
         summary, content = container.read_outline(path)
+        content = parts.joined(path, content, container.read_outline)
         schema.check(path, summary, content)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))

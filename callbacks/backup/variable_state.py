@@ -1,12 +1,13 @@
 """Converts variables to host arrays and back, bit for bit, also where each replica has its own copy.
 
-Three kinds of distributed variables differ in what their "value" is:
+Five kinds of distributed variables differ in what their "value" is:
 
 | kind | copies | saved | restored on another number of replicas |
 |---|---|---|---|
 | mirrored (weights, slots) | equal | one copy | that copy everywhere |
 | summed when read (metrics) | parts of a sum | every copy | the sum on the first replica, zero elsewhere |
 | each replica's own (carried errors) | parts of a sum | every copy | the same |
+| sharded (slots, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
 | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 """
 
@@ -20,9 +21,11 @@ import tensorflow as tf
 
 from ...compat.layers import layers_of
 from ...compat.variables import is_read_together, raw_value, sums_on_read
+from ...distribute.sharding.value import ShardedValue
 from ...optimizers.stages.carried_errors import errors_of
 from ..trained_model import CompiledModel
 from .generators import reached
+from .parts import whole
 
 
 class HostBuffers:
@@ -87,6 +90,8 @@ def capture(
 ) -> Any:
     """The bits of one variable: an array, or `{"copies": [array per local replica]}` where they differ.
 
+    A sharded variable gives `{"shards": [flat array per local replica]}`.
+
     Args:
         variable: `keras.Variable` or `tf.Variable`.
         strategy: of the model.
@@ -96,6 +101,8 @@ def capture(
         num_workers: int; workers that capture together: with several, even a single part of a sum is kept as a copy.
     """
     value = raw_value(variable)
+    if isinstance(value, ShardedValue):
+        return {"shards": [keep(i, _read(shard)) for i, shard in enumerate(value.shards)]}
     copies = _copies(value, strategy)
     own = is_read_together(value) or getattr(variable, "differs_by_replica", False)
     if len(copies) > 1 and not own and (equal or not _differ(copies)):
@@ -113,8 +120,18 @@ def restore(
     With several workers `saved` has the copies of all of them, in order; `place` is (this worker's number, how many).
     """
     value = raw_value(variable)
-    copies = _copies(value, strategy)
     worker, num_workers = place
+    shards = saved.get("shards") if isinstance(saved, dict) else None
+    if isinstance(value, ShardedValue) and len(shards or ()) == num_workers * len(value.shards):
+        for shard, array in zip(value.shards, shards[worker * len(value.shards) :]):
+            shard.assign(array)
+        return
+    if shards is not None:
+        saved = whole(shards, variable.shape)
+    if isinstance(value, ShardedValue):
+        value.assign(spread(saved, 1, value, variable)[0])
+        return
+    copies = _copies(value, strategy)
     arrays = spread(saved, num_workers * len(copies), value, variable)
     for i, copy in enumerate(copies):
         copy.assign(arrays[worker * len(copies) + i])

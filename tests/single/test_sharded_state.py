@@ -1,5 +1,7 @@
 """Slots and gradients in shards: the numbers of one device, whole arrays for everyone who looks, less memory."""
 
+import contextlib
+
 import helpers
 import keras
 import numpy as np
@@ -251,6 +253,29 @@ def test_gradient_watch_sees_the_gradients_of_all_shards():
             assert not watch.tripped
             found.append(watch.norm)
     helpers.assert_close(found[1], found[0], helpers.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("gradients", 2), ("gradients", 2)),
+        (("gradients", 3), ("optimizer", 2)),
+        ((None, 2), ("optimizer", 3)),
+    ],
+)
+def test_backup_resumes_to_the_bit_and_on_other_replicas_and_levels(tmp_path, before, after):
+    def run(level, replicas, stop=None):
+        strategy = helpers.mirrored(replicas) if level is None else sharded(helpers.mirrored(replicas), level)
+        adam = optimizers.Adam(0.05, gradient_accumulation_steps=2, use_ema=True)
+        model = model_with(strategy, adam, run_eagerly=True)
+        callbacks = [unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1)] if stop is not None else []
+        with contextlib.suppress(helpers.Stop):
+            model.fit(X, Y, batch_size=3, shuffle=False, verbose=0, callbacks=[*callbacks, *(stop or [])])
+        return state(model)
+
+    run(*before, stop=[helpers.StopAt(4)])
+    same = before == after
+    helpers.assert_close(run(*after, stop=[]), run(*after), 0.0 if same else helpers.FLOAT64)
 
 
 def test_one_replica_is_the_plain_way():

@@ -16,7 +16,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
     program = runpy.run_path(str(PROGRAMS / "sharded.py"))
-    return program["run"](tf.distribute.get_strategy(), tmp_path_factory.mktemp("one"))
+    folder = tmp_path_factory.mktemp("one")
+    return program["run"](tf.distribute.get_strategy(), folder, folder)
 
 
 @pytest.mark.parametrize(("count", "replicas"), [(2, 2), (3, 1)])
@@ -26,6 +27,9 @@ def test_sharded_state_on_workers_gives_the_numbers_of_one_device(start_workers,
     found = [dict(np.load(run.out / f"worker-{i}.npz")) for i in range(count)]
     for one in found:
         assert one.keys() == one_device.keys()
+        assert one.pop("parts") == count  # each worker wrote its shards
         for name, got in one.items():
             helpers.assert_close(got, one_device[name], helpers.FLOAT64, name)
             np.testing.assert_array_equal(got, found[0][name], err_msg=name)  # to the bit
+            if name.startswith("resumed"):
+                np.testing.assert_array_equal(got, one[name.replace("resumed", "accumulating")], err_msg=name)

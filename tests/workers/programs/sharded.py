@@ -3,6 +3,8 @@
 `sharded.py FOLDER`.
 """
 
+import contextlib
+import os
 import sys
 
 import keras
@@ -75,19 +77,52 @@ def eagerly(strategy, out, found):
     state(model, "eager", found)
 
 
+class Stopped(Exception):
+    pass
+
+
+class StopAtThird(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            raise Stopped
+
+
+def resumed(strategy, out, found):
+    """A training that stops after three steps, and goes on from the backup of its second one."""
+    for stop in (True, False):
+        model = model_with(strategy, accumulating)
+        callbacks = [unisono.callbacks.BackupAndRestore(f"{out}/backup", save_freq=1, keep=1)]
+        with contextlib.suppress(Stopped):
+            model.fit(
+                TOKENS,
+                TARGETS,
+                batch_size=5,
+                epochs=2,
+                shuffle=False,
+                verbose=0,
+                callbacks=[StopAtThird(), *callbacks] if stop else callbacks,
+            )
+        if stop:
+            found["parts"] = len(os.listdir(f"{out}/backup"))
+            found["status"] = unisono.callbacks.latest_backup(f"{out}/backup").status == "good"
+    state(model, "resumed", found)
+
+
 def state(model, name, found):
     for kind, values in (("weight", model.get_weights()), ("slot", model.optimizer.get_weights())):
         found.update({f"{name} {kind} {i}": value for i, value in enumerate(values)})
 
 
-def run(strategy, out):
+def run(strategy, out, shared):
     found = {}
     fits(strategy, out, found)
     eagerly(strategy, out, found)
+    resumed(strategy, shared, found)
     return found
 
 
 if __name__ == "__main__":
     folder = sys.argv[1]
-    found = run(sharded(auto_strategy(), "gradients"), folder if is_chief() else f"{folder}/not-chief")
+    own = folder if is_chief() else f"{folder}/not-chief"
+    found = run(sharded(auto_strategy(), "gradients"), own, folder)
     np.savez(f"{folder}/worker-{worker_index()}.npz", **found)

@@ -1,0 +1,170 @@
+"""The shards that other workers than the chief hold: each writes a file of its own beside the backup, at the same time.
+
+    each other worker   writes its part whole, then tells the chief the part's checksum
+    the chief           waits for all of them, then writes the backup, which names the parts: only now there is one
+
+A backup whose parts are not those that it names is damaged. Parts without a backup are left over from a save that was
+interrupted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...compat.clusters import get_value, set_value
+from ...distribute.environment import peer_timeout
+from ...distribute.workers.agreement import from_chief, place_among_workers
+from ..safe_file import SaveError, write_safely
+from . import container
+
+_LONGEST = 10  # times the timeout of peers: writing a part takes longer than a sign of life
+_saves = itertools.count()  # every worker begins the same saves
+
+Shards = dict[str, dict[int, Any]]
+
+
+def shards_of(variables: Mapping[str, Sequence[Any]]) -> Shards:
+    """The local shards in what was captured: group -> number of the variable -> arrays."""
+    found = {
+        group: {
+            i: saved["shards"]
+            for i, saved in enumerate(members)
+            if isinstance(saved, dict) and "shards" in saved
+        }
+        for group, members in variables.items()
+    }
+    return {group: members for group, members in found.items() if members}
+
+
+def job(
+    strategy: tf.distribute.Strategy,
+    chief: bool,
+    store: Any,
+    content: dict[str, Any],
+    summary: dict[str, Any],
+    check: Callable[[], object],
+) -> Callable[[], None] | None:
+    """What this worker has to write: the chief the backup, another one the shards that it holds, if it holds some.
+
+    Args:
+        strategy: whose workers save.
+        chief: whether this process writes the backup.
+        store: the `BackupStore` of this worker.
+        content: what was captured.
+        summary: of it.
+        check: see `BackupStore.write`.
+
+    Context: the main thread of every worker, between steps.
+    """
+    worker, workers = place_among_workers(strategy)
+    shards = shards_of(content["variables"]) if workers > 1 else {}
+    if not shards:
+        return (lambda: store.write(content, summary, check)) if chief else None
+    save = next(_saves)
+    fit, number = from_chief([store.fit, 0 if worker else store.next_number()], strategy)
+    path = store.path_of(int(fit), int(number))
+    if worker:
+        return lambda: write_part(path, save, worker, shards)
+
+    def write_after_parts() -> None:
+        content["parts"] = written_parts(path, save, workers)
+        store.write(content, summary, check)
+
+    return write_after_parts
+
+
+def part_path(path: Path, worker: int) -> Path:
+    """Where a worker writes its part of the backup `path`."""
+    return path.with_name(f"{path.stem}.part-{worker}.unisono")
+
+
+def parts_beside(path: Path) -> list[Path]:
+    """The files of parts that belong to a backup, by their names."""
+    return sorted(path.parent.glob(f"{path.stem}.part-*.unisono"))
+
+
+def backup_of(part: Path) -> Path:
+    """The backup that a part belongs to, by its name."""
+    return part.with_name(f"{part.name.partition('.')[0]}.unisono")
+
+
+def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
+    """Writes this worker's part of the backup `path` and tells the chief. Context: the writing thread of a worker.
+
+    Raises:
+        SaveError: it cannot be written; the chief is told so, too.
+    """
+    own, key = part_path(path, worker), f"unisono/backup/{save}/{worker}"
+    try:
+        write_safely(own, lambda stream: container.write(stream, {"shards": shards}, {}))
+        set_value(key, json.dumps({"name": own.name, "checksum": container.checksum(own).hex()}))
+    except OSError as error:
+        set_value(key, json.dumps({"error": str(error)}))
+        raise
+
+
+def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
+    """The parts of all other workers, once they are written. Context: the writing thread of the chief.
+
+    Raises:
+        SaveError: a part could not be written, or was not in time.
+    """
+    found, until = [], time.monotonic() + _LONGEST * peer_timeout()
+    for worker in range(1, workers):
+        try:
+            told = json.loads(
+                get_value(f"unisono/backup/{save}/{worker}", max(0.1, until - time.monotonic()))
+            )
+        except tf.errors.DeadlineExceededError:
+            told = {"error": f"it did not come within {_LONGEST * peer_timeout():g} s"}
+        if "error" in told:
+            raise SaveError(
+                f"{path} was not written, because worker {worker} could not write its part ({told['error']}); earlier "
+                "backups are unchanged. All workers must be able to write to the directory."
+            )
+        found.append(told)
+    return found
+
+
+def joined(path: Path, content: Any, read: Callable[[Path], tuple[dict[str, Any], Any]]) -> Any:
+    """The content of a backup with the shards of its parts; `read` reads a file.
+
+    Raises:
+        DamagedFileError: a part is not there, or not the one that belongs to it.
+    """
+    parts = content.get("parts") if isinstance(content, dict) else None
+    for part in parts or ():
+        try:
+            own = path.with_name(Path(part["name"]).name)
+            shards = read(own)[1]["shards"]
+            if container.checksum(own).hex() != part["checksum"]:
+                raise container.DamagedFileError(f"{own} belongs to another save")
+            for group, members in shards.items():
+                for i, arrays in members.items():
+                    content["variables"][group][i]["shards"].extend(arrays)
+        except (OSError, LookupError, TypeError, AttributeError) as error:
+            raise container.DamagedFileError(
+                f"{path} is damaged: a part of it cannot be read ({error})."
+            ) from error
+    return content
+
+
+def whole(shards: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
+    """The array that was cut into these shards."""
+    return np.concatenate(list(shards))[: math.prod(shape)].reshape(tuple(shape))
+
+
+def fit_together(shards: Sequence[Any], shape: Sequence[int]) -> bool:
+    """Whether arrays can be the shards of an array of that shape."""
+    sizes = {array.shape for array in shards}
+    total = math.prod(shape)
+    return len(sizes) == 1 and sizes == {(-(-total // len(shards)),)}
