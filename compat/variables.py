@@ -133,6 +133,24 @@ class VariableStandIn:
         """The value as a tensor: `variable.value()`."""
         return self.read_value()
 
+    def scatter_add(self, slices: tf.IndexedSlices) -> Any:
+        """Adds to rows."""
+        return self.assign(
+            tf.tensor_scatter_nd_add(self.read_value(), slices.indices[:, None], slices.values)
+        )
+
+    def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
+        """Subtracts from rows."""
+        return self.assign(
+            tf.tensor_scatter_nd_sub(self.read_value(), slices.indices[:, None], slices.values)
+        )
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> Any:
+        """Replaces rows."""
+        return self.assign(
+            tf.tensor_scatter_nd_update(self.read_value(), slices.indices[:, None], slices.values)
+        )
+
     def numpy(self) -> Any:
         """The value as an array. Context: eager."""
         return self.read_value().numpy()  # pyright: ignore[reportAttributeAccessIssue]

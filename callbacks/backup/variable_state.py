@@ -121,12 +121,12 @@ def restore(
     """
     value = raw_value(variable)
     worker, num_workers = place
-    shards = saved.get("shards") if isinstance(saved, dict) else None
-    if isinstance(value, ShardedValue) and len(shards or ()) == num_workers * len(value.shards):
+    shards: Sequence[np.ndarray] = saved.get("shards", ()) if isinstance(saved, dict) else ()
+    if isinstance(value, ShardedValue) and len(shards) == num_workers * len(value.shards):
         for shard, array in zip(value.shards, shards[worker * len(value.shards) :]):
             shard.assign(array)
         return
-    if shards is not None:
+    if shards:
         saved = whole(shards, variable.shape)
     if isinstance(value, ShardedValue):
         value.assign(spread(saved, 1, value, variable)[0])

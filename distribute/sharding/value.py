@@ -135,18 +135,6 @@ class TensorInPlace(VariableStandIn):
         """Subtracts from it."""
         return self.assign(self.tensor - tf.cast(value, self.dtype))
 
-    def scatter_add(self, slices: tf.IndexedSlices) -> Any:
-        """Adds to rows."""
-        return self.assign(tf.tensor_scatter_nd_add(self.tensor, slices.indices[:, None], slices.values))
-
-    def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
-        """Subtracts from rows."""
-        return self.assign(tf.tensor_scatter_nd_sub(self.tensor, slices.indices[:, None], slices.values))
-
-    def scatter_update(self, slices: tf.IndexedSlices) -> Any:
-        """Replaces rows."""
-        return self.assign(tf.tensor_scatter_nd_update(self.tensor, slices.indices[:, None], slices.values))
-
 
 def own_copy(variable: Any) -> Any:
     """What of a variable this replica holds: its shard, or its copy. Context: replica."""

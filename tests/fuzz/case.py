@@ -79,7 +79,15 @@ class Case:
     seed: int = 0  # of the numbers in it: weights and data
 
     strategy: str = one_of(
-        "mirrored 2", "mirrored 3", "mirrored 4", "central 2", "pipeline 2", "workers 2", plain=0.3
+        "mirrored 2",
+        "mirrored 3",
+        "mirrored 4",
+        "central 2",
+        "pipeline 2",
+        "workers 2",
+        "sharded 2",
+        "sharded 3",
+        plain=0.3,
     )
     # Stopped in the middle and resumed on so many replicas; 0: not.
     resume: int = one_of(0, 1, 2, 3, plain=0.85)

@@ -166,7 +166,7 @@ IMPOSSIBLE: Rules = (
         lambda c: c.strategy.startswith("pipeline") and "synchronized batch normalization" in c.body,
     ),
     ("workers and pipelines are not resumed on other replicas", lambda c: (
-        c.resume > 0 and not c.strategy.startswith(("mirrored", "central"))
+        c.resume > 0 and not c.strategy.startswith(("mirrored", "central", "sharded"))
     )),
     (
         "R2Score, AUC and correlations take rows of values, not of steps",

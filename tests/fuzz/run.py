@@ -41,7 +41,10 @@ def strategy_of(name: str) -> Any:
     if kind == "pipeline":
         return unisono.distribute.Pipeline(devices, micro_batches=int(count))
     # The default collectives abort when strategies of different sizes share a process.
-    return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    mirrored = tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    if kind == "sharded":
+        return unisono.distribute.sharded(mirrored, "gradients" if count == "2" else "optimizer")
+    return mirrored
 
 
 @contextlib.contextmanager

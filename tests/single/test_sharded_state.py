@@ -266,6 +266,7 @@ def test_gradient_watch_sees_the_gradients_of_all_shards():
 def test_backup_resumes_to_the_bit_and_on_other_replicas_and_levels(tmp_path, before, after):
     def run(level, replicas, stop=None):
         strategy = helpers.mirrored(replicas) if level is None else sharded(helpers.mirrored(replicas), level)
+        keras.backend.clear_session()
         adam = optimizers.Adam(0.05, gradient_accumulation_steps=2, use_ema=True)
         model = model_with(strategy, adam, run_eagerly=True)
         callbacks = [unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1)] if stop is not None else []

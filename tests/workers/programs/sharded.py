@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import os
 import sys
 
 import keras
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
-from unisono.distribute import auto_strategy, is_chief, sharded, worker_index
+from unisono.distribute import auto_strategy, is_chief, num_workers, sharded, worker_index
 
 random = np.random.default_rng(0)
 TOKENS = random.integers(0, 7, size=(20, 3))
@@ -90,6 +89,7 @@ class StopAtThird(keras.callbacks.Callback):
 def resumed(strategy, out, found):
     """A training that stops after three steps, and goes on from the backup of its second one."""
     for stop in (True, False):
+        keras.backend.clear_session()
         model = model_with(strategy, accumulating)
         callbacks = [unisono.callbacks.BackupAndRestore(f"{out}/backup", save_freq=1, keep=1)]
         with contextlib.suppress(Stopped):
@@ -103,9 +103,52 @@ def resumed(strategy, out, found):
                 callbacks=[StopAtThird(), *callbacks] if stop else callbacks,
             )
         if stop:
-            found["parts"] = len(os.listdir(f"{out}/backup"))
-            found["status"] = unisono.callbacks.latest_backup(f"{out}/backup").status == "good"
+            found["parts"] = num_workers() - 1
+            if is_chief():  # another worker may be ahead of it
+                newest = unisono.callbacks.latest_backup(f"{out}/backup")
+                found["parts"] = len(list(newest.path.parent.glob(f"{newest.path.stem}.part-*")))
     state(model, "resumed", found)
+
+
+def bytes_of_collectives(graph):
+    """The bytes that one replica sends in the collectives of a graph and of the graphs in it, by kind of collective."""
+    sent = {}
+    for operation in graph.get_operations():
+        if operation.type.startswith("Collective"):
+            value = operation.inputs[0]
+            size = (value.shape.num_elements() or 0) * value.dtype.size
+            sent[operation.type] = sent.get(operation.type, 0) + size
+        for name in ("body", "then_branch", "else_branch", "f"):
+            function = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
+            if function and graph._get_function(function) is not None:
+                for kind, size in bytes_of_collectives(graph._get_function(function).graph).items():
+                    sent[kind] = sent.get(kind, 0) + size
+    return sent
+
+
+def traffic(strategy, out, found):
+    """What a step sends, in bytes of the gradients: N - 1 of N parts go out of a replica, and back."""
+    n = strategy.num_replicas_in_sync
+    found["traffic"] = 1.0
+    if n == 1:
+        return
+    keras.backend.clear_session()
+    with strategy.scope():
+        model = unisono.Sequential([keras.Input((12,)), keras.layers.Dense(1000), keras.layers.Dense(12)])
+        model.compile(unisono.optimizers.Adam(0.05, global_clipnorm=1.0), "mse", steps_per_execution=1)
+    x = random.normal(size=(12, 12)).astype("float32")
+    model.fit(x, x, batch_size=12, verbose=0)
+    gradients = sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables)
+    graph = model.train_function.graph()
+    sent = bytes_of_collectives(graph)
+    local = len(strategy.extended.worker_devices)  # the replicas of a worker are in one graph
+    factor = {
+        "CollectiveReduceV2": 2 * (n - 1) / n,
+        "CollectiveAllToAllV2": (n - 1) / n,
+        "CollectiveGatherV2": n - 1,
+    }
+    total = sum(size * factor[kind] for kind, size in sent.items()) / local
+    found["traffic"] = total / (gradients * 2 * (n - 1) / n)
 
 
 def state(model, name, found):
@@ -118,6 +161,7 @@ def run(strategy, out, shared):
     fits(strategy, out, found)
     eagerly(strategy, out, found)
     resumed(strategy, shared, found)
+    traffic(strategy, out, found)
     return found
 
 

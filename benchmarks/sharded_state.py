@@ -1,0 +1,167 @@
+"""Memory and time of a step with sharded state: worker processes stand for machines.
+
+    python -m benchmarks.sharded_state [--megabytes 200] [--workers 1 2 4] [--rounds 3] [--accumulation 1 2] [--json FILE]
+
+A stack of Dense layers with that many megabytes of float32 weights is trained with Adam, on one row for each worker, so
+that nothing but weights, gradients and slots takes memory. Memory is what the largest worker holds at most during steps,
+beyond what it held before the model was made, in bytes for each parameter. The formula is that of the guide: 4 for weights,
+4 for gradients, 8 for slots, and with accumulation 4 for what is carried; of what is sharded a part of one in N.
+
+Time is that of a step; the levels take turns in every round, and the ratio to no sharding is the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+WIDTH, WARM_UP = 1024, 3
+LEVELS = ("none", "optimizer", "gradients")
+
+
+def main() -> None:
+    """Runs the rounds and prints the table; with `--child` it is one worker of one case."""
+    options = _options()
+    if options.child:
+        print(json.dumps(_worker(options)), flush=True)
+        return
+    found: dict[tuple[int, int, str], list[dict[str, float]]] = {}
+    for accumulation in options.accumulation:
+        for workers in options.workers:
+            levels = LEVELS if workers > 1 else LEVELS[:1]
+            for _ in range(options.rounds):
+                for level in levels:
+                    result = _measure(options, workers, accumulation, level)
+                    found.setdefault((accumulation, workers, level), []).append(result)
+                    print(accumulation, workers, level, result, file=sys.stderr, flush=True)
+    rows = [_row(key, results, found) for key, results in found.items()]
+    print("micro-batches  workers  level        bytes/parameter  formula  saved  of formula   ms/step  ratio")
+    for row in rows:
+        print(
+            f"{row['accumulation']:13}{row['workers']:9}  {row['level']:11}{row['bytes']:17.1f}{row['formula']:9.1f}"
+            f"{row['saved']:7.1f}{row['of_formula']:12}{row['ms']:10.0f}{row['ratio']:7.2f}"
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1))
+
+
+def formula(level: str, workers: int, accumulation: int) -> float:
+    """Bytes for a parameter."""
+    slots = 8 / (1 if level == "none" else workers)
+    carried = 0.0 if accumulation == 1 else 4 / (workers if level == "gradients" else 1)
+    return 4 + 4 + slots + carried
+
+
+def _row(key: tuple[int, int, str], results: list[dict[str, float]], found: Any) -> dict[str, Any]:
+    accumulation, workers, level = key
+    plain = found[accumulation, workers, "none"]
+    size = statistics.median(r["bytes"] for r in results)
+    saved = statistics.median(r["bytes"] for r in plain) - size
+    expected = formula("none", workers, accumulation) - formula(level, workers, accumulation)
+    return {
+        "accumulation": accumulation,
+        "workers": workers,
+        "level": level,
+        "bytes": size,
+        "formula": formula(level, workers, accumulation),
+        "saved": saved,
+        "of_formula": f"{saved / expected:.0%}" if expected else "",
+        "ms": 1e3 * statistics.median(r["seconds"] for r in results),
+        "ratio": statistics.median(r["seconds"] / p["seconds"] for r, p in zip(results, plain)),
+    }
+
+
+def _measure(options: Any, workers: int, accumulation: int, level: str) -> dict[str, float]:
+    """The largest memory and the longest time of the workers of one run."""
+    from unisono.distribute.launcher.tasks import Layout, plan
+
+    script = [sys.executable, "-m", "benchmarks.sharded_state", "--child", level]
+    script += ["--megabytes", str(options.megabytes), "--steps", str(options.steps)]
+    script += ["--accumulation", str(accumulation)]
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MALLOC_ARENA_MAX": "2"}
+    tasks = plan(Layout(workers=workers), [])
+    processes = [
+        subprocess.Popen(script, env={**quiet, **task.env}, stdout=subprocess.PIPE, text=True)
+        for task in tasks
+    ]
+    results = [json.loads(process.communicate(timeout=900)[0].splitlines()[-1]) for process in processes]
+    return {name: max(result[name] for result in results) for name in ("bytes", "seconds")}
+
+
+def _worker(options: Any) -> dict[str, float]:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import unisono
+
+    strategy: Any = tf.distribute.MultiWorkerMirroredStrategy()
+    if options.child != "none":
+        strategy = unisono.distribute.sharded(strategy, options.child)
+    accumulation = options.accumulation[0]
+    layers = max(2, options.megabytes * 2**20 // (4 * WIDTH * WIDTH))
+    workers = strategy.num_replicas_in_sync
+    rows = workers * accumulation * options.steps
+    x = np.random.default_rng(0).normal(size=(rows, WIDTH)).astype("float32")
+
+    def made(count: int) -> Any:
+        with strategy.scope():
+            stack = [keras.layers.Dense(WIDTH, use_bias=False) for _ in range(count)]
+            model = unisono.Sequential([keras.Input((WIDTH,)), *stack])
+            adam = unisono.optimizers.Adam(
+                1e-5, gradient_accumulation_steps=accumulation if accumulation > 1 else None
+            )
+            model.compile(adam, "mse", jit_compile=False, steps_per_execution=1)
+        return model
+
+    def fit(model: Any, steps: int) -> None:
+        count = workers * accumulation * steps
+        model.fit(x[:count], x[:count], batch_size=workers, shuffle=False, verbose=0)
+
+    fit(made(2), 1)  # what TensorFlow keeps for good is there before
+    before = _memory("VmRSS")
+    model = made(layers)
+    fit(model, WARM_UP)
+    _forget_peak()
+    began = time.monotonic()
+    fit(model, options.steps)
+    seconds = (time.monotonic() - began) / options.steps
+    return {"bytes": (_memory("VmHWM") - before) / (layers * WIDTH * WIDTH), "seconds": seconds}
+
+
+def _memory(name: str) -> int:
+    """Bytes of this process: now (`VmRSS`), or at most (`VmHWM`)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError(f"This system does not say the memory of a process: /proc/self/status has no {name}.")
+
+
+def _forget_peak() -> None:
+    """From now on the peak is counted anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--megabytes", type=int, default=200, help="of float32 weights")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument(
+        "--accumulation", type=int, nargs="+", default=[1, 2], help="micro-batches of an update"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--child", choices=LEVELS, help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="file for the numbers")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
