@@ -53,7 +53,7 @@ BENCHMARKS = (
     Benchmark("cnn_kernels", ("cnn_kernels",)),
     Benchmark("feeding", ("feeding",)),
     Benchmark("backup_stall", ("backup_stall",)),
-    Benchmark("workers_efficiency", ("workers_efficiency",)),
+    Benchmark("workers_efficiency", ("workers_efficiency", "all_reduce_limit")),
     Benchmark("scaling_check", ("scaling_check",)),
     Benchmark("mixed_memory", ("mixed_memory",)),
     Benchmark("counted_memory", ("counted_memory",)),
