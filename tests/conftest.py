@@ -13,7 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell sta
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-from forked import Forked, use_grappler
+from forked import Forked
 
 
 def pytest_configure(config):
@@ -51,11 +51,12 @@ def pytest_collection_finish():
 def clean_keras_state(request):
     """Every test starts with Keras' own defaults and seeds, and leaves none of its own behind.
 
-    Grappler is at work in the tests marked `grappler` alone: it is a quarter of what it costs to make a graph.
+    TensorFlow works as for users in the tests marked `as_for_users` alone: that costs a third more.
     """
     import keras
+    from cheap_graphs import as_for_users
 
-    use_grappler(request.node.get_closest_marker("grappler") is not None)
+    as_for_users(request.node.get_closest_marker("as_for_users") is not None)
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     yield

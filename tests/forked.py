@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-WITH_GRAPPLER = ("fit.py", "pipeline_memory.py")
-"""The programs that compare all numbers run as users run them. Grappler is a quarter of what it costs to make a graph."""
+AS_FOR_USERS = ("fit.py", "pipeline_memory.py")
+"""The programs that compare all numbers run as users run them; see `cheap_graphs`."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
 
 
@@ -220,6 +220,7 @@ def _become(
     import random
 
     import numpy as np
+    from cheap_graphs import as_for_users
 
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
@@ -232,21 +233,14 @@ def _become(
     os.environ.update(env)
     random.seed()  # two programs that are started anew do not have the same state either
     np.random.seed()
-    use_grappler(os.path.basename(words[0]) in WITH_GRAPPLER)
+    as_for_users(os.path.basename(words[0]) in AS_FOR_USERS)
     sys.argv = words
     sys.path[0] = os.path.dirname(words[0])
     runpy.run_path(words[0], run_name="__main__")
 
 
-def use_grappler(on: bool) -> None:
-    """Says whether TensorFlow rewrites the graphs that are made from now on to make them faster."""
-    import tensorflow as tf
-
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
-
-
 def _import_everything() -> None:
-    import tensorflow  # noqa: F401  before unisono, which looks whether it is there
+    import cheap_graphs  # noqa: F401  and with it TensorFlow, before unisono, which looks whether it is there
 
     import unisono.callbacks
     import unisono.distribute

@@ -50,7 +50,7 @@ def test_small_programs_have_the_numbers_of_one_device_and_of_keras(block):
     _check_all(range(block * SMALL_CASES, (block + 1) * SMALL_CASES), _is_small)
 
 
-@pytest.mark.grappler
+@pytest.mark.as_for_users
 @pytest.mark.parametrize(
     "block", [*range(BLOCKS), *(pytest.param(BLOCKS + i, marks=pytest.mark.long) for i in range(MORE_BLOCKS))]
 )

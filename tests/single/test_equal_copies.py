@@ -16,7 +16,7 @@ import tensorflow as tf
 import unisono
 from unisono import optimizers
 
-pytestmark = pytest.mark.grappler  # what sorts the terms
+pytestmark = pytest.mark.as_for_users  # what sorts the terms
 
 STEPS = 3
 NAMES = sorted(

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import unisono
 
-pytestmark = pytest.mark.grappler  # what a step costs users
+pytestmark = pytest.mark.as_for_users  # what a step costs users
 
 REPLICAS = 2
 

@@ -20,7 +20,7 @@ from unisono.distribute.pipeline import Pipeline
 from unisono.trainer.pipeline.engine import PipelinedStep
 from unisono.trainer.pipeline.step_parts import micro_steps
 
-pytestmark = pytest.mark.grappler  # graphs after their optimization
+pytestmark = pytest.mark.as_for_users  # graphs after their optimization
 
 layers = keras.layers
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.grappler  # bits of what users run
+pytestmark = pytest.mark.as_for_users  # bits of what users run
 
 PLAIN = """
 import keras, numpy as np, tensorflow as tf

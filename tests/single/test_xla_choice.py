@@ -15,7 +15,7 @@ from unisono.trainer.run import xla_choice
 from unisono.trainer.run.compiled import GRAPH, XLA
 from unisono.trainer.run.xla_choice import Measured, XlaChoice
 
-pytestmark = pytest.mark.grappler  # what is measured and chosen for users
+pytestmark = pytest.mark.as_for_users  # what is measured and chosen for users
 
 ROWS, BATCH, EPOCHS = 70, 8, 20
 STEPS = 9 * EPOCHS  # the last of each epoch has six rows
