@@ -156,12 +156,13 @@ CASES = {
 }
 
 
-def results(case, replicas, as_dataset):
+def results(case, replicas, as_dataset, eager):
     make, x, y = CASES[case]
     keras.utils.set_random_seed(4)
     strategy = helpers.mirrored(replicas) if replicas > 1 else None
     with helpers.scope(strategy):
         model = make()
+    model.run_eagerly = eager
     given = {"x": x, "y": y, "batch_size": BATCH}
     if as_dataset:
         given = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)}
@@ -176,9 +177,9 @@ def results(case, replicas, as_dataset):
 
 @pytest.mark.parametrize("case", CASES)
 def test_structure_gives_the_numbers_of_one_device(case):
-    right = results(case, 1, as_dataset=False)
-    for replicas, as_dataset in ((1, True), (2, False), (3, True)):
-        found = results(case, replicas, as_dataset)
+    right = results(case, 1, as_dataset=False, eager=True)
+    for replicas, as_dataset, eager in ((1, True, False), (2, False, False), (3, True, True)):
+        found = results(case, replicas, as_dataset, eager)
         helpers.assert_close(found, right, helpers.FLOAT32, f"{replicas} replicas, dataset {as_dataset}")
 
 
@@ -239,14 +240,14 @@ def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
     traces = [f.experimental_get_tracing_count() for f, _ in before.values()]
     gc.collect()
     objects = sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects())
-    for _ in range(20):
+    for _ in range(10):
         for make in kinds:
             model.fit(**make(), verbose=0)
     assert dict(model.train_function._compiled) == before
     assert [f.experimental_get_tracing_count() for f, _ in before.values()] == traces
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-feed")]
     gc.collect()
-    assert sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects()) < objects + 20
+    assert sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects()) < objects + 10
 
 
 class Broken(Exception):
