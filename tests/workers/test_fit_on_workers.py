@@ -26,12 +26,12 @@ PARTS = {
 def one_device(tmp_path_factory):
     program = runpy.run_path(str(PROGRAMS / "fit.py"))
     assert {*PARTS[2], *PARTS[3]} == set(program["PARTS"])
-    found = program["run"](tf.distribute.get_strategy(), tmp_path_factory.mktemp("one"))
+    found = program["run"](tf.distribute.get_strategy(), tmp_path_factory.mktemp("one"), eager=True)
     return {name: np.asarray(value) for name, value in found.items()}
 
 
 def test_two_workers_of_two_replicas_give_the_numbers_of_one_device(start_workers, one_device):
-    # New interpreters: each has its own order of sets, and TensorFlow's profiler may not survive a fork.
+    # New interpreters: each has its own order of sets and works as for users; a profiler may not survive a fork.
     run = start_workers("fit", count=2, replicas=2, arguments=["AUTO", *PARTS[2]], anew=True)
     run.succeed(240)
     found = results(run)

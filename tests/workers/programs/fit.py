@@ -21,6 +21,9 @@ STEPS = random.normal(size=(21, 4, 2)).astype("float32")
 STEPS[np.arange(4) >= random.integers(1, 5, size=(21, 1))] = 0.0
 
 
+EAGER = False  # of all models
+
+
 class StopOnOneWorker(keras.callbacks.Callback):
     """Worker 1 alone decides to stop, after step 3."""
 
@@ -29,7 +32,7 @@ class StopOnOneWorker(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def classifier(strategy, **options):
+def classifier(strategy):
     with strategy.scope():
         model = unisono.Sequential(
             [keras.Input((5,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
@@ -39,7 +42,7 @@ def classifier(strategy, **options):
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             weighted_metrics=[keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")],
-            **options,
+            run_eagerly=EAGER,
         )
     return model
 
@@ -96,7 +99,11 @@ def datasets(strategy, out, found):
             [keras.Input((4, 2)), keras.layers.Masking(), keras.layers.SimpleRNN(3, return_sequences=True)]
         )
         model.compile(
-            unisono.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], steps_per_execution=3
+            unisono.optimizers.SGD(0.1, momentum=0.9),
+            "mse",
+            metrics=["mae"],
+            steps_per_execution=1 if EAGER else 3,
+            run_eagerly=EAGER,
         )
     data = tf.data.Dataset.from_tensor_slices((STEPS, np.cumsum(STEPS, 1)[..., :1] * np.ones(3, "float32")))
     open_ended = data.batch(8).filter(always)  # of unknown length, the last batch of 5
@@ -176,6 +183,7 @@ def precision(strategy, out, found):
         model.compile(
             unisono.optimizers.SGD(0.1, gradient_accumulation_steps=2),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            run_eagerly=EAGER,
         )
     found["float16 loss"] = model.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"]
 
@@ -222,7 +230,8 @@ def state_of_replicas(strategy, out, found):
                 keras.layers.Dense(3),
             ]
         )
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, run_eagerly=EAGER)
     model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
     found["own weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
     found["copies"] = [
@@ -253,8 +262,10 @@ PARTS = {
 }
 
 
-def run(strategy, out, parts=()):
-    found = {}
+def run(strategy, out, parts=(), eager=False):
+    """Runs parts, all of them if none is named; with `eager` the steps run op by op, which is the cheapest on one device."""
+    global EAGER
+    EAGER, found = eager, {}
     for seed, name in enumerate(PARTS, 7):
         if name in (parts or PARTS):
             keras.utils.set_random_seed(seed)

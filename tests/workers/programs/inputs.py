@@ -85,7 +85,7 @@ def of_the_whole_batch(y_true, y_pred):
     return tf.reduce_mean(tf.square(y_true - y_pred)) + tf.square(tf.reduce_mean(y_pred))
 
 
-def make_model(make, strategy, loss):
+def make_model(make, strategy, loss, eager):
     keras.utils.set_random_seed(3)
     with strategy.scope():
         inputs, layers = make()
@@ -93,7 +93,8 @@ def make_model(make, strategy, loss):
         for layer in layers:
             outputs = layer(outputs)
         model = unisono.Model(inputs, outputs)
-        model.compile(unisono.optimizers.SGD(0.1), loss, weighted_metrics=["mae"], jit_compile=False)
+        way = {"run_eagerly": True} if eager else {"jit_compile": False}
+        model.compile(unisono.optimizers.SGD(0.1), loss, weighted_metrics=["mae"], **way)
     return model
 
 
@@ -234,15 +235,15 @@ SHARED_CASES = [
 ]
 
 
-def run(strategy, cases=CASES):
-    """The results of every case, by "model/kind/what"."""
+def run(strategy, cases=CASES, eager=False):
+    """The results of every case, by "model/kind/what"; with `eager` op by op, which is the cheapest in one process."""
     found, models = {}, {}
     for name, kind in cases:
         if strategy.num_replicas_in_sync == 1 and kind in SHARED_OUT:
             continue
         layers, loss, x = MODELS[name]
         if name not in models:
-            model = make_model(layers, strategy, loss)
+            model = make_model(layers, strategy, loss, eager)
             models[name] = model, model.get_weights()
         values = results(*models[name], x(), KINDS[kind], strategy, kind in WITHOUT_END)
         found.update({f"{name}/{kind}/{what}": np.asarray(value) for what, value in values.items()})
