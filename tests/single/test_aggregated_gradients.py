@@ -46,7 +46,7 @@ def fit_own_step(name, policy="float32", **options):
         optimizer = optimizers.Adam(0.01, **options)
         if policy == "mixed_float16":
             optimizer = unisono.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=1024.0)
-        model.compile(optimizer, jit_compile=False)
+        model.compile(optimizer, jit_compile=False, run_eagerly=strategy is None)
     history = model.fit(X, Y, batch_size=5, epochs=3, shuffle=False, verbose=0).history
     if strategy is not None:
         assert helpers.copies_are_equal([*model.variables, *model.optimizer.variables], strategy)

@@ -54,7 +54,14 @@ def data():
 
 
 def make_model(
-    units=6, optimizer="adam", strategy=None, noise=0.2, seed=11, activation="relu", from_logits=True
+    units=6,
+    optimizer="adam",
+    strategy=None,
+    noise=0.2,
+    seed=11,
+    activation="relu",
+    from_logits=True,
+    eager=True,
 ):
     """The same model as any script would make it again."""
     keras.backend.clear_session()
@@ -63,7 +70,8 @@ def make_model(
         hidden = keras.layers.Dense(units, activation=activation)
         model = unisono.Sequential([hidden, keras.layers.Dropout(noise), keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
-        model.compile(keras.optimizers.get(optimizer), loss, metrics=["accuracy"])
+        optimizer = keras.optimizers.get(optimizer)
+        model.compile(optimizer, loss, metrics=["accuracy"], run_eagerly=eager)
     return model
 
 
@@ -118,8 +126,11 @@ def backups(of_step_four, tmp_path):
     return shutil.copytree(of_step_four, tmp_path / "backups")
 
 
-def test_resumed_fit_ends_with_the_same_bits(backups, left_alone, capsys):
-    assert resumed(backups) == left_alone
+@pytest.mark.parametrize("eager", [False, True])
+def test_resumed_fit_ends_with_the_same_bits(eager, tmp_path, capsys):
+    expected = fit(make_model(eager=eager))
+    interrupted(tmp_path, 5, model=make_model(eager=eager))
+    assert resumed(tmp_path, model=make_model(eager=eager)) == expected
     assert "at epoch 2, step 1; position in the data: by index." in capsys.readouterr().out
 
 
@@ -274,7 +285,7 @@ def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, mo
             if batch == 2:
                 go_on.set()
 
-    contents = []
+    contents = []  # in a graph, which writes the variables in place
     for background in (False, True):
         folder = tmp_path / str(background)
         if background:
@@ -285,7 +296,7 @@ def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, mo
         # One save, after the first step; the write of it begins when two more steps have run.
         monkeypatch.setattr(type(backup.schedule), "due", lambda self, steps, saved, waited: steps == 1)
         with pytest.raises(Stop):
-            fit(make_model(), Release(), backup, StopAt(3))
+            fit(make_model(eager=False), Release(), backup, StopAt(3))
         contents.append(container.read(backup_store.backup_paths(folder)[0])[1])
     assert contents[0]["calendar"]["step"] == contents[1]["calendar"]["step"] == 1
     del contents[0]["callbacks"], contents[1]["callbacks"]
@@ -389,7 +400,7 @@ def test_seconds_are_looked_at_whenever_an_execution_ends(tmp_path):
     now = iter(range(0, 10**6, 4))
     backup = callbacks.BackupAndRestore(tmp_path, save_freq="10s", background=False, delete_when_done=False)
     backup._clock = lambda: next(now)
-    fit(make_model(), StopAt(10**6), backup, validation=False)
+    fit(make_model(eager=False), StopAt(10**6), backup, validation=False)
     # Nine steps and three ends of an epoch, a tick of 4 s at each look and three at each save.
     assert 2 <= backup.saves <= 6
 

@@ -55,8 +55,12 @@ def registered() -> Any:
     return model
 
 
-def compiled(model: Any, **arguments: Any) -> Any:
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], **arguments)
+def mobilenet() -> keras.Model:
+    return keras.applications.MobileNet((32, 32, 3), alpha=0.25, weights=None, classes=3)
+
+
+def compiled(model: Any, eager: bool = True, **arguments: Any) -> Any:
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=eager, **arguments)
     return model
 
 
@@ -85,6 +89,7 @@ for path in sys.argv[2:]:
     result[path] = {
         "class": type(model).__name__,
         "module": type(model).__module__,
+        "eager": setattr(model, "run_eagerly", True),
         "outputs": np.asarray(model(data[name])).tolist(),
         "trains": [float(v) for v in np.ravel(model.train_on_batch(data["x"], data["y"]))] if name == "x" else [],
     }
@@ -98,9 +103,7 @@ def test_models_open_in_plain_keras_that_has_never_heard_of_us(tmp_path):
         "sequential": compiled(sequential()),
         "functional": compiled(functional()),
         "registered": compiled(registered()),
-        "mobilenet": unisono.adopt(
-            keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
-        ),
+        "mobilenet": unisono.adopt(mobilenet()),
     }
     with helpers.mirrored(2).scope():
         models["mirrored"] = compiled(sequential())
@@ -132,7 +135,7 @@ def test_models_open_in_plain_keras_that_has_never_heard_of_us(tmp_path):
 
 @pytest.mark.parametrize("build", [sequential, functional, registered], ids=lambda build: build.__name__)
 def test_loaded_model_goes_on_with_the_same_numbers(build, tmp_path):
-    model = compiled(build())
+    model = compiled(build(), eager=build is not sequential)
     fit(model, epochs=2)
     model.save(tmp_path / "model.keras")
     with helpers.mirrored(3).scope():
@@ -150,7 +153,8 @@ def test_loaded_model_goes_on_with_the_same_numbers(build, tmp_path):
 
 
 def test_compile_arguments_survive(tmp_path):
-    auto, fixed = compiled(sequential()), compiled(sequential(), steps_per_execution=3, jit_compile=False)
+    auto = compiled(sequential(), eager=False)
+    fixed = compiled(sequential(), eager=False, steps_per_execution=3, jit_compile=False)
     for model, name in ((auto, "auto"), (fixed, "fixed")):
         fit(model)
         model.save(tmp_path / f"{name}.keras")
@@ -237,9 +241,8 @@ def test_adopted_model_trains_as_itself_and_keeps_what_it_was():
 
 def test_mobilenet_is_adopted_and_trains_on_two_replicas():
     with helpers.mirrored(2).scope():
-        model = keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
-        model = unisono.adopt(model)
-        model.compile("sgd", "sparse_categorical_crossentropy")
+        model = unisono.adopt(mobilenet())
+        model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
     before = model.get_weights()
     logs = model.train_on_batch(np.concatenate([IMAGE, IMAGE[:1]]), np.array([0, 1, 2]), return_dict=True)
     assert np.isfinite(logs["loss"])
