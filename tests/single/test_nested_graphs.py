@@ -166,13 +166,12 @@ def assert_same(found, right):
 
 
 @pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved, UpdateInBranch, UpdatesInLoop])
-def test_step_has_the_numbers_of_keras(steps):
-    assert_same(numbers(steps, unisono.Model), numbers(steps, keras.Model))
-
-
-@pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved])
-def test_step_has_the_numbers_of_one_device(steps):
-    assert_same(numbers(steps, unisono.Model, helpers.strategy("mirrored3")), numbers(steps, unisono.Model))
+def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
+    right = numbers(steps, keras.Model)
+    assert_same(numbers(steps, unisono.Model), right)
+    if steps not in (UpdateInBranch, UpdatesInLoop):
+        on = helpers.strategy("mirrored3" if steps is Whole else "mirrored2")
+        assert_same(numbers(steps, unisono.Model, on), right)
 
 
 def test_step_that_is_a_function_has_its_numbers_eagerly():

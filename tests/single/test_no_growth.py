@@ -1,4 +1,4 @@
-"""Nothing grows: a hundred calls trace what one traces, and keep no memory."""
+"""Nothing grows: fifty calls trace what one traces, and keep no memory."""
 
 import gc
 import pathlib
@@ -48,17 +48,17 @@ def traces(function):
     return function.compilations()
 
 
-def test_hundred_fits_trace_once_and_keep_no_memory():
+def test_fifty_fits_trace_once_and_keep_no_memory():
     model = model_under()
     after = {}
-    for call in range(1, 101):
-        model.fit(X, Y, batch_size=BATCH, epochs=2, validation_data=(X, Y), verbose=0)
-        if call in (2, 20, 100):
+    for call in range(1, 51):
+        model.fit(X, Y, batch_size=BATCH, validation_data=(X, Y), verbose=0)
+        if call in (2, 20, 50):
             after[call] = traces(model.train_function), traces(model.test_function), graphs(), resident()
-    assert after[2][:2] == after[20][:2] == after[100][:2]
-    assert after[2][2] >= after[20][2] >= after[100][2]  # a test before this one may still give some back
-    assert after[100][0] <= 2  # the full batch, and the last one
-    assert after[100][3] - after[20][3] < MEGABYTES
+    assert after[2][:2] == after[20][:2] == after[50][:2]
+    assert after[2][2] >= after[20][2] >= after[50][2]  # a test before this one may still give some back
+    assert after[50][0] <= 2  # the full batch, and the last one
+    assert after[50][3] - after[20][3] < MEGABYTES
 
 
 class Batches(keras.utils.PyDataset):
@@ -130,18 +130,18 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
     assert after[-1][2] - after[1][2] < MEGABYTES
 
 
-def test_hundred_evaluations_and_predictions_trace_once_and_keep_no_memory():
+def test_fifty_evaluations_and_predictions_trace_once_and_keep_no_memory():
     model = model_under()
     after = {}
-    for call in range(1, 101):
+    for call in range(1, 51):
         model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         model.predict(X, batch_size=BATCH, verbose=0)
-        if call in (2, 20, 100):
+        if call in (2, 20, 50):
             after[call] = traces(model.test_function), traces(model.predict_function), graphs(), resident()
-    assert after[2][:2] == after[20][:2] == after[100][:2]
-    assert after[2][2] >= after[20][2] >= after[100][2]  # a test before this one may still give some back
-    assert after[100][1] <= 2
-    assert after[100][3] - after[20][3] < MEGABYTES
+    assert after[2][:2] == after[20][:2] == after[50][:2]
+    assert after[2][2] >= after[20][2] >= after[50][2]  # a test before this one may still give some back
+    assert after[50][1] <= 2
+    assert after[50][3] - after[20][3] < MEGABYTES
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str)
@@ -196,7 +196,7 @@ def test_single_batches_trace_once():
     assert traces(model.train_function) == traces(model.test_function) == traces(model.predict_function) == 1
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_a_model_that_is_no_longer_used_is_given_back(replicas):
     def use_one():
         model = model_under(mirrored(replicas) if replicas > 1 else None)
