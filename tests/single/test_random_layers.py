@@ -95,7 +95,7 @@ def fitted_weights(strategy: Any, seed: int) -> list[np.ndarray]:
         model.compile("sgd", "mse")
     x = np.random.default_rng(0).normal(size=(10, FEATURES)).astype("float32")
     model.layers[-1].set_weights([np.full((FEATURES, 1), 0.1), np.ones(1)])
-    model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+    model.fit(x, x[:, :1], batch_size=5, epochs=2, verbose=0)
     if strategy is not None:
         assert helpers.copies_are_equal(model.variables, strategy)
     return model.get_weights()

@@ -195,7 +195,8 @@ def trained(make, replicas, y=Y, loss=None, optimizer=None, between=None, weight
     strategy = mirrored(replicas) if replicas > 1 else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = make() if between is None else make(between)
-        model.compile((optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))(), loss and loss())
+        optimizer = (optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))()
+        model.compile(optimizer, loss and loss(), run_eagerly=replicas == 1)  # which is the cheapest there
     given = {"sample_weight": W} if weighted and not isinstance(y, list) else {}
     history = model.fit(X, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, **given).history
     scores = model.evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True) if weighted else {}
