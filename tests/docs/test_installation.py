@@ -126,15 +126,22 @@ def check_types(python, tmp_path):
 def check_programs(python, clone, tmp_path):
     """A program and a command run in the clone and outside."""
     program = """
+import importlib.util
+import sys
+
 import unisono
 import unisono.commands
 
-unisono.Model, unisono.optimizers.Adam
-print(unisono.installed_here, unisono.distribute, unisono.commands.COMMANDS)
+print(unisono.installed_here, unisono.commands.COMMANDS)
+for name in ("unisono.distribute", "unisono.trainer", "unisono.callbacks"):
+    assert importlib.util.find_spec(name), name
+if len(sys.argv) > 1:  # this loads TensorFlow
+    print(unisono.Model, unisono.optimizers.Adam, unisono.distribute)
 """
-    for folder in (clone, tmp_path):
+    for folder, more in ((clone, ["all"]), (tmp_path, [])):
         (folder / "program.py").write_text(program)
-        assert run(python, "program.py", folder=folder).startswith("True <module 'unisono.distribute' from")
+        said = run(python, "program.py", *more, folder=folder)
+        assert said.startswith("True ") and ("<module 'unisono.distribute' from" in said) == bool(more)
         assert "usage: python -m unisono doctor" in run(
             python, "-m", "unisono", "doctor", "--help", folder=folder
         )

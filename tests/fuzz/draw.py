@@ -31,7 +31,7 @@ def draw(
     stream = random.Random(seed)
     for _ in range(TRIES):
         case = dataclasses.replace(drawn(Case, stream), seed=seed, **(given or {}))
-        if impossible(case) is None and accepts(case):
+        if accepts(case) and impossible(case) is None:
             return case
     raise ValueError(f"seed {seed}: none of {TRIES} cases with {given} is possible; give fewer fields")
 

@@ -33,14 +33,15 @@ def _is_quick(case: Case) -> bool:
 
 
 def _is_small(case: Case) -> bool:
-    """A graph of one or two replicas that is traced in a second: loops and what is drawn twice are drawn apart from it.
+    """A graph of two replicas that is traced in a second, or a few eager steps: loops and what is drawn twice are apart.
 
     Op by op there may be three replicas: a graph of three costs four times as much.
     """
     once = len(case.inputs) == len(case.outputs) == 1 and len(case.body) < 2 and len(case.then) < 2
     looped = case.pool in ("recurrent", "gated", "attention") or case.resume or case.validation
-    replicas = {"mirrored 4": 4, "mirrored 3": 3}.get(case.strategy, 2)
-    return _is_quick(case) and once and not looped and replicas <= (3 if case.way == "eager" else 2)
+    eager, steps = case.way == "eager", -(-case.rows // case.batch) * case.epochs
+    at_hand = case.strategy not in (("mirrored 4",) if eager else ("mirrored 3", "mirrored 4"))
+    return once and not looped and at_hand and (steps <= 4 or not eager) and _is_quick(case)
 
 
 def _check_all(seeds: range, accepts: Callable[[Case], bool], **given: Any) -> None:
