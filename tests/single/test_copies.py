@@ -123,6 +123,7 @@ def test_clones_are_ours(kind):
         if how != "configuration":  # as in Keras, it does not say how the model was compiled
             assert type(cloned.optimizer) is type(model.optimizer), how
             assert cloned.optimizer.gradient_transformers and cloned._auto_jit, how
+            cloned.run_eagerly = True
             fit(cloned)
 
 
