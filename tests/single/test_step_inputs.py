@@ -180,7 +180,7 @@ def test_steps_on_one_batch_get_the_structure_that_keras_gives():
     seen = []
     for base, scope in ((keras.Model, None), (unisono.Model, None), (unisono.Model, helpers.mirrored(2))):
         with helpers.scope(scope):
-            model = step_model(base, eager=base is keras.Model)
+            model = step_model(base, eager=False)
         for arguments in ((X,), (X, Y), ({"a": X}, Y, W)):
             model.train_on_batch(*arguments)
             model.test_on_batch(*arguments)
