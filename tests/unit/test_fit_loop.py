@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono.trainer.run import row_layouts
 
 
 class CountingFunction:
@@ -25,7 +26,8 @@ class CountingFunction:
             self.steps += chunk.steps
             if self.steps == self.fails_at:
                 raise RuntimeError("the step failed")
-            self.events.append(f"{self.name}:{chunk.steps}x{chunk.rows}")
+            rows = "" if chunk.rows is None else f"x{chunk.rows}"
+            self.events.append(f"{self.name}:{chunk.steps}{rows}")
         return execution.steps, {"loss": tf.constant(float(self.steps))}
 
     def ended(self, execution: Any, steps: int, seconds: float) -> None:
@@ -99,8 +101,8 @@ def fit(model: Any, *callbacks: Any, **arguments: Any) -> Any:
 def test_hooks_of_two_epochs_come_in_keras_order():
     events: list[Any] = []
     fit(counting_model(events), Recorder(events), epochs=2, validation_data=(ROWS, ROWS[:, :1]))
-    epoch = ["batch 0 begin", "run:1x4", "batch 0 end 1", "batch 1 begin", "run:1x4", "batch 1 end 2"]
-    epoch += ["batch 2 begin", "run:1x2", "batch 2 end 3", "test begin"]
+    epoch = ["batch 0 begin", "run:1", "batch 0 end 1", "batch 1 begin", "run:1", "batch 1 end 2"]
+    epoch += ["batch 2 begin", "run:1", "batch 2 end 3", "test begin"]
     assert events[: 2 + len(epoch)] == ["train begin", "epoch 0 begin", *epoch]
     assert [e for e in events if e.startswith("epoch")] == [
         "epoch 0 begin",
@@ -113,11 +115,19 @@ def test_hooks_of_two_epochs_come_in_keras_order():
     assert events[-1] == "train end 6"
 
 
-def test_nobody_asks_and_the_last_partial_batch_is_a_chunk_of_its_own():
+def test_nobody_asks_and_a_short_fit_has_one_layout():
     events: list[Any] = []
     model = counting_model(events, steps_per_execution=8)
     fit(model, EpochsOnly(events))
-    assert events == ["run:2x4", "run:1x2", "epoch 0 end"]
+    assert events == ["run:3", "epoch 0 end"]
+
+
+def test_nobody_asks_and_the_last_partial_batch_of_a_long_fit_is_a_chunk_of_its_own(monkeypatch):
+    monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 3)
+    events: list[Any] = []
+    model = counting_model(events, steps_per_execution=8)
+    fit(model, EpochsOnly(events))
+    assert events == ["run:2x4", "run:1", "epoch 0 end"]
 
 
 def test_executions_end_where_a_callback_wakes():
@@ -149,7 +159,7 @@ def test_stop_in_mid_epoch_ends_after_this_batch_and_keeps_the_logs():
         on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", batch == 1)
     )
     history = fit(model, stop, epochs=3)
-    assert events == ["run:1x4", "run:1x4"]
+    assert events == ["run:1", "run:1"]
     assert history.history["loss"] == [2.0]
 
 

@@ -14,7 +14,16 @@ from .calendar import RowOrder
 from .content import checksum
 from .convert import as_resident, cast_floats
 from .feed import GROUP_BYTES, FedSource, Group, batch_bytes
-from .readers import HOST, first_copy, gather_reader, part_reader, slice_reader
+from .readers import (
+    HOST,
+    Reader,
+    first_copy,
+    gather_reader,
+    open_part_reader,
+    open_reader,
+    part_reader,
+    slice_reader,
+)
 from .rows import batch_spec, gather_rows, slice_rows
 from .source import Chunk, Source
 
@@ -61,32 +70,54 @@ class ArraySource(Source):
         self.spec = batch_spec(first_row)
 
     def _read(self, steps: int) -> Chunk | None:
-        """The next chunk; the last batch of a pass is a chunk of its own when it is smaller."""
+        """The next chunk. One of open rows holds batches of both sizes, else the last one is alone where it is smaller."""
         run = self.calendar.next_run(steps)
         if run is None:
             return None
         order = self.calendar.indices(run.a_pass)
+        open_rows = self._leaves_open(run.rows)
+        rows = None if open_rows else run.rows
         with tf.device(HOST):
             place: Any = tf.constant(run.first_row, tf.int64)
-        spec: Any = tf.TensorSpec([], tf.int64)
-        reader = (slice_reader if order is None else gather_reader)(run.rows, self._layout, self.devices[0])
-        several = len(self.devices)
+            if open_rows:
+                place = (place, tf.constant(self.batch_rows, tf.int64), tf.constant(self.rows, tf.int64))
+        spec: Any = tf.nest.map_structure(tf.TensorSpec.from_tensor, place)
         if order is not None:
             orders = self._on_devices(order)
-            place, spec = (orders, place), ([tf.TensorSpec([None], tf.int64)] * several, spec)
-        if several == 1:
-            if order is not None:
-                place, spec = (place[0][0], place[1]), (spec[0][0], spec[1])
-            return Chunk(
-                (self._arrays, place), run.batches, run.rows, reader, signature=(self._signature, spec)
-            )
+            place, spec = (orders, place), ([tf.TensorSpec([None], tf.int64)] * len(orders), spec)
+        batches = self.calendar.left(steps) if open_rows else run.batches
+        if len(self.devices) > 1:
+            return self._chunk_of_copies(batches, rows, place, spec, order is not None)
+        if order is not None:
+            place, spec = (place[0][0], place[1]), (spec[0][0], spec[1])
+        reader = self._reader(rows, order is not None)
+        return Chunk((self._arrays, place), batches, rows, reader, signature=(self._signature, spec))
+
+    def _leaves_open(self, rows: int) -> bool:
+        """Whether batches from here on, the next of `rows` rows, are read with rows left open."""
+        full = self.calendar.batch_rows
+        if self.calendar.rows < full or self.calendar.rows % full == 0:
+            return False
+        return self.open_rows == "all" or (self.open_rows == "last" and rows < full)
+
+    def _reader(self, rows: int | None, ordered: bool) -> Reader:
+        if rows is None:
+            return open_reader(self._layout, self.devices[0], ordered)
+        return (gather_reader if ordered else slice_reader)(rows, self._layout, self.devices[0])
+
+    def _chunk_of_copies(self, batches: int, rows: int | None, place: Any, spec: Any, ordered: bool) -> Chunk:
+        """A chunk of which every replica reads its rows on its own device."""
+        if rows is None:
+            parts = open_part_reader(self._layout, self.devices, ordered)
+        else:
+            parts = part_reader(rows, self._layout, self.devices, ordered)
         return Chunk(
             (self._copies, place),
-            run.batches,
-            run.rows,
-            first_copy(reader, order is not None),
-            signature=([self._signature] * several, spec),
-            part_reader=part_reader(run.rows, self._layout, self.devices, order is not None),
+            batches,
+            rows,
+            first_copy(self._reader(rows, ordered), ordered),
+            signature=([self._signature] * len(self.devices), spec),
+            part_reader=parts,
         )
 
     def _content(self) -> str | None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from .rows import batch_spec, concat_rows, gather_rows, slice_rows
 
 Reader = Callable[[Any, Any], Any]
-PartReader = Callable[[Any, Any, int, int, int], Any]
+PartReader = Callable[[Any, Any, int, Any, Any], Any]
 
 
 class _Tracing(threading.local):
@@ -91,6 +91,55 @@ def gather_reader(rows: int, layout: str = "", device: str = HOST) -> Reader:
             return gather_rows(arrays, tf.slice(order, begin, size))
 
     return read
+
+
+@functools.cache
+def open_reader(layout: str, device: str, ordered: bool) -> Reader:
+    """Reads batch `i` of data whose last batch is smaller; the rows of a batch are not known to the compiled function.
+
+    `inputs` are those of `slice_reader`, or with `ordered` of `gather_reader`, but for `start`: `(start, rows, end)`, int64
+    scalars; `rows` of a full batch, and `end` of the data.
+    """
+
+    def read(inputs: Any, i: Any) -> Any:
+        arrays, place = inputs
+        order, place = place if ordered else (None, place)
+        first, last = _open_bounds(place, i)
+        return _rows_between(arrays, order, first, last, device)
+
+    return read
+
+
+@functools.cache
+def open_part_reader(layout: str, devices: tuple[str, ...], ordered: bool) -> PartReader:
+    """`part_reader` for the inputs of `open_reader`; `first` and `last` are int32 scalar tensors."""
+
+    def read(inputs: Any, i: Any, replica: int, first: Any, last: Any) -> Any:
+        copies, place = inputs
+        orders, place = place if ordered else (None, place)
+        with tf.device(HOST):
+            begin, _ = _open_bounds(place, i)
+            first, last = begin + tf.cast(first, tf.int64), begin + tf.cast(last, tf.int64)
+        order = None if orders is None else orders[replica]
+        return _rows_between(copies[replica], order, first, last, devices[replica])
+
+    return read
+
+
+def _open_bounds(place: Any, i: Any) -> tuple[Any, Any]:
+    start, rows, end = place
+    with _at(HOST):
+        first = start + tf.cast(i, tf.int64) * rows
+        return first, tf.minimum(first + rows, end)
+
+
+def _rows_between(arrays: Any, order: Any, first: Any, last: Any, device: str) -> Any:
+    if order is None:
+        return slice_rows(arrays, first, last, device=device)
+    with _at(HOST):
+        begin, size = tf.reshape(first, [1]), tf.reshape(last - first, [1])
+    with tf.device(device):
+        return gather_rows(arrays, tf.slice(order, begin, size))
 
 
 @functools.cache

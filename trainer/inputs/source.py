@@ -57,6 +57,8 @@ class Source:
         spec: nest of `tf.TypeSpec` in the structure of a batch; its rows are None.
         batch_rows: int or None; rows of a full global batch, where known.
         usual_rows: int or None; rows that most batches have, where they may differ.
+        open_rows: "no", "last" or "all"; which batches are read by a reader that does not know their rows, so that one
+            trace serves all sizes. Set by the loop; only arrays look at it, where the last batch of a pass is smaller.
         rows: int or None; rows of the data (batches of a PyDataset), where known.
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
             rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
@@ -72,6 +74,7 @@ class Source:
     spec: Any
     batch_rows: int | None = None
     usual_rows: int | None = None
+    open_rows = "no"
     rows: int | None = None
     per_worker = False
     resume_by: Any = "skip"

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ..inputs.source import Chunk
+from .carried_logs import CarriedLogs
 
 GRAPH, XLA = "graph", "xla"  # the ways of running steps
 
@@ -25,6 +26,7 @@ class GlobalSteps(Protocol):
         shapes_vary: whether the last step that was traced has collectives whose shape depends on the batch.
         reached_steps: int32 variable; the steps of the last call that had been run before an error.
         recorder: a `StepRecorder`, or None.
+        carried: the logs that loops carry.
     """
 
     model: TrainedModel
@@ -34,6 +36,7 @@ class GlobalSteps(Protocol):
     shapes_vary: bool
     reached_steps: tf.Variable
     recorder: Any
+    carried: CarriedLogs
 
     def global_step(
         self,
@@ -60,12 +63,6 @@ class GlobalSteps(Protocol):
 
     def logs(self, own: dict[str, Any]) -> dict[str, Any]:
         """The logs after a step."""
-        ...
-
-    def empty_logs(
-        self, step: Any, batch: Callable[[], Any], rows: int | None, **others: Any
-    ) -> dict[str, Any]:
-        """Zeros with the structure of a step's own logs."""
         ...
 
     def counted_loop(
@@ -97,11 +94,6 @@ def inputs_and_steps(chunk: Chunk) -> tuple[Any, tf.Tensor]:
     return chunk.inputs, tf.constant(chunk.steps, tf.int32)
 
 
-def present_inputs_and_steps(chunk: Chunk) -> tuple[list[Any], tf.Tensor]:
-    """The same with a list of the inputs that are there."""
-    return present(chunk.inputs), tf.constant(chunk.steps, tf.int32)
-
-
 class Compiled(NamedTuple):
     """What runs the steps of one layout of input.
 
@@ -111,24 +103,34 @@ class Compiled(NamedTuple):
     """
 
     function: Callable[..., Any]
-    arguments: Callable[[Chunk], tuple[Any, Any]] = inputs_and_steps
+    arguments: Callable[[Chunk], tuple[Any, ...]] = inputs_and_steps
 
 
-def signed(body: Callable[..., Any], signature: Any, **options: Any) -> Compiled:
+def signed(body: Callable[..., Any], signature: Any, first: bool = False, **options: Any) -> Compiled:
     """`body(inputs, steps)`, compiled for inputs of `signature`; None: for whatever comes.
 
     A part of a batch may be None (the targets of an output without a loss). The signature of a `tf.function` has no None,
     so the function is then called with the leaves that are there.
-    """
-    if signature is None:
-        return Compiled(graph_function(body, reduce_retracing=True))
-    if not has_absent(signature):
-        return Compiled(graph_function(body, input_signature=_with_steps(signature), **options))
 
-    function = graph_function(
-        taking_present(body, signature), input_signature=_with_steps(present(signature)), **options
-    )
-    return Compiled(function, present_inputs_and_steps)
+    Args:
+        body: what is compiled.
+        signature: of the inputs.
+        first: whether it is `body(inputs, steps, first)`, which begins with batch `first`; with 0 if not said.
+        options: of the `tf.function`.
+    """
+    numbers = (0,) if first else ()
+
+    def arguments(chunk: Chunk) -> tuple[Any, ...]:
+        inputs = present(chunk.inputs) if absent else chunk.inputs
+        return inputs, *(tf.constant(number, tf.int32) for number in (chunk.steps, *numbers))
+
+    absent = has_absent(signature)
+    if signature is None:
+        return Compiled(graph_function(body, reduce_retracing=True), arguments)
+    if absent:
+        body, signature = taking_present(body, signature), present(signature)
+    scalars = [tf.TensorSpec([], tf.int32)] * (1 + len(numbers))
+    return Compiled(graph_function(body, input_signature=[signature, *scalars], **options), arguments)
 
 
 def taking_present(body: Callable[..., Any], signature: Any) -> Callable[..., Any]:
@@ -150,7 +152,3 @@ def has_absent(signature: Any) -> bool:
 def present(nest: Any) -> list[Any]:
     """The leaves of a nest that are there."""
     return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
-
-
-def _with_steps(signature: Any) -> list[Any]:
-    return [signature, tf.TensorSpec([], tf.int32)]

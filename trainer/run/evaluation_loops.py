@@ -17,6 +17,7 @@ from .callback_list import callback_list
 from .execution_length import ExecutionLength
 from .executions import executions
 from .misfits import explained
+from .row_layouts import open_rows
 from .runner import Runner
 from .worker_settlement import Workers
 
@@ -108,6 +109,7 @@ def _pass(
 ) -> Iterator[tuple[int, Any]]:
     """(number of the last batch, `finish(result)`) of each execution of a pass."""
     function = getattr(model, f"{phase}_function")
+    source.open_rows = open_rows(model, source.steps_per_epoch, predicting=phase == "predict")
     length = ExecutionLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
     workers = Workers(model, stop)
     for execution in executions(source, length.next, workers):

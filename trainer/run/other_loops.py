@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.graphs import effects, graph_function
+from ...compat.graphs import effects
 from ..inputs.source import Chunk
 from . import worker_batches
 from .compiled import GRAPH, Compiled, GlobalSteps
@@ -77,24 +77,28 @@ def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: A
                 function.begin(i + 1)
                 more = tf.cond(function.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
             batch, rows = worker_batches.own_batch(more, batch)
-            return i + 1, batch, worker_batches.rows_of_workers(strategy, rows), new if new else logs
+            return (
+                i + 1,
+                batch,
+                worker_batches.rows_of_workers(strategy, rows),
+                function.carried.after(logs, new),
+            )
 
         batch, rows = worker_batches.own_batch(first, worker_batches.empty_batch(first.element_spec))
         counts = worker_batches.rows_of_workers(strategy, rows)
-        start = function.empty_logs(step, lambda: batch, None, worker_rows=counts)
         done, _, _, logs = tf.while_loop(
             lambda i, batch, counts, logs: function.goes_on(
                 tf.logical_and(i < steps, tf.reduce_sum(counts) > 0)
             ),
             body,
-            (tf.constant(0), batch, counts, start),
+            (tf.constant(0), batch, counts, function.carried.start()),
         )
-        return done, function.logs(logs)
+        return done, function.logs(function.carried.end(logs))
 
     return run
 
 
-def on_replicas(function: GlobalSteps, loop: Compiled, step: Callable[..., Any], chunk: Chunk) -> Compiled:
+def on_replicas(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled:
     """`loop`, or what runs each of its steps in a call of its own, where several in one loop cannot be run.
 
     TensorFlow keeps the shape of a collective for a whole call. So where replicas gather rows or slices of which there
@@ -103,42 +107,36 @@ def on_replicas(function: GlobalSteps, loop: Compiled, step: Callable[..., Any],
     function.shapes_vary = False
     signed = chunk.signature is not None and not chunk.open_ended
     loop.function.get_concrete_function(*(() if signed else loop.arguments(chunk)))
-    if not function.shapes_vary:
-        return loop if function.way == GRAPH else or_graph(function, loop, chunk)
-    if chunk.open_ended:
-        return Compiled(_OneByOne(function, loop.function), _inputs_and_number)
-    reader, rows = chunk.reader, chunk.rows
-    single = graph_function(lambda inputs, i: function.logs(step(reader(inputs, i), rows)))
-    return Compiled(
-        _OneByOne(function, lambda inputs, i: (1, single(inputs, i)), [single], by_number=True),
-        _inputs_and_number,
-    )
-
-
-def _inputs_and_number(chunk: Chunk) -> tuple[Any, int]:
-    return chunk.inputs, chunk.steps
+    if function.shapes_vary:
+        return Compiled(_OneByOne(function, loop.function, drawn=chunk.open_ended), loop.arguments)
+    return loop if function.way == GRAPH else or_graph(function, loop, chunk)
 
 
 class _OneByOne:
-    """Calls `single(inputs, i)` for every step, or `single(inputs, 1)` where the input is drawn from an iterator."""
+    """Calls a loop for every step by itself.
 
-    def __init__(
-        self, function: GlobalSteps, single: Any, functions: list[Any] | None = None, by_number: bool = False
-    ) -> None:
-        self._function, self._single, self._by_number = function, single, by_number
-        self.functions = functions or [single]
+    Args:
+        function: the steps.
+        loop: `loop(inputs, steps, first)`, or `loop(inputs, steps)` where batches are drawn from an iterator.
+        drawn: whether they are.
+    """
 
-    def __call__(self, inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
+    def __init__(self, function: GlobalSteps, loop: Any, drawn: bool) -> None:
+        self._function, self._loop, self._drawn = function, loop, drawn
+        self.functions = [loop]
+
+    def __call__(self, inputs: Any, steps: tf.Tensor, first: Any = 0) -> tuple[int, dict[str, Any]]:
         logs: dict[str, Any] = {}
-        for i in range(steps):
+        for i in range(int(steps)):
             self._function.begin(i)
-            ran, new = self._single(inputs, tf.constant(i if self._by_number else 1, tf.int32))
+            span = (1,) if self._drawn else (i + 1, i)
+            ran, new = self._loop(inputs, *(tf.constant(number, tf.int32) for number in span))
             if not int(ran):
                 return i, logs
             logs = new
             if _halts(self._function):
                 return i + 1, logs
-        return steps, logs
+        return int(steps), logs
 
 
 def _halts(function: GlobalSteps) -> bool:

@@ -27,6 +27,7 @@ from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, replica_step
 from ..step.variable_placement import accumulates
 from . import other_loops, xla_loops
+from .carried_logs import CarriedLogs
 from .compiled import GRAPH, XLA, Compiled, signed
 from .executions import UNKNOWN, Execution, noted
 from .rules_first import RulesFirst
@@ -50,6 +51,7 @@ class StepFunction:
         plan: of the fit that runs: choices that a resumed run repeats; see `rules_first`.
         recorder: what keeps the logs of each step for callbacks; None where none wants them. See `told_steps`.
         reached_steps: int32 variable; the steps of the last call that had been run before an error, or UNKNOWN.
+        carried: the logs that loops carry.
     """
 
     def __init__(self, model: TrainedModel, training: bool, step_fn: Callable[[Any], Any]) -> None:
@@ -66,6 +68,7 @@ class StepFunction:
         self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
         self._rules: RulesFirst | None = None
+        self.carried = CarriedLogs(lambda: model._has_own_logs(training))
         with tf.device("CPU:0"):
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
@@ -133,8 +136,11 @@ class StepFunction:
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """What runs chunks of this layout, and whether it was there already."""
-        key = chunk.reader, chunk.rows, chunk.open_ended, self.way, self.recorder
-        key += (self.way == XLA and chunk.usual_rows,)
+        layout = chunk.reader, chunk.rows, chunk.open_ended, self.recorder
+        key = *layout, self.way, self.way == XLA and chunk.usual_rows
+        in_graph = *layout, GRAPH, False
+        if in_graph in self._compiled and xla_loops.stays_in_graph(self, chunk):
+            return self._compiled[in_graph], True
         familiar = key in self._compiled
         if not familiar:
             self._compiled[key] = self._compile(chunk)
@@ -156,9 +162,9 @@ class StepFunction:
             compiled = Compiled(graph_function(self.open_loop(step, chunk.reader, chunk.rows)))
         else:
             loop = self.counted_loop(step, chunk.reader, chunk.rows, parts=chunk.part_reader)
-            compiled = signed(loop, chunk.signature)
+            compiled = signed(loop, chunk.signature, first=not self.alone)
         if not self.alone:
-            return other_loops.on_replicas(self, compiled, step, chunk)
+            return other_loops.on_replicas(self, compiled, chunk)
         return xla_loops.or_graph(self, compiled, chunk) if self.way == XLA else compiled
 
     def counted_loop(
@@ -169,24 +175,24 @@ class StepFunction:
         begin: Callable[[Any], Any] | None = None,
         parts: Any = None,
     ) -> Callable[..., Any]:
-        """`run(inputs, steps)`: the loop over a known number of batches; `step(batch, rows, after=)` computes one.
+        """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1`.
 
-        `parts` reads each replica's rows where it is; see `Chunk.part_reader`.
+        `step(batch, rows, after=)` computes one. `parts` reads each replica's rows where it is; see `Chunk.part_reader`.
         """
         begin = begin or self.begin
 
-        def run(inputs: Any, steps: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
+        def run(inputs: Any, steps: tf.Tensor, first: Any = 0) -> tuple[tf.Tensor, dict[str, Any]]:
             def body(i: tf.Tensor, logs: Any) -> Any:
                 begin(i)
                 with effects() as drawn:
                     batch = reader(inputs, i)
                 own = {} if parts is None else {"part": functools.partial(parts, inputs, i)}
-                new = step(batch, rows, after=drawn, **own)
-                return i + 1, new if new else logs
+                return i + 1, self.carried.after(logs, step(batch, rows, after=drawn, **own))
 
-            start = self.empty_logs(step, lambda: reader(inputs, tf.constant(0)), rows)
-            done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, (tf.constant(0), start))
-            return done, self.logs(logs)
+            probe = None if begin == self.begin else lambda: step(reader(inputs, tf.constant(0)), rows)
+            start = tf.convert_to_tensor(first), self.carried.start(probe)
+            done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, start)
+            return done, self.logs(self.carried.end(logs))
 
         return run
 
@@ -204,15 +210,15 @@ class StepFunction:
                 with tf.control_dependencies(made):  # the step is whole before an error of the input can come
                     self.begin(i + 1)
                     more = tf.cond(self.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
-                return i + 1, more, new if new else logs
+                return i + 1, more, self.carried.after(logs, new)
 
-            start = self.empty_logs(step, first.get_value, rows)
+            start = self.carried.start()
             done, _, logs = tf.while_loop(
                 lambda i, batch, logs: self.goes_on(tf.logical_and(i < steps, batch.has_value())),
                 body,
                 (tf.constant(0), first, start),
             )
-            return done, self.logs(logs)
+            return done, self.logs(self.carried.end(logs))
 
         return run
 
@@ -283,13 +289,3 @@ class StepFunction:
     def begin(self, i: Any) -> None:
         """Notes that step `i` of the call begins."""
         self.reached_steps.assign(i)
-
-    def empty_logs(
-        self, step: Any, batch: Callable[[], Any], rows: int | None, **others: Any
-    ) -> dict[str, Any]:
-        """Zeros with the structure of the logs that a user's step returns; nothing for the logs of metrics."""
-        if not self.model._has_own_logs(self.training):
-            return {}
-        probe = graph_function(lambda: step(batch(), rows, **others))
-        logs = probe.get_concrete_function().structured_outputs
-        return keras.tree.map_structure(lambda t: tf.zeros(t.shape, t.dtype), logs)  # pyright: ignore[reportReturnType]

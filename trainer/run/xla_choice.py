@@ -29,7 +29,7 @@ from ...distribute.devices import is_gpu
 from ...distribute.workers.agreement import spans_workers
 from ..inputs import Chunk, Source
 from ..step.variable_placement import optimizers_of
-from . import xla_loops
+from . import row_layouts, xla_loops
 from .compiled import GRAPH, XLA
 from .executions import Execution
 from .step_function import StepFunction
@@ -60,7 +60,6 @@ _OTHER_NUMBERS = (
     "StatelessRandomBinomial",
     "StatelessRandomPoisson",
 )
-FEWEST_STEPS = 400
 WORTH = (
     1.5  # the saving must be this many times what compiling is taken to cost: about twice the first execution
 )
@@ -105,7 +104,7 @@ class XlaChoice:
         model: the built model.
         source: the input.
         plan: the fit's plan; "way" is the way of the next step, "settled" whether it is final, "switches" a list of
-            [epoch, step, way] where it changed.
+            [epoch, step, way] where it changed, "open rows" the `Source.open_rows` of this fit.
         steps_ahead: int; 0 where every step must be an execution of its own. None: unknown.
     """
 
@@ -124,6 +123,8 @@ class XlaChoice:
             way, self._measured.reason = self._first_way()
             begin = XLA if self._measured.xla_compiles else GRAPH  # where the fit before was measuring
             plan.update(way=way or begin, settled=way is not None, switches=[])
+            plan["open rows"] = "no" if self._on_gpu else row_layouts.open_rows(model, self._ahead)
+        source.open_rows = plan.setdefault("open rows", "no")
         self._function.way = plan["way"]
         plan.setdefault("settled", True)
         plan.setdefault("switches", [])
@@ -149,7 +150,7 @@ class XlaChoice:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
         if self._on_gpu:
             return self._measured.way, self._measured.reason
-        if self._ahead < FEWEST_STEPS:
+        if self._ahead < row_layouts.FEWEST_STEPS:
             return GRAPH, "few steps"
         if self._measured.way is None:
             self._measured.way, self._measured.reason = _remembered(self._file())
@@ -170,8 +171,9 @@ class XlaChoice:
             measured.compiling = measured.compiling or seconds
         else:
             measured.seconds[function.way].append((steps, seconds))
-            leaves = tf.nest.flatten(execution.chunks[0].inputs, expand_composites=True)
-            self._shapes.add(tuple(str(getattr(leaf, "shape", None)) for leaf in leaves))
+            if self._may_be_compiled(execution.chunks[0]):
+                leaves = tf.nest.flatten(execution.chunks[0].inputs, expand_composites=True)
+                self._shapes.add(tuple(str(getattr(leaf, "shape", None)) for leaf in leaves))
             if not self._plan["settled"]:
                 self._decide(execution)
 
@@ -192,7 +194,7 @@ class XlaChoice:
     def _try(self, execution: Execution) -> None:
         """Goes over to XLA, if it can compile the steps; on one replica it does so at once, by running none."""
         chunk = execution.chunks[0]
-        if chunk.rows is not None and chunk.rows != self._function.full_rows:
+        if not self._may_be_compiled(chunk):
             return  # only the last partial batch: an execution of full ones will come
         refusal = self._refusal(chunk)
         if refusal is not None:
@@ -205,6 +207,10 @@ class XlaChoice:
                 self._measured.xla_compiles = True
             except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
                 self._settle(GRAPH, "XLA cannot compile this step")
+
+    def _may_be_compiled(self, chunk: Chunk) -> bool:
+        """Whether it holds more than a last partial batch."""
+        return chunk.rows == self._function.full_rows
 
     def _refusal(self, chunk: Chunk) -> str | None:
         """Why XLA is not to be tried on chunks like this; None where it is."""

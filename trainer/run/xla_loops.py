@@ -40,6 +40,13 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
     return function.global_step
 
 
+def stays_in_graph(function: GlobalSteps, chunk: Chunk) -> bool:
+    """Whether the steps of a last partial batch are what they are in the plain graph, whichever way the others are run."""
+    full = chunk.usual_rows is not None or chunk.rows == function.full_rows
+    on_gpu = function.alone and is_gpu(function.device())
+    return not (full or function.model.jit_compile or on_gpu)
+
+
 def _step_by_itself(
     function: GlobalSteps, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
 ) -> dict[str, Any]:
@@ -122,17 +129,17 @@ class GraphOnFailure:
         self.functions = [function]
         self._called = False
 
-    def __call__(self, inputs: Any, steps: tf.Tensor) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Runs the steps."""
         first, self._called = not self._called, True
         try:
-            return self._function(inputs, steps)
+            return self._function(*arguments)
         except (tf.errors.OpError, ValueError):
             if not first or self._step_function.reached() != 0:
                 raise
         self._step_function.way = GRAPH
         self._function = self._in_graph()
-        return self._function(inputs, steps)
+        return self._function(*arguments)
 
 
 def or_graph(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled:
