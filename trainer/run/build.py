@@ -75,13 +75,14 @@ def _build_by_own_step(model: TrainedModel, spec: Any, own_step: Any, otherwise:
     """
     step, used = StepContext(0, 1, 1, 1), []
     step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
-    missing, before, whole = _unbuilt(model), -1, False
-    while missing and missing != before and not whole:
-        # variables come to be when the scope ends; the next trace gets further, if this one has failed
+    missing, before, seen = _unbuilt(model), -1, False
+    while missing and missing != before and not seen:
+        # Variables come to be when the scope ends, and the next trace gets further: unless it has seen all layers built.
+        built = all(layer.built for layer in layers_of(model)[1:])
         with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
             with step_scope(step):
                 own_step(keras.tree.map_structure(_placeholder, spec))
-            whole = True
+            seen = built
         missing, before = _unbuilt(model), missing
         for optimizer, variables in used:  # which have values only now
             ensure_built(optimizer, variables)
