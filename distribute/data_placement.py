@@ -103,8 +103,3 @@ def free_memory(device: str) -> int | None:
     except (ValueError, tf.errors.OpError):
         return None
     return None if limit is None else max(0, limit - taken)
-
-
-def setting() -> Any:
-    """The place and the share that are in force."""
-    return dataclasses.astuple(_setting)

@@ -26,6 +26,7 @@ FACE = {
     "find_learning_rate",
     "load_model",
     "mixed_precision",
+    "model_memory",
     "models",
     "optimizers",
     "replica_step",
