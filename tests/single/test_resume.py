@@ -488,3 +488,33 @@ def test_plain_keras_model_is_told_what_to_do(tmp_path):
         model.fit(
             np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[callbacks.BackupAndRestore(tmp_path)]
         )
+
+
+class OwnStep(unisono.Sequential):
+    """A step as in Keras' guides; the model is given an optimizer and no loss."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y[:, None], tf.float32)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_optimizer_of_an_own_step_is_there_before_it_is_restored(replicas, tmp_path):
+    def train(directory, *extra):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        with helpers.scope(None if replicas is None else helpers.mirrored(replicas)):
+            model = OwnStep([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Nadam(0.1), run_eagerly=True)
+        backup = callbacks.BackupAndRestore(directory, save_freq=1)
+        model.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=[backup, *extra])
+        return bits(model)
+
+    alone = train(tmp_path / "alone")
+    with pytest.raises(Stop):
+        train(tmp_path / "stopped", StopAt(4))
+    assert train(tmp_path / "stopped") == alone

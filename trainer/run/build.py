@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import scratch_graph
 from ...compat.layers import layers_of
+from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import (
     build_symbolically,
     compiled_loss,
@@ -21,9 +23,12 @@ from ...compat.training import (
     pretending_built,
     unpack_x_y_sample_weight,
 )
+from ...compat.variables import raw_value
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from .. import checks
+from ..step.observed_step import Observed
+from ..step.variable_placement import optimizers_of
 from .misfits import explained
 
 
@@ -44,7 +49,8 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
     checks.check_structure(model, spec, name)
     checks.check_text(model, spec)
     if model._overrides_step(name):
-        _build_by_own_step(model, spec, getattr(model, name), _symbolically)
+        optimizers = optimizers_of(model) if training else ()
+        _build_by_own_step(model, spec, getattr(model, name), _symbolically, optimizers)
         return
     if model._overrides_step("train_step"):  # what it does with batches need not be what Keras' own steps do
         with contextlib.suppress(Exception):
@@ -67,29 +73,54 @@ def build_for_prediction(model: TrainedModel, spec: Any) -> None:
         _for_prediction(model, spec)
 
 
-def _build_by_own_step(model: TrainedModel, spec: Any, own_step: Any, otherwise: Any) -> None:
+def _build_by_own_step(
+    model: TrainedModel, spec: Any, own_step: Any, otherwise: Any, optimizers: Sequence[Any] = ()
+) -> None:
     """Creates the variables that the user's step uses, as Keras does: where the step first uses them.
 
     The step is traced, and never run. An error in it is left to the first real step, which names its place. What the step
     does not reach, or cannot outside of a replica, is made from the model's `call`.
     """
-    step, used = StepContext(0, 1, 1, 1), []
-    step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
-    missing, before, seen = _unbuilt(model), -1, False
+
+    def unbuilt() -> int:
+        return _unbuilt(model) + sum(not optimizer.built for optimizer in optimizers)
+
+    used: list[Any] = []
+    missing, before, seen = unbuilt(), -1, False
     while missing and missing != before and not seen:
         # Variables come to be when the scope ends, and the next trace gets further: unless it has seen all layers built.
         built = all(layer.built for layer in layers_of(model)[1:])
         with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
-            with step_scope(step):
+            with _step_of_a_replica(model, built) as step:
+                step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
                 own_step(keras.tree.map_structure(_placeholder, spec))
             seen = built
-        missing, before = _unbuilt(model), missing
         for optimizer, variables in used:  # which have values only now
             ensure_built(optimizer, variables)
         used.clear()
-    if missing and _can_be_called(model):
+        missing, before = unbuilt(), missing
+    if _unbuilt(model) and _can_be_called(model):
         with contextlib.suppress(Exception):
             otherwise(model, spec)
+
+
+@contextlib.contextmanager
+def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext]:
+    """The step in which the user's is traced. A variable with copies has a gradient in the context of a replica only.
+
+    What creates variables is traced outside of one: they belong to all replicas.
+    """
+    copied = any(
+        isinstance(raw_value(variable), tf.distribute.DistributedValues) for variable in model.variables
+    )
+    step = StepContext(0, 1, 1, 1)
+    with contextlib.ExitStack() as contexts:
+        if built and copied:
+            step.observer = Observed()
+            contexts.enter_context(LookedAtReplica(model.distribute_strategy, 0))
+            contexts.enter_context(pretending_replicas(1))
+        contexts.enter_context(step_scope(step))
+        yield step
 
 
 def _unbuilt(model: TrainedModel) -> int:
