@@ -57,6 +57,7 @@ BENCHMARKS = (
     Benchmark("scaling_check", ("scaling_check",)),
     Benchmark("mixed_memory", ("mixed_memory",)),
     Benchmark("counted_memory", ("counted_memory",)),
+    Benchmark("sharded_state", ("sharded_state",)),
     Benchmark("parameter_servers", ("parameter_servers", "parameter_servers_slowed")),
     Benchmark("pipeline_memory", ("pipeline_memory",)),
     Benchmark("pipeline_speed", ("pipeline_speed",)),

@@ -22,8 +22,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .tables import publish
+
 WIDTH, WARM_UP = 1024, 3
 LEVELS = ("none", "optimizer", "gradients")
+_HEAD = (
+    "workers",
+    "micro-batches of an update",
+    "level",
+    "bytes for a parameter",
+    "formula",
+    "saved",
+    "of the formula's",
+    "time of a step",
+)
 
 
 def main() -> None:
@@ -48,8 +60,23 @@ def main() -> None:
             f"{row['accumulation']:13}{row['workers']:9}  {row['level']:11}{row['bytes']:17.1f}{row['formula']:9.1f}"
             f"{row['saved']:7.1f}{row['of_formula']:12}{row['ms']:10.0f}{row['ratio']:7.2f}"
         )
+    publish("sharded_state", _HEAD, [_cells(row) for row in rows if row["workers"] > 1])
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1))
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    plain = row["level"] == "none"
+    level = "without" if plain else f'"{row["level"]}"'
+    saved = ["", "", ""] if plain else [f"{row['saved']:.1f}", row["of_formula"], f"{row['ratio']:.2f}"]
+    numbers = [
+        str(row["workers"]),
+        str(row["accumulation"]),
+        level,
+        f"{row['bytes']:.1f}",
+        f"{row['formula']:g}",
+    ]
+    return [*numbers, *saved]
 
 
 def formula(level: str, workers: int, accumulation: int) -> float:

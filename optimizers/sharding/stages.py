@@ -44,7 +44,8 @@ def way_of(optimizer: Any, options: CallOptions) -> Way:
 def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
     """Stage 1: this replica's shard of each dense gradient of the global batch; sparse ones and new values are whole."""
     scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
-    shards = iter(reduce_scatter([g for (g, _), cut in zip(pairs, scattered) if cut], weight))
+    given = [_of_known_shape(g, v) for (g, v), cut in zip(pairs, scattered) if cut]
+    shards = iter(reduce_scatter(given, weight))
     rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
     summed = iter(whole.aggregate(optimizer, rest, options, weight))
     return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
@@ -57,7 +58,15 @@ def aggregate_and_cut(optimizer: Any, pairs: Pairs, options: CallOptions, weight
 
 def cut(pairs: Pairs) -> Pairs:
     """This replica's shard of each whole gradient."""
-    return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
+    return [
+        (g if overwritten_by_gradient(v) else own_shard(_of_known_shape(g, v), list(v.shape)), v)
+        for g, v in pairs
+    ]
+
+
+def _of_known_shape(gradient: Any, variable: Any) -> Any:
+    """A dense gradient with the shape of its variable: where the rows of a batch are not known, its own need not be."""
+    return gradient if isinstance(gradient, tf.IndexedSlices) else tf.ensure_shape(gradient, variable.shape)
 
 
 def all_finite(optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:

@@ -192,9 +192,9 @@ def alone():
     for scope in (strategy.scope, tf.init_scope):
         with scope():
             models.append(classifier(unisono.optimizers.Adam(1e-2, clipnorm=0.5)))
-        history = models[-1].fit(
-            X, Y, batch_size=16, epochs=3, verbose=0, validation_data=(X[:50], Y[:50]), callbacks=callbacks()
-        )
+        # Rows that divide: one device would leave them open, and Grappler rounds another way where it knows their number.
+        data: dict = {"x": X[:224], "y": Y[:224], "validation_data": (X[:48], Y[:48])}
+        history = models[-1].fit(**data, batch_size=16, epochs=3, verbose=0, callbacks=callbacks())
         histories.append(history.history)
     FOUND["fit_distance"], FOUND["same_history"] = distance(*models), histories[0] == histories[1]
     FOUND["predict"] = float(np.abs(models[0].predict(X, verbose=0) - models[1].predict(X, verbose=0)).max())
@@ -213,9 +213,9 @@ def alone():
     target = RNG.normal(size=(230, 1)).astype("float32")
     with strategy.scope():
         model = embedder(unisono.optimizers.Adam(1e-2))
-    model.fit(IDS, target, batch_size=16, epochs=2, verbose=0)
+    model.fit(IDS[:224], target[:224], batch_size=16, epochs=2, verbose=0)
     other = embedder(unisono.optimizers.Adam(1e-2))
-    other.fit(IDS, target, batch_size=16, epochs=2, verbose=0)
+    other.fit(IDS[:224], target[:224], batch_size=16, epochs=2, verbose=0)
     FOUND["split_distance"] = distance(model, other)
     table = model.layers[0].embeddings
     FOUND["shards"] = len(table.value.variables)
