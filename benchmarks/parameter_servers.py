@@ -82,15 +82,17 @@ def _waiting(keras):
     TensorFlow waits twice: for the number, and for there being no other.
     """
     import tensorflow as tf
-    from tensorflow.python.data.experimental.ops.testing import sleep
 
     class Waiting(keras.layers.Layer):
         def call(self, x):
-            late = (
-                tf.data.Dataset.range(1)
-                .apply(sleep(500 * _WAIT))
-                .reduce(tf.constant(0, tf.int64), lambda s, n: n)
+            sleeps = tf.raw_ops.SleepDataset(
+                input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(1)),
+                sleep_microseconds=tf.constant(500 * _WAIT, tf.int64),
+                output_types=[tf.int64],
+                output_shapes=[[]],
             )
+            number = tf.data.experimental.from_variant(sleeps, tf.TensorSpec([], tf.int64))
+            late = number.reduce(tf.constant(0, tf.int64), lambda s, n: n)
             return x + tf.cast(late, x.dtype)
 
     return Waiting()
