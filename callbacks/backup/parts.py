@@ -32,17 +32,19 @@ _saves = itertools.count()  # every worker begins the same saves
 Shards = dict[str, dict[int, Any]]
 
 
-def shards_of(variables: Mapping[str, Sequence[Any]]) -> Shards:
-    """The local shards in what was captured: group -> number of the variable -> arrays."""
-    found = {
+def held_here(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
+    """What only this worker holds in what was captured: group -> number of the variable -> arrays; no group is left out.
+
+    Args:
+        variables: by group.
+        kind: "shards" or "copies".
+    """
+    return {
         group: {
-            i: saved["shards"]
-            for i, saved in enumerate(members)
-            if isinstance(saved, dict) and "shards" in saved
+            i: saved[kind] for i, saved in enumerate(members) if isinstance(saved, dict) and kind in saved
         }
         for group, members in variables.items()
     }
-    return {group: members for group, members in found.items() if members}
 
 
 def job(
@@ -66,7 +68,8 @@ def job(
     Context: the main thread of every worker, between steps.
     """
     worker, workers = place_among_workers(strategy)
-    shards = shards_of(content["variables"]) if workers > 1 else {}
+    held = held_here(content["variables"], "shards") if workers > 1 else {}
+    shards = {group: members for group, members in held.items() if members}
     if not shards:
         return (lambda: store.write(content, summary, check)) if chief else None
     save = next(_saves)

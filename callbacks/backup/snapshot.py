@@ -20,6 +20,7 @@ from . import callback_state, container, random_state, variable_state
 from .callback_names import named
 from .fingerprint import differences, fingerprint
 from .generators import GLOBAL_GENERATORS, found_generators
+from .parts import held_here
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
@@ -198,14 +199,7 @@ def _from_all_workers(
         return variables, [worker]
     large = worker["source"].get(_LARGE, b"")
     source = {name: value for name, value in worker["source"].items() if name != _LARGE}
-    local = {
-        group: {
-            i: saved["copies"]
-            for i, saved in enumerate(members)
-            if isinstance(saved, dict) and "copies" in saved
-        }
-        for group, members in variables.items()
-    }
+    local = held_here(variables, "copies")
     stream = io.BytesIO()
     container.write(stream, {"copies": local, "worker": {**worker, "source": source}}, {})
     payloads = gather_bytes(stream.getvalue(), strategy, only_chief=True)
