@@ -373,3 +373,19 @@ def test_fit_eagerly_equals_one_device(name, one_device):
     rows = rows_of(name)
     found = run(CASES[name], helpers.mirrored(2), rows, 4, eager=True)
     check(found, one_device(name, rows, 4), helpers.FLOAT32)
+
+
+@pytest.mark.parametrize("replicas", ["none", "mirrored2"])
+def test_batches_of_a_loss_without_reduction_count_with_their_rows_as_in_keras(replicas):
+    def losses(cls, strategy):
+        with helpers.scope(strategy):
+            model = cls([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile(
+                keras.optimizers.SGD(0.0), keras.losses.MeanSquaredError(reduction="none"), run_eagerly=True
+            )
+        x = np.arange(10.0).reshape(5, 2)
+        history = model.fit(x, x[:, :1] ** 2, batch_size=4, shuffle=False, verbose=0).history
+        return [history["loss"], model.evaluate(x, x[:, :1] ** 2, batch_size=4, verbose=0)]
+
+    expected = losses(keras.Sequential, None)
+    helpers.assert_close(losses(unisono.Sequential, helpers.strategy(replicas)), expected, helpers.FLOAT32)

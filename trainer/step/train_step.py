@@ -181,11 +181,8 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
 
 
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
-    """Counts the loss into the epoch's mean, weighted with its rows; as Keras does, each entry of one without reduction."""
-    rows = step.rows
-    if loss.shape.rank != 0:
-        loss, rows = tf.reduce_mean(loss), tf.cast(rows, loss.dtype) * tf.cast(tf.size(loss), loss.dtype)
-    loss_tracker(model).update_state(loss, sample_weight=rows)
+    """Counts the loss into the epoch's mean, weighted with its rows; of a loss without reduction its mean."""
+    loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=step.rows)
 
 
 def _zero_unless(alive: Any, gradient: Any) -> Any:
