@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.util import structure
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
@@ -96,6 +98,13 @@ def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset_ops._VariantDataset(variant, dataset.element_spec)
 
 
+def saving_exactly(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same pipeline; an iterator of it that cannot be saved exactly says so when it is to be saved."""
+    options = tf.data.Options()
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
+    return dataset.with_options(options)
+
+
 def end_iterator(iterator: Any, dataset: Any) -> None:
     """Ends the work of an iterator and gives back what it holds, in a thread of its own; it is empty from then on.
 
@@ -109,20 +118,39 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
     handle = getattr(iterator, "_iterator_resource", None)
     if handle is None or not isinstance(dataset, tf.data.Dataset):
         return
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    nothing = dataset.take(0).with_options(options)
+    nothing = _nothing_of(dataset)
 
     def end() -> None:
         try:
             with contextlib.suppress(tf.errors.OpError):  # then it ends when nothing refers to it
-                tf.raw_ops.MakeIterator(dataset=nothing._variant_tensor, iterator=handle)
+                tf.raw_ops.MakeIterator(dataset=nothing, iterator=handle)
         finally:
             _ending.discard(threading.current_thread())
 
     thread = threading.Thread(target=end, name="unisono end of an iterator", daemon=True)
     _ending.add(thread)
     thread.start()
+
+
+@functools.cache
+def _untuned() -> bytes:
+    """The options of a pipeline that no thread tunes, as TensorFlow writes them."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options._to_proto().SerializeToString()
+
+
+def _nothing_of(dataset: tf.data.Dataset) -> tf.Tensor:
+    """`dataset.take(0)`, without tuning: by operations, since the Python around them takes milliseconds."""
+    kinds: dict[str, Any] = {
+        "output_types": structure.get_flat_tensor_types(dataset.element_spec),
+        "output_shapes": structure.get_flat_tensor_shapes(dataset.element_spec),
+    }
+    with tf.device("CPU:0"):
+        taken = tf.raw_ops.TakeDataset(
+            input_dataset=dataset._variant_tensor, count=tf.constant(0, tf.int64), **kinds
+        )
+        return tf.raw_ops.OptionsDataset(input_dataset=taken, serialized_options=_untuned(), **kinds)
 
 
 @atexit.register

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +31,28 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
+
+
+def only_graph(function: Any) -> Callable[..., Any]:
+    """What runs the one graph of a `tf.function` with a signature, without the search for the graph that is meant.
+
+    TensorFlow looks at every argument before each call, and at the devices and strategies around it, to find the graph
+    that fits: half a millisecond. Here all calls mean the same graph. Arguments are tensors, in nests like the signature.
+
+    Returns:
+        `function` itself where it has no graph yet, may have several, or where functions run eagerly.
+    """
+    graph: Any = getattr(function, "_concrete_variable_creation_fn", None)
+    known = graph is not None and function.input_signature is not None and not function._created_variables
+    if not known or not tf.executing_eagerly() or tf.config.functions_run_eagerly():
+        return function
+
+    def run(*args: Any) -> Any:
+        given = itertools.zip_longest(graph.function_type.parameters, args)  # what has a default is no tensor
+        inputs = graph.function_type.unpack_inputs(inspect.BoundArguments(graph.function_type, dict(given)))
+        return graph._call_flat(inputs, graph.captured_inputs)
+
+    return run
 
 
 def inlined(function: Any) -> Callable[..., Any] | None:

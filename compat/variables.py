@@ -24,6 +24,11 @@ def stored_dtype(variable: Any) -> Any:
     return getattr(raw_value(variable), "dtype", None) or variable.dtype
 
 
+def is_plain(variable: Any) -> bool:
+    """Whether it is a variable of TensorFlow that has one copy, on one device."""
+    return type(variable) is ResourceVariable
+
+
 def autocast(variable: keras.Variable, value: Any) -> Any:
     """`value` in the dtype that reading `variable` gives here."""
     return variable._maybe_autocast(value)

@@ -47,6 +47,7 @@ ATTRIBUTES = {
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
     "keras.src.trainers.compile_utils:CompileMetrics": "_user_metrics",
     "tensorflow:RegisterGradient": "_op_type",
+    "tensorflow:data.Options": "_to_proto",
     "tensorflow:data.Dataset": "_GeneratorState _as_serialized_graph _functions _inputs _variant_tensor",
     "tensorflow.python.data.ops.dataset_ops:DatasetV2._GeneratorState": "_generator",
     "tensorflow.python.data.ops.dataset_ops": "_VariantDataset",
@@ -73,7 +74,8 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_handle _rng",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph "
-    "_concrete_variable_creation_fn _omit_frequent_tracing_warning _variable_creation_config",
+    "_concrete_variable_creation_fn _created_variables _omit_frequent_tracing_warning _variable_creation_config",
+    "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_get_function",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",

@@ -36,6 +36,7 @@ from .runner import runner_of
 from .seen_by_tools import SeenByTools
 from .step.first_call import build_outside
 from .step.global_metrics import give_first_replica_the_state
+from .step.reset_metrics import reset
 from .step.step_loss import default_compute_loss, losses_of
 from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import bring_along, place_with_model
@@ -82,7 +83,8 @@ class Trainer(Compilation, ForCallbacks):
 
     def reset_metrics(self) -> None:
         """Sets every metric to its initial state, on all replicas."""
-        super().reset_metrics()
+        for metric in self.metrics:
+            reset(metric)
         if strategy_of(self) is not None:
             give_first_replica_the_state(self.metrics, strategy_of(self))
 
@@ -211,6 +213,7 @@ class Trainer(Compilation, ForCallbacks):
             batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
             steps_per_epoch=whole_number("steps", steps, optional=True),
             strategy=self.distribute_strategy,
+            resumable=False,
         )
         with contextlib.closing(source):
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
@@ -247,6 +250,7 @@ class Trainer(Compilation, ForCallbacks):
             batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
             steps_per_epoch=whole_number("steps", steps, optional=True),
             strategy=self.distribute_strategy,
+            resumable=False,
         )
         with contextlib.closing(source):
             return predict(self, source, verbose, callbacks, runner_of(self))

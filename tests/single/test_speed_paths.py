@@ -11,6 +11,7 @@ from helpers import FLOAT32, assert_close, mirrored
 
 import unisono
 from unisono.callbacks.wake import steps_to_wake
+from unisono.trainer.inputs import Chunk
 from unisono.trainer.run import predict_loop
 from unisono.trainer.run.execution_length import ExecutionLength
 from unisono.trainer.step import xla_random
@@ -200,6 +201,26 @@ def test_predictions_in_a_loop_have_the_bits_of_those_one_by_one(kind, monkeypat
     keras.tree.map_structure(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.parametrize("remainder", [True, False], ids=["last batch smaller", "all full"])
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_predictions_from_a_dataset_in_a_loop_have_the_bits_of_those_one_by_one(
+    length, remainder, monkeypatch
+):
+    rows = tf.data.Dataset.from_tensor_slices(np.resize(X, (5 * BATCH + 3, 4)))
+    if length == "unknown":
+        rows = rows.filter(lambda x: True)
+    dataset = rows.batch(BATCH, drop_remainder=not remainder)
+    model = predictor("nest")
+    expected = model.predict(dataset, verbose=0)
+    monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
+    (loop,) = model.predict_function._loops.values()
+    loop._others = loop._first + 1
+    for _ in range(2):
+        actual = model.predict(dataset, verbose=0)
+        keras.tree.map_structure(np.testing.assert_array_equal, actual, expected)
+    assert loop._function.experimental_get_tracing_count() == 1
+
+
 def test_outputs_that_vary_in_shape_are_predicted_one_by_one(monkeypatch):
     monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
 
@@ -217,7 +238,7 @@ def test_outputs_that_vary_in_shape_are_predicted_one_by_one(monkeypatch):
 
 
 def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first():
-    loop = predict_loop.PredictLoop(lambda inputs, i: None, rows=2)
+    loop = predict_loop.PredictLoop(lambda batch: None, Chunk(None, 1, 2, lambda inputs, i: None))
     now = time.perf_counter()
     assert not loop.pays(100)
     loop.note([tf.zeros((2, 3))], now - 1.0)
@@ -231,7 +252,7 @@ def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first():
     "output", [tf.zeros(()), tf.zeros((3, 2)), tf.ragged.constant([[1], [2, 3]])], ids=str
 )
 def test_outputs_without_a_row_for_each_input_are_predicted_one_by_one(output):
-    loop = predict_loop.PredictLoop(lambda inputs, i: None, rows=2)
+    loop = predict_loop.PredictLoop(lambda batch: None, Chunk(None, 1, 2, lambda inputs, i: None))
     for _ in range(3):
         loop.note([output], time.perf_counter() - 1.0)
     assert not loop.pays(100)

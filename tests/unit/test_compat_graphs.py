@@ -2,9 +2,10 @@
 
 import warnings
 
+import numpy as np
 import tensorflow as tf
 
-from unisono.compat.graphs import effects, first_graph, graph_function
+from unisono.compat.graphs import effects, first_graph, graph_function, only_graph
 from unisono.compat.variables import plain_variable
 
 
@@ -69,3 +70,28 @@ def test_effects_are_what_does_more_than_compute():
     with effects() as made:
         variable.assign(2.0)
     assert made == []
+
+
+def test_only_graph_runs_the_graph_of_a_signature_without_looking_for_it():
+    traces = []
+
+    def add(pair, steps, first=0):
+        traces.append(first)
+        return pair["a"] + tf.cast(steps, tf.float32), {"b": pair["b"]}
+
+    signature = [{"b": tf.TensorSpec([None]), "a": tf.TensorSpec([])}, tf.TensorSpec([], tf.int32)]
+    function = graph_function(add, input_signature=signature)
+    arguments = {"a": tf.constant(1.0), "b": tf.constant([2.0, 3.0])}, tf.constant(4)
+    assert only_graph(function) is function  # not traced yet
+    expected = function(*arguments)
+    for device in ("CPU:0", "CPU:1"):  # for TensorFlow a reason to trace again
+        with tf.device(device):
+            tf.nest.map_structure(np.testing.assert_array_equal, only_graph(function)(*arguments), expected)
+    assert len(traces) == 1
+
+
+def test_only_graph_leaves_alone_what_may_have_several_graphs():
+    function = graph_function(lambda x: x + 1)
+    function(tf.constant(1))
+    assert only_graph(function) is function
+    assert only_graph(len) is len

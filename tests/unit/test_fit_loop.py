@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import keras
@@ -232,3 +234,65 @@ def test_evaluate_and_predict_call_their_hooks_in_order():
     names.clear()
     model.predict(ROWS, batch_size=8, verbose=0, callbacks=[Hooks()])
     assert names == ["predict begin", "predict 0 (8, 1)", "predict 1 (2, 1)", "predict end"]
+
+
+def calls_in(function: Any) -> int:
+    """How many functions of Python and C are called."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+MOST_CALLS = {"fit": 5500, "evaluate": 3500, "predict": 3000, "train_on_batch": 5000}
+"""Of a method that is called again and again; when it was counted, a quarter fewer."""
+
+
+def test_a_second_call_of_a_method_does_little_beside_its_steps():
+    model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    x = np.ones((64, 4), "float32")
+    arguments = {
+        "fit": (x, x[:, :1], 8, 1, 0),
+        "evaluate": (x, x[:, :1], 8, 0),
+        "predict": (x, 64, 0),
+        "train_on_batch": (x, x[:, :1]),
+    }
+    for name, given in arguments.items():
+        method = functools.partial(getattr(model, name), *given)
+        for _ in range(3):
+            method()
+        calls = calls_in(method)
+        assert calls < MOST_CALLS[name], (name, calls)
+
+
+def test_metrics_are_reset_as_their_class_says():
+    class Offset(keras.metrics.Mean):
+        def reset_state(self) -> None:
+            super().reset_state()
+            self.total.assign(7.0)
+
+    def last_wins(y: Any, p: Any) -> Any:
+        return keras.ops.mean(p, -1)
+
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(
+        "sgd", "mse", metrics=["mae", keras.metrics.RootMeanSquaredError(), last_wins, keras.metrics.AUC()]
+    )
+    model.own = Offset()
+    x = np.ones((4, 2), "float32")
+    model.evaluate(x, x[:, :1], verbose=0)
+    assert any(np.any(variable.numpy()) for variable in model.metrics_variables)
+    model.reset_metrics()
+    assert float(model.own.total) == 7.0
+    others = [variable for variable in model.metrics_variables if variable is not model.own.total]
+    assert not any(np.any(variable.numpy()) for variable in others)

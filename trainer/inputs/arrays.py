@@ -65,9 +65,18 @@ class ArraySource(Source):
         self._order_on_device: tuple[np.ndarray, list[tf.Tensor]] | None = None
         self._signature = batch_spec(self._arrays)
         self._layout = str(self._signature)
-        first_row = slice_reader(1)((self._arrays, tf.constant(0, tf.int64)), tf.constant(0))
-        # A batch need not be of the kinds of tensors that the arrays are kept in.
-        self.spec = batch_spec(first_row)
+        self.spec = self._spec_of_batches()
+
+    def whole(self) -> Any:
+        """All rows as one batch; None where they must be read: classes weigh, or a batch has other kinds of tensors."""
+        plain = self._class_weights is None and self.spec is self._signature
+        return self._arrays if plain else None
+
+    def _spec_of_batches(self) -> Any:
+        """That of the arrays; of what is kept as another kind of tensors than batches have, that of a row that is read."""
+        if all(isinstance(leaf, tf.TensorSpec | None) for leaf in tf.nest.flatten(self._signature)):
+            return self._signature
+        return batch_spec(slice_reader(1)((self._arrays, tf.constant(0, tf.int64)), tf.constant(0)))
 
     def _read(self, steps: int) -> Chunk | None:
         """The next chunk. One of open rows holds batches of both sizes, else the last one is alone where it is smaller."""

@@ -15,6 +15,7 @@ from ...compat.datasets import (
     end_iterator,
     held_tensors,
     pipeline_checksum,
+    saving_exactly,
 )
 from .calendar import Calendar
 from .content import checksum
@@ -39,6 +40,7 @@ class DatasetSource(Source):
         parts: int; elements that make one batch (one for each replica of this worker).
         per_worker: whether the elements are this worker's rows only.
         by_function: whether the dataset is what a function of `tf.distribute.InputContext` returned for these replicas.
+        resumable: whether its position will be asked for.
     """
 
     def __init__(
@@ -48,11 +50,10 @@ class DatasetSource(Source):
         parts: int = 1,
         per_worker: bool = False,
         by_function: bool = False,
+        resumable: bool = True,
     ) -> None:
         self._differs_by_replica = by_function
-        options = tf.data.Options()  # an iterator that cannot be saved exactly shall say so
-        options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
-        self._dataset = dataset.with_options(options)
+        self._dataset = saving_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
         elements = length_of(dataset, steps_per_epoch)
@@ -67,7 +68,8 @@ class DatasetSource(Source):
             self.batch_rows = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
             if not per_worker and _is_dense(self.spec):
                 self.usual_rows = self.batch_rows or batch_size(dataset)
-        self._know(dataset)
+        if resumable:
+            self._know(dataset)
 
     def _know(self, dataset: Any) -> None:
         """Looks at what the pipeline depends on beside its iterator."""

@@ -43,6 +43,7 @@ def make_source(
     strategy: tf.distribute.Strategy | None = None,
     resident_bytes: int = RESIDENT_BYTES,
     beside: Source | None = None,
+    resumable: bool = True,
 ) -> Source:
     """Makes the source of global batches from what was given to `fit`, `evaluate` or `predict`.
 
@@ -58,6 +59,7 @@ def make_source(
         strategy: the strategy that will consume the batches; by default the current one.
         resident_bytes: arrays that need more are not copied to the host's tensors but read batch by batch.
         beside: another source of the same fit: arrays that both are given are held once.
+        resumable: whether its position will be asked for: not in `evaluate` and `predict`.
 
     Returns:
         The source, checked: what cannot work is refused here, before the first step.
@@ -94,7 +96,7 @@ def make_source(
                 "is expected to already be shuffled.",
                 stacklevel=3,
             )
-        source = _from_batches(x, kind, steps_per_epoch, shuffle, seed, strategy)
+        source = _from_batches(x, kind, steps_per_epoch, shuffle, seed, strategy, resumable)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.weigh_classes(weights)
@@ -167,7 +169,13 @@ def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
 
 
 def _from_batches(
-    x: Any, kind: str, steps_per_epoch: int | None, shuffle: Any, seed: int, strategy: tf.distribute.Strategy
+    x: Any,
+    kind: str,
+    steps_per_epoch: int | None,
+    shuffle: Any,
+    seed: int,
+    strategy: tf.distribute.Strategy,
+    resumable: bool,
 ) -> Source:
     """The source of an input that gives batches itself."""
     if kind == "PyDataset":
@@ -186,7 +194,8 @@ def _from_batches(
         per_worker = context.num_input_pipelines > 1
     x = without_optionals(x)
     checks.batched(x.element_spec, parts)
-    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_function=kind.startswith("function"))
+    by_function = kind.startswith("function")
+    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_function, resumable)
 
 
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:

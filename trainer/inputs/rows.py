@@ -225,6 +225,8 @@ def spec_without_rows(leaf: Any) -> Any:
     """The `tf.TypeSpec` of a tensor or the given one, with the row dimension None; None for None."""
     if leaf is None:
         return None
+    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
     if is_extension(leaf):
         none = tf.type_spec_from_value(slice_rows(leaf, 0, 0))
         return tf.type_spec_from_value(leaf).most_specific_common_supertype([none]) or none

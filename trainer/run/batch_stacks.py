@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.graphs import graph_function
+from ...compat.graphs import graph_function, only_graph
 from ...compat.variables import plain_variable
 from ..inputs.rows import row_count
 from ..inputs.source import Chunk
@@ -85,17 +85,17 @@ class Stacks:
         while done < steps:
             wanted = min(self.size, steps - done)
             failure, last = None, None
-            self._drawn.assign(0)
+            self._drawn.assign(0, read_value=False)
             try:
-                last = self._draw(iterator, tf.constant(wanted))
+                last = only_graph(self._draw)(iterator, tf.constant(wanted))
             except Exception as error:
                 failure = error
             drawn = int(self._drawn)
             if drawn:
-                self._reached.assign(UNKNOWN)  # XLA does not tell
-                logs = self.loop(tf.constant(drawn))
+                self._reached.assign(UNKNOWN, read_value=False)  # XLA does not tell
+                logs = only_graph(self.loop)(tf.constant(drawn))
             done += drawn
-            self._reached.assign(done)
+            self._reached.assign(done, read_value=False)
             if failure is not None:
                 raise failure
             if self._exact or last is None:

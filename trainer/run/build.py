@@ -56,8 +56,15 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
         with contextlib.suppress(Exception):
             _symbolically(model, spec)
         return
+    if is_built(model):
+        return
     with explained(model, spec, step=name):
         _symbolically(model, spec, build_optimizer=True)
+
+
+def is_built(model: TrainedModel) -> bool:
+    """Whether there is no variable left that Keras' own step would create."""
+    return model.built and not _unbuilt(model) and (model.optimizer is None or model.optimizer.built)
 
 
 def build_for_prediction(model: TrainedModel, spec: Any) -> None:

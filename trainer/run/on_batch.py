@@ -11,6 +11,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from ...distribute.arguments import shown
 from ..inputs import Chunk, make_source
+from ..inputs.arrays import ArraySource
 from ..inputs.make_source import kind_of
 from ..inputs.rows import batch_spec
 from ..inputs.structure import unpack
@@ -77,11 +78,13 @@ def _whole_batch(model: TrainedModel, x: Any, y: Any, sample_weight: Any, class_
         class_weight=class_weight,
         strategy=model.distribute_strategy,
     )
-    source.begin_epoch(0)
-    chunk = source.take(1)
-    if chunk is None:
-        raise ValueError("The batch has no rows: give at least one.")
-    batch = chunk.reader(chunk.inputs, tf.constant(0))
+    batch = source.whole() if isinstance(source, ArraySource) else None
+    if batch is None:
+        source.begin_epoch(0)
+        chunk = source.take(1)
+        if chunk is None:
+            raise ValueError("The batch has no rows: give at least one.")
+        batch = chunk.reader(chunk.inputs, tf.constant(0))
     source.close()
     return Chunk(unpack(batch), 1, None, _same)
 

@@ -26,7 +26,8 @@ class PlainRunner:
 
     def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
         """Creates the variables."""
-        with replaced_functions(), model._strategy_scope():
+        functions = contextlib.nullcontext() if build.is_built(model) else replaced_functions()
+        with functions, model._strategy_scope():
             build.build_for(model, spec, training)
         place_with_model(model)  # the metrics of `compile` are among the model's only now
 

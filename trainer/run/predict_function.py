@@ -82,9 +82,9 @@ class PredictFunction:
         self._reached = None
         loop = self._loop(chunk)
         if loop is not None and loop.pays(chunk.steps):
-            joined = loop(chunk)
+            done, joined = loop(chunk)
             if joined is not None:
-                return chunk.steps, [joined]
+                return done, [joined] if done else []
         began = time.perf_counter()
         next_outputs = self._outputs_of_workers() if chunk.per_worker else self._next_outputs
         for i in range(chunk.steps):
@@ -99,16 +99,14 @@ class PredictFunction:
         return len(outputs), outputs
 
     def _loop(self, chunk: Chunk) -> PredictLoop | None:
-        """What can predict the chunk's batches in one call: those of one replica with a fixed number of rows."""
-        reader, rows = chunk.reader, chunk.rows
-        if not self._in_loops or chunk.open_ended or rows is None:
+        """What can predict the chunk's batches in one call: those of one replica."""
+        layout = chunk.reader, chunk.rows, chunk.open_ended
+        if not self._in_loops or chunk.per_worker or chunk.signature is None or has_absent(chunk.signature):
             return None
-        if chunk.signature is None or has_absent(chunk.signature):
-            return None
-        if (reader, rows) not in self._loops:
-            step = lambda inputs, i: self._outputs(reader(inputs, i), rows)  # noqa: E731
-            self._loops[reader, rows] = PredictLoop(step, rows)
-        return self._loops[reader, rows]
+        if layout not in self._loops:
+            step = functools.partial(self._outputs, rows=chunk.rows)
+            self._loops[layout] = PredictLoop(step, chunk)
+        return self._loops[layout]
 
     def _next_outputs(self, chunk: Chunk, i: tf.Tensor) -> Any:
         """The outputs for batch `i`; None at the end of the data."""

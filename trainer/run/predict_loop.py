@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.graphs import graph_function
+from ...compat.graphs import graph_function, only_graph
 from ..inputs.source import Chunk
 
 FEWEST_STEPS = 8  # what callbacks or slow steps keep shorter than this gains nothing
@@ -27,13 +27,13 @@ class PredictLoop:
     """The loop for one layout of input; knows when it pays.
 
     Args:
-        step: `step(inputs, i)`, the outputs for batch i of a chunk, while tracing.
-        rows: int; rows of every batch.
+        step: `step(batch)`, the outputs for a batch, while tracing.
+        chunk: the first of the layout; its batches may have any number of rows, and may end before its steps do.
     """
 
-    def __init__(self, step: Callable[[Any, Any], Any], rows: int) -> None:
-        self._step = step
-        self._rows = rows
+    def __init__(self, step: Callable[[Any], Any], chunk: Chunk) -> None:
+        self._step, self._reader, self._open_ended = step, chunk.reader, chunk.open_ended
+        self._rows = chunk.rows
         self._like: Any = None
         self._function: Any = None
         self._first = self._others = 0.0
@@ -47,7 +47,7 @@ class PredictLoop:
         if self._like is None:
             self._refused = not all(map(self._fits, keras.tree.flatten(outputs[0])))
             if not self._refused:
-                self._like = keras.tree.map_structure(tf.TensorSpec.from_tensor, outputs[0])
+                self._like = keras.tree.map_structure(self._spec, outputs[0])
                 self._first = seconds
         else:
             self._others += seconds
@@ -57,35 +57,61 @@ class PredictLoop:
         known = self._like is not None and not self._refused
         return known and steps >= FEWEST_STEPS and self._others > self._first
 
-    def __call__(self, chunk: Chunk) -> Any:
-        """The outputs for all rows of the chunk, in order; None if this model cannot be looped."""
+    def __call__(self, chunk: Chunk) -> tuple[int, Any]:
+        """How many batches there were, and the outputs for their rows, in order; None if this model cannot be looped."""
         if self._function is None:
             signature = [chunk.signature, tf.TensorSpec([], tf.int32)]
             self._function = graph_function(self._run, input_signature=signature)
         try:
-            return self._function(chunk.inputs, tf.constant(chunk.steps, tf.int32))
+            done, outputs = only_graph(self._function)(chunk.inputs, tf.constant(chunk.steps, tf.int32))
+            return int(done), outputs
         except _ShapesVary:
             self._refused = True
-            return None
+            return 0, None
 
     def _fits(self, leaf: Any) -> bool:
-        return (
-            isinstance(leaf, tf.Tensor) and leaf.shape.rank not in (None, 0) and leaf.shape[0] == self._rows
-        )
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            return False
+        return self._rows is None or leaf.shape[0] == self._rows
+
+    def _spec(self, leaf: tf.Tensor) -> tf.TensorSpec:
+        return tf.TensorSpec([self._rows, *leaf.shape[1:]], leaf.dtype)
 
     def _run(self, inputs: Any, steps: tf.Tensor) -> Any:
         like = keras.tree.flatten(self._like)
-        arrays = [tf.TensorArray(leaf.dtype, steps, element_shape=leaf.shape) for leaf in like]
+        arrays = [
+            tf.TensorArray(leaf.dtype, 0, dynamic_size=True, element_shape=leaf.shape, infer_shape=False)
+            for leaf in like
+        ]
+        loop = self._until_the_end if self._open_ended else self._all
+        done, arrays = loop(inputs, steps, arrays)
+        return done, keras.tree.pack_sequence_as(self._like, [array.concat() for array in arrays])
+
+    def _all(self, inputs: Any, steps: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+        """Predicts batches of which there are `steps`."""
 
         def body(i: tf.Tensor, arrays: list[Any]) -> Any:
-            leaves = keras.tree.flatten(self._step(inputs, i))
-            if [leaf.shape.as_list() for leaf in leaves] != [leaf.shape.as_list() for leaf in like]:
-                raise _ShapesVary
-            return i + 1, [array.write(i, leaf) for array, leaf in zip(arrays, leaves)]
+            return i + 1, self._write(arrays, i, self._reader(inputs, i))
 
-        _, arrays = tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), arrays))
-        joined = [
-            tf.reshape(array.stack(), [steps * self._rows, *leaf.shape[1:]])
-            for array, leaf in zip(arrays, like)
-        ]
-        return keras.tree.pack_sequence_as(self._like, joined)
+        return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), arrays))
+
+    def _until_the_end(self, inputs: Any, steps: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+        """Predicts batches of which there may be fewer than `steps`."""
+        first = self._reader(inputs, tf.constant(0))
+        empty = tf.experimental.Optional.empty(first.element_spec)
+
+        def body(i: tf.Tensor, batch: Any, arrays: list[Any]) -> Any:
+            arrays = self._write(arrays, i, batch.get_value())
+            return i + 1, tf.cond(i + 1 < steps, lambda: self._reader(inputs, i + 1), lambda: empty), arrays
+
+        start = (tf.constant(0), first, arrays)
+        done, _, arrays = tf.while_loop(
+            lambda i, batch, _: tf.logical_and(i < steps, batch.has_value()), body, start
+        )
+        return done, arrays
+
+    def _write(self, arrays: list[Any], i: tf.Tensor, batch: Any) -> list[Any]:
+        leaves = keras.tree.flatten(self._step(batch))
+        if [self._spec(leaf) for leaf in leaves] != keras.tree.flatten(self._like):
+            raise _ShapesVary
+        return [array.write(i, leaf) for array, leaf in zip(arrays, leaves)]

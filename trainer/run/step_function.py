@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import effects, first_graph, graph_function
+from ...compat.graphs import effects, first_graph, graph_function, only_graph
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
 from ...distribute.replicas import copies_of, runs_in_threads
@@ -85,9 +85,9 @@ class StepFunction:
         done, logs, self.fresh = 0, {}, False
         for chunk in itertools.chain.from_iterable(map(self._parts_of, execution.chunks)):
             (function, arguments), familiar = self.compiled_for(chunk)
-            self.reached_steps.assign(0)
+            self.reached_steps.assign(0, read_value=False)
             with meeting(familiar), noted(self.reached, step + done):
-                ran, new = function(*arguments(chunk))
+                ran, new = only_graph(function)(*arguments(chunk))
             ran = int(ran)
             done, logs = done + ran, new if ran else logs
             if ran < chunk.steps or (self.recorder is not None and self.recorder.halted()):

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.graphs import first_graph, graph_function
+from ...compat.graphs import first_graph, graph_function, only_graph
 from ...distribute.devices import is_gpu
 from ..inputs.readers import for_xla
 from ..inputs.source import Chunk
@@ -113,9 +113,9 @@ class _OnDevice:
 
     def __call__(self, inputs: Any, steps: tf.Tensor) -> Any:
         """Runs the steps."""
-        self._function.reached_steps.assign(UNKNOWN)  # XLA does not tell
+        self._function.reached_steps.assign(UNKNOWN, read_value=False)  # XLA does not tell
         with tf.device(self._function.device()):
-            return self._loop(inputs, steps)
+            return only_graph(self._loop)(inputs, steps)
 
 
 class GraphOnFailure:
