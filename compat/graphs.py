@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import weakref
@@ -47,12 +48,13 @@ def only_graph(function: Any) -> Callable[..., Any]:
     if not known or not tf.executing_eagerly() or tf.config.functions_run_eagerly():
         return function
 
-    def run(*args: Any) -> Any:
-        given = itertools.zip_longest(graph.function_type.parameters, args)  # what has a default is no tensor
-        inputs = graph.function_type.unpack_inputs(inspect.BoundArguments(graph.function_type, dict(given)))
-        return graph._call_flat(inputs, graph.captured_inputs)
+    return functools.partial(_run_graph, graph)
 
-    return run
+
+def _run_graph(graph: Any, *args: Any) -> Any:
+    given = itertools.zip_longest(graph.function_type.parameters, args)  # what has a default is no tensor
+    inputs = graph.function_type.unpack_inputs(inspect.BoundArguments(graph.function_type, dict(given)))
+    return graph._call_flat(inputs, graph.captured_inputs)
 
 
 def inlined(function: Any) -> Callable[..., Any] | None:

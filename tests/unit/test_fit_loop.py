@@ -253,8 +253,8 @@ def calls_in(function: Any) -> int:
     return calls
 
 
-MOST_CALLS = {"fit": 5500, "evaluate": 3500, "predict": 3000, "train_on_batch": 5000}
-"""Of a method that is called again and again; when it was counted, a quarter fewer."""
+MOST_CALLS = {"fit": 5600, "evaluate": 4000, "predict": 2900, "train_on_batch": 5300}
+"""Of a method that is called again and again; a quarter more than were counted."""
 
 
 def test_a_second_call_of_a_method_does_little_beside_its_steps():
