@@ -7,6 +7,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from .arguments import shown
+from .memory_plan import MemoryPlan, ModelMemory, memory_of_state
+from .sharding.levels import LEVELS
 
 
 def grow_gpu_memory(enabled: bool = True) -> list[str]:
@@ -40,45 +42,64 @@ def grow_gpu_memory(enabled: bool = True) -> list[str]:
 
 
 class StepMemory(NamedTuple):
-    """Bytes that a training step needs on one replica; `activations` is what the backward pass waits for."""
+    """Bytes that a training step needs.
+
+    Attributes:
+        weights: of the whole model.
+        gradients: of its trained weights.
+        slots: of the whole optimizer.
+        activations: what the backward pass on one replica waits for.
+        rows: of one replica.
+        replicas: that may hold the state in parts; 1: it cannot be sharded.
+        sharded: the level at which they do; None: they hold all of it.
+        largest_layer: of the weights of the layer that has most.
+    """
 
     weights: int
     gradients: int
     slots: int
     activations: int
     rows: int
+    replicas: int = 1
+    sharded: str | None = None
+    largest_layer: int = 0
 
 
 def less_memory(need: StepMemory, half_precision: bool, accumulates: bool, stages: int = 1) -> str:
     """What would need less memory and how much less, the most helpful first, in one paragraph.
 
     Args:
-        need: of one replica.
+        need: of the model.
         half_precision: whether activations are float16 or bfloat16 already.
         accumulates: whether gradients are summed over several calls already.
         stages: devices that the model is cut over.
     """
-    fixed = need.weights + need.gradients + need.slots
+    model = ModelMemory(need.weights, need.gradients, need.slots, 0.0, largest_layer=need.largest_layer)
+
+    def state(level: str | None) -> MemoryPlan:
+        return memory_of_state(model, need.replicas, level, accumulates)
+
+    now = state(need.sharded)
     saved: list[tuple[float, str]] = []
     if need.rows > 1:
         saved.append((need.activations / 2, "half the batch"))
-        sums = 0 if accumulates else need.gradients
+        sums = 0 if accumulates else now.gradients
         parts = min(4, need.rows)
         gained = need.activations * (1 - 1 / parts) - sums
-        saved.append(
-            (
-                gained,
-                f"{parts} micro-batches in turn (gradient_accumulation_steps={parts}, the batch / {parts})",
-            )
-        )
+        name = f"{parts} micro-batches in turn (gradient_accumulation_steps={parts}, the batch / {parts})"
+        saved.append((gained, name))
     if not half_precision:
         saved.append((need.activations / 2, "a policy of half precision (mixed_bfloat16 or mixed_float16)"))
-    saved.append((fixed / 2, f"a pipeline over {2 * stages} devices (unisono.distribute.Pipeline)"))
+    for level in LEVELS if need.replicas > 1 and stages == 1 else ():
+        name = f'state in parts on {need.replicas} replicas (unisono.distribute.sharded(strategy, level="{level}"))'
+        saved.append((now.total - state(level).total, name))
+    cut_model = f"a pipeline over {2 * stages} devices (unisono.distribute.Pipeline)"
+    saved.append(((need.weights + need.gradients + need.slots) / 2, cut_model))
     helpful = sorted((pair for pair in saved if pair[0] > 0), reverse=True)
     ways = "; ".join(f"{name}: about {in_words(amount)} less" for amount, name in helpful)
     return (
-        f"Of a replica's memory, weights take {in_words(need.weights)}, gradients {in_words(need.gradients)}, the "
-        f"optimizer's slots {in_words(need.slots)}, and the activations of {need.rows} rows about "
+        f"Of a replica's memory, weights take {in_words(now.weights)}, gradients {in_words(now.gradients)}, the "
+        f"optimizer's slots {in_words(now.slots)}, and the activations of {need.rows} rows about "
         f"{in_words(need.activations)}. What would help: {ways}."
     )
 

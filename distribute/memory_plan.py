@@ -134,6 +134,20 @@ def memory_plans(
     return [as_it_is, *found]
 
 
+def memory_of_state(model: ModelMemory, replicas: int, level: str | None, accumulates: bool) -> MemoryPlan:
+    """What a replica holds of weights, gradients, slots and accumulators, without activations.
+
+    Args:
+        model: on one device.
+        replicas: int.
+        level: of `unisono.distribute.sharded`; None: nothing is sharded.
+        accumulates: whether gradients are summed over several calls.
+    """
+    still = dataclasses.replace(model, activations=0.0, always=0.0)
+    rows = 2 * replicas
+    return _plan(still, float("inf"), rows, replicas, sharded=level, accumulation=1 + accumulates)
+
+
 def _ways(model: ModelMemory, memory: float, rows: int, replicas: int) -> Iterator[MemoryPlan]:
     of_replica = -(-rows // replicas)
     steps = [1] + [2**n for n in range(1, of_replica.bit_length()) if 2**n <= of_replica]

@@ -56,9 +56,14 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
         slots=slots,
         activations=per_row,
         always=max(0.0, few - per_row * _ROWS[0]) if many != few else 0.0,
-        largest_layer=max((sum(map(_size, each)) for each in map(_own_weights, layers_of(model))), default=0),
+        largest_layer=largest_layer(model),
         half_precision=any(layer.compute_dtype in _HALF for layer in layers_of(model)),
     )
+
+
+def largest_layer(model: Any) -> int:
+    """Bytes of the trained weights of the layer that has most of its own."""
+    return max((sum(map(_size, each)) for each in map(_own_weights, layers_of(model))), default=0)
 
 
 def _known_inputs(model: keras.Model) -> Any:

@@ -11,6 +11,7 @@ from ..arguments import one_of, shown
 from .updates import update_sharded_too
 
 LEVELS = ("optimizer", "gradients")
+SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -48,8 +49,7 @@ def sharded(strategy: tf.distribute.Strategy, level: str = "optimizer") -> tf.di
             "do not fit."
         )
     one_of("level", level, LEVELS)
-    kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if not isinstance(strategy, kinds):
+    if not isinstance(strategy, SHARDABLE):
         raise TypeError(
             "`strategy` must be a tf.distribute.MirroredStrategy or MultiWorkerMirroredStrategy, whose replicas have copies "
             f"of their own. Received: {shown(strategy)}"

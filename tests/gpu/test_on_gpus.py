@@ -10,6 +10,7 @@ from gpu_copies import equal_copies
 
 import unisono
 from unisono.distribute.data_placement import keep_data_on
+from unisono.distribute.memory import PeakMemory
 from unisono.trainer.run.compiled import XLA
 
 TOLERANCE = 2e-5  # float32 without TensorFloat-32: sums are added in another order
@@ -190,19 +191,20 @@ def test_validation_on_the_training_arrays_holds_no_second_copy(gpus):
     assert [validation[key][1] for key in (id(X), id(Y))] == [training[key][1] for key in (id(X), id(Y))]
 
 
-def test_fit_needs_no_second_copy_of_weights_or_slots(gpus, physical):
-    physical(1)
+def test_fit_holds_weights_and_slots_once(gpus):
+    """Beside them are gradients and what one update computes, in a fit that builds the slots and in one that has them."""
     with tf.device(gpus[0]):
-        model = unisono.Sequential([keras.Input((2048,)), keras.layers.Dense(8192), keras.layers.Dense(1)])
-    model.compile(unisono.optimizers.Adam(), "mse")
+        model = unisono.Sequential([keras.Input((2048,)), keras.layers.Dense(16384), keras.layers.Dense(1)])
+    model.compile(unisono.optimizers.Adam(), "mse", jit_compile=False)
     x = np.zeros((64, 2048), "float32")
-    model.fit(x, x[:, :1], batch_size=32, verbose=0)
-    held = sum(v.numpy().nbytes for v in (*model.weights, *model.optimizer.variables))
-    tf.config.experimental.reset_memory_stats(gpus[0])
-    model.fit(x, x[:, :1], batch_size=32, verbose=0)
-    peak = tf.config.experimental.get_memory_info(gpus[0])["peak"]
-    gradients = sum(v.numpy().nbytes for v in model.trainable_weights)
-    assert peak < held + 2.5 * gradients  # gradients, and what one update computes before it is written
+    weights = sum(v.numpy().nbytes for v in model.trainable_weights)
+    memory = PeakMemory([gpus[0]])
+    beside = 1.8 if "CPU" in gpus[0] else 2.5  # measured on CPUs: 1.3, then 1.0; a GPU is given work ahead
+    for slots in (2 * weights, 0):
+        memory.reset()
+        before = memory.most()
+        model.fit(x, x[:, :1], batch_size=32, verbose=0, validation_data=(x, x[:, :1]))
+        assert memory.most() - before < slots + beside * weights
 
 
 def test_gradients_of_physical_gpus_are_summed_by_nccl(physical):

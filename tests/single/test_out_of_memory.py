@@ -50,6 +50,7 @@ def test_error_tells_sizes_and_what_would_help():
     assert (
         "gradients 848 bytes, the optimizer's slots 2 KiB" in note
     )  # 212 numbers; two for each, and a few counters
+    assert "state in parts" not in note  # of one replica
     assert "half the batch" in note and "mixed_bfloat16" in note and "Pipeline" in note
 
 
@@ -68,4 +69,5 @@ def test_activations_grow_with_a_replicas_rows_and_weights_do_not():
     small, large, shared = (need.activations for need in needs)
     assert small >= 32 * (8 + 16) * 4, "the inputs of both layers are kept"
     assert 1.8 * small <= large <= 2.2 * small
+    assert [(need.replicas, need.sharded) for need in needs] == [(1, None), (1, None), (2, None)]
     assert 0.8 * small <= shared <= 1.3 * small

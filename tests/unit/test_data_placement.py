@@ -94,6 +94,20 @@ def test_advice_names_what_helps_most_first_and_how_much():
     assert "a pipeline over 2 devices (unisono.distribute.Pipeline): about 200 MiB less" in text
 
 
+def test_advice_knows_what_state_in_parts_would_save_and_what_it_saves_already():
+    mib = 2**20
+    need = StepMemory(100 * mib, 100 * mib, 200 * mib, activations=80 * mib, rows=1, replicas=4)
+    text = less_memory(need, half_precision=True, accumulates=False)
+    assert (
+        'state in parts on 4 replicas (unisono.distribute.sharded(strategy, level="optimizer")): about 150 MiB'
+        in text
+    )
+    assert 'level="gradients")): about 225 MiB less' in text
+    text = less_memory(need._replace(sharded="optimizer"), half_precision=True, accumulates=False)
+    assert "the optimizer's slots 50 MiB" in text
+    assert 'level="optimizer"' not in text and 'level="gradients")): about 75 MiB less' in text
+
+
 def test_advice_leaves_out_what_is_done_already_or_does_not_help():
     need = StepMemory(weights=100, gradients=100, slots=200, activations=50, rows=1)
     text = less_memory(need, half_precision=True, accumulates=True, stages=2)

@@ -14,6 +14,8 @@ from ...compat.graphs import bytes_kept_for_backward
 from ...compat.strategies import devices_of
 from ...compat.variables import stored_dtype
 from ...distribute.gpu_memory import StepMemory, less_memory
+from ...distribute.sharding.levels import SHARDABLE, level_of
+from ..model_memory import largest_layer
 from ..step.variable_placement import accumulates, optimizers_of
 
 
@@ -37,7 +39,7 @@ def with_advice(model: TrainedModel, function: Any, rows: int | None) -> Iterato
 
 
 def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory:
-    """What a step needs on one replica; `graph` is that of its loop, None where there is none."""
+    """What a step needs; `graph` is that of its loop, None where there is none."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     slots = sum(_size(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
     kept = 0 if graph is None else bytes_kept_for_backward(graph)
@@ -47,6 +49,9 @@ def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory
         slots=slots,
         activations=kept // len(devices_of(model.distribute_strategy)),
         rows=-(-(rows or 1) // replicas),
+        replicas=replicas if isinstance(model.distribute_strategy, SHARDABLE) else 1,
+        sharded=level_of(model.distribute_strategy),
+        largest_layer=largest_layer(model),
     )
 
 
