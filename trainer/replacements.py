@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.gradients import without_waiting
 from ..compat.graphs import gradient_of_graph
 from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
@@ -224,6 +225,16 @@ def _key_counter(original: Any) -> Any:
     return key_counter
 
 
+def _gradient_lookup(original: Any) -> Any:
+    def lookup(self: Any, name: Any) -> Any:
+        found, step = original(self, name), current_step()
+        if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
+            return found
+        return without_waiting(self, name, found)
+
+    return lookup
+
+
 def _register_gradient(original: Any) -> Any:
     def register(self: Any, f: Any) -> Any:
         original(self, f if current_step() is None else gradient_of_graph(self, f))
@@ -246,6 +257,7 @@ for _key, _make in {
     "Loss.__call__": _loss,
     "Layer._maybe_build": _maybe_build,
     "nn._compute_moments_sync": _synchronized_moments,
+    "Registry.lookup": _gradient_lookup,
     "RegisterGradient.__call__": _register_gradient,
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,

@@ -31,6 +31,7 @@ ARGUMENTS = {
     "random.normal": ["shape", "mean", "stddev", "dtype", "seed"],
     "random.dropout": ["inputs", "rate", "noise_shape", "seed"],
     "random_ops_util._get_key_counter": ["seed", "alg"],
+    "Registry.lookup": ["self", "name"],
     "RegisterGradient.__call__": ["self", "f"],
     "Function.__call__": ["self", "args", "kwds"],
     "cond.cond": ["pred", "true_fn", "false_fn", "strict", "name", "fn1", "fn2"],
