@@ -110,6 +110,8 @@ class StepContext(ReplicaRows):
         take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
         rules: how what the user's code hands back is joined over the replicas.
         observer: None, or what stands in for the other replicas while the rules are found (`Observer`).
+        calls: for an optimizer, by its id: its calls since its last update before this step; int32 scalar on the host.
+            Of one that is not there only the device knows.
         shares: bool; whether numbers that the code on a replica computes are its shares of those of the global batch,
             which add up: the convention of loops of the user's own. False: they are means over its rows.
     """
@@ -127,6 +129,7 @@ class StepContext(ReplicaRows):
     take_gradients: Any = None
     rules: JoinRules = dataclasses.field(default_factory=JoinRules)
     observer: Observer | None = None
+    calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     shares: bool = False
 
     def count(self, what: str) -> int:

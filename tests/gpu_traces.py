@@ -153,6 +153,7 @@ def cases(two, one):
     yield "evaluate on 2", lambda: step_of(compiled(two), training=False)
     yield "predict on 2", lambda: prediction_of(compiled(two))
     yield "accumulation on 2", lambda: step_of(compiled(two, accumulation=2))
+    yield "accumulation on 1", lambda: step_of(compiled(one, accumulation=2))
     yield "XLA on 2", lambda: step_of(compiled(two), way=XLA)
     yield "fit on 1", lambda: step_of(compiled(one))
     yield "XLA on 1", lambda: step_of(compiled(one), way=XLA)
@@ -166,11 +167,12 @@ def cases(two, one):
 
     yield "pipeline on 2", in_stages
 
-    def half():
+    def half(accumulation=None):
         keras.config.set_dtype_policy("mixed_float16")
-        return step_of(compiled(two))
+        return step_of(compiled(two, accumulation))
 
     yield "mixed_float16 on 2", half
+    yield "accumulation in mixed_float16 on 2", lambda: half(accumulation=2)
     keras.config.set_dtype_policy("float32")
     keep_data_on("host")
     yield "fit from the host on 2", lambda: step_of(compiled(two))

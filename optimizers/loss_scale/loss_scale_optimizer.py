@@ -8,7 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.optimizers import accumulators_of, build_base_optimizer, call_count, own_variables
+from ...compat.guarded_writes import writes_only_where
+from ...compat.optimizers import (
+    accumulators_of,
+    build_base_optimizer,
+    call_count,
+    own_variables,
+    trained_variables,
+)
 from ...compat.serialization import save_under_keras_name
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.value import own_copy
@@ -16,8 +23,11 @@ from ..adoption import adopt, register_class
 from ..building import ensure_built
 from ..call_options import current_options, gradients_are_taken
 from ..optimizer import Optimizer
+from ..stages.accumulation import if_true
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
+from ..stages.calls_on_host import update_is_due
 from ..stages.run_stages import run_stages
+from ..stages.skipping import skips_by_choice
 from ..stages.slices import map_values
 from . import scale_variables
 from .scale_rule import ScaleRule, ScaleState, make_rule, next_state
@@ -190,14 +200,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         overflowed.assign(tf.cast(tf.logical_not(tf.logical_or(due, finite)), overflowed.dtype))
         calls.assign(tf.where(skip, done - steps, done))
 
-        def drop() -> tf.Tensor:
+        def drop() -> None:
             for variable in [*accumulators_of(inner), inner.accumulated_weight]:
                 if variable is not None:
                     copy = own_copy(variable)
                     copy.assign(tf.zeros_like(copy))
-            return tf.constant(True)
 
-        tf.cond(skip, drop, lambda: tf.constant(True))
+        def drop_where_skipped() -> None:
+            with writes_only_where(skip):
+                drop()
+
+        if skips_by_choice(inner, trained_variables(inner)):
+            if_true(update_is_due(inner), drop_where_skipped)
+        else:
+            if_true(skip, drop)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """The inner optimizer's last write, as in Keras."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ...compat.optimizers import call_count, overwritten_by_gradient, track_apart, variable_key
 from ...distribute.replicas import local_copy
+from .calls_on_host import update_is_due
 from .slices import assign_add, dense, times
 
 Pairs = list[tuple[Any, Any]]
@@ -77,7 +78,6 @@ def accumulate(
     carried = local_copy(optimizer.accumulated_weight)
     weight = tf.cast(weight_total, tf.float64)
     total = carried + weight
-    due = (local_copy(call_count(optimizer)) + 1) % optimizer.gradient_accumulation_steps == 0
 
     def joined(gradient: Any, variable: Any) -> Any:
         accumulator = accumulators[id(variable)]
@@ -106,4 +106,4 @@ def accumulate(
                 assign_add(accumulator, times(gradient, weight, accumulator.dtype))
         carried.assign(total)
 
-    branch(due, finish, carry)
+    branch(update_is_due(optimizer), finish, carry)

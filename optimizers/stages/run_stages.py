@@ -26,18 +26,14 @@ from ...compat.optimizers import call_count, check_known, overwritten_by_gradien
 from ...compat.variables import direct_writes
 from ...distribute.join_rules import numbered
 from ...distribute.parameter_servers.updates import send_to_servers
-from ...distribute.replicas import (
-    all_reduce_sum,
-    local_copy,
-    num_replicas,
-    replica_id,
-)
+from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
 from ..call_options import CallOptions, call_options, current_options, frozen_iterations
 from .accumulation import accumulate, if_true
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
+from .calls_on_host import only_counted_on_device
 from .carried_errors import carry_on, with_errors
 from .earlier_writes import EarlierWrites
 from .gradient_watch import GradientWatch
@@ -98,6 +94,8 @@ def run_stages(
         verdict = tf.logical_and(verdict, tf.logical_not(veto))
     if watch is not None:
         verdict = way.look(watch, pairs, verdict)
+    if verdict is not True and veto is None:
+        only_counted_on_device()
     carry_on(optimizer, sent, options, scale, verdict)
     variables = [v for _, v in pairs]
     write = functools.partial(way.update, optimizer, variables, EarlierWrites(variables))

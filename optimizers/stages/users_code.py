@@ -26,10 +26,18 @@ def has_code_of_users(optimizer: Any, variables: Sequence[Any]) -> bool:
     )
 
 
+def is_of_users(optimizer: Any) -> bool:
+    """Whether a class of the optimizer is neither Keras' nor ours."""
+    return not all(map(_is_known, _classes(optimizer)))
+
+
+def _classes(optimizer: Any) -> list[type]:
+    return [c for c in type(optimizer).__mro__ if issubclass(c, keras.optimizers.Optimizer)]
+
+
 def _has_own_code(optimizer: Any) -> bool:
-    classes = [c for c in type(optimizer).__mro__ if issubclass(c, keras.optimizers.Optimizer)]
     rate = own_learning_rate(optimizer)
-    parts = [*classes, *optimizer.gradient_transformers]
+    parts: list[Any] = [*_classes(optimizer), *optimizer.gradient_transformers]
     if callable(rate) and not isinstance(rate, keras.Variable):
         parts.append(rate)
     return not all(_is_known(part) for part in parts)

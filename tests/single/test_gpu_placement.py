@@ -18,7 +18,7 @@ INPUT_ONLY = {
     "Reshape",
 }  # positions, and their count
 FROM_HOST = INPUT_ONLY | {"GatherV2", "Slice"}  # rows are picked out there
-PIPELINES = FROM_HOST | {"IteratorGetNext", "FloorDiv", "Greater", "SelectV2", "Shape", "Sub"}
+PIPELINES = FROM_HOST | {"IteratorGetNext", "FloorDiv", "Greater", "Prod", "SelectV2", "Shape", "Sub"}
 RESIDENT = (
     "fit on 2",
     "fit in order on 2",
@@ -29,13 +29,8 @@ RESIDENT = (
     "XLA on 1",
 )
 FROM_PIPELINES = ("tf.data on 2", "generator on 2", "fit from the host on 2", "tf.data of any rows on 2")
-TRAINING = tuple(c for c in (*RESIDENT, "accumulation on 2", *FROM_PIPELINES) if c != "evaluate on 2")
-WAITS = {
-    "accumulation on 2": {"Equal -> Switch"},  # whether the update is due
-    "tf.data of any rows on 2": {
-        "GatherV2 -> Prod"
-    },  # TensorFlow's gradient of a mean over rows whose number is not known
-}
+ACCUMULATING = ("accumulation on 2", "accumulation on 1", "accumulation in mixed_float16 on 2")
+TRAINING = tuple(c for c in (*RESIDENT, *ACCUMULATING, *FROM_PIPELINES) if c != "evaluate on 2")
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +49,16 @@ def test_arrays_on_gpus_are_read_there_and_nothing_is_sent_in_a_step(found, case
 
 
 @pytest.mark.parametrize("case", [*TRAINING, "evaluate on 2"])
-def test_no_step_waits_for_a_gpu_but_for_what_is_named_here(found, case):
-    assert set(found[case]["waits"]) == WAITS.get(case, set())
+def test_no_step_waits_for_a_gpu(found, case):
+    assert found[case]["waits"] == []
 
 
 @pytest.mark.parametrize("case", TRAINING)
 def test_no_host_operation_is_between_forward_pass_and_update(found, case):
-    assert found[case]["host_before_update"] == []
+    of_shapes = (
+        ["GatherV2", "Prod"] if case == "tf.data of any rows on 2" else []
+    )  # of how many rows a mean is
+    assert found[case]["host_before_update"] == of_shapes
 
 
 @pytest.mark.parametrize("case", FROM_PIPELINES)

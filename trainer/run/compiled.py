@@ -55,6 +55,10 @@ class GlobalSteps(Protocol):
     def call_hooks(self, batch: Any) -> None:
         """Calls what callbacks put before a step."""
 
+    def start(self) -> Any:
+        """The logs that a loop begins with."""
+        ...
+
     def goes_on(self, more: Any) -> Any:
         """Whether a loop that has `more` to do goes on after this step."""
 

@@ -91,7 +91,7 @@ def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: A
                 tf.logical_and(i < steps, tf.reduce_sum(counts) > 0)
             ),
             body,
-            (tf.constant(0), batch, counts, function.carried.start()),
+            (tf.constant(0), batch, counts, function.start()),
         )
         return done, function.logs(function.carried.end(logs))
 

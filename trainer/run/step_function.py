@@ -20,6 +20,7 @@ from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
 from ...distribute.replicas import copies_of, runs_in_threads
 from ...distribute.workers.peer_watch import meeting
+from ...optimizers.stages.calls_on_host import CallsOnHost
 from ..inputs.checks import check_target_rows
 from ..inputs.source import Chunk
 from ..step.global_regularizers import whole_batch_values
@@ -59,16 +60,16 @@ class StepFunction:
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1
         self.way = GRAPH
         self.full_rows: int | None = None
-        self.fresh = False
+        self.fresh = self.shapes_vary = False
         self.usual_steps = 1
         self.measured: dict[Any, Any] = {}
         self.plan: dict[str, Any] = {}
         self.after_execution: Callable[[Execution, int, float], None] | None = None
-        self.shapes_vary = False
         self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
         self._rules: RulesFirst | None = None
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
+        self._calls = CallsOnHost(None if model._overrides_step("train_step") else model.optimizer)
         with tf.device("CPU:0"):
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
@@ -190,7 +191,7 @@ class StepFunction:
                 return i + 1, self.carried.after(logs, step(batch, rows, after=drawn, **own))
 
             probe = None if begin == self.begin else lambda: step(reader(inputs, tf.constant(0)), rows)
-            start = tf.convert_to_tensor(first), self.carried.start(probe)
+            start = tf.convert_to_tensor(first), self.start(probe)
             done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, start)
             return done, self.logs(self.carried.end(logs))
 
@@ -212,7 +213,7 @@ class StepFunction:
                     more = tf.cond(self.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
                 return i + 1, more, self.carried.after(logs, new)
 
-            start = self.carried.start()
+            start = self.start()
             done, _, logs = tf.while_loop(
                 lambda i, batch, logs: self.goes_on(tf.logical_and(i < steps, batch.has_value())),
                 body,
@@ -265,6 +266,7 @@ class StepFunction:
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
         if self._rules is not None:
             tracing.rules = self._rules.rules
+        tracing.calls = self._calls.next() if self.training and not in_xla else {}
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
         with effects() as made, whole_batch_values(model, several=not self.alone, with_results=own_logs):
@@ -285,6 +287,12 @@ class StepFunction:
     def goes_on(self, more: Any) -> Any:
         """Whether a loop that has `more` to do goes on after this step; bool tensor."""
         return more if self.recorder is None else self.recorder.goes_on(more)
+
+    def start(self, probe: Callable[[], dict[str, Any]] | None = None) -> Any:
+        """The logs that a loop begins with; `probe` as for `CarriedLogs`, in XLA only. Context: the graph of the loop."""
+        if probe is None:
+            self._calls.begin()
+        return self.carried.start(probe)
 
     def begin(self, i: Any) -> None:
         """Notes that step `i` of the call begins."""

@@ -43,6 +43,7 @@ class Tracing:
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
         enter_thread: called first on each replica, which may have a thread of its own.
         rules: see `StepContext`.
+        calls: see `StepContext`.
         shapes_vary: bool; set while tracing, see `StepContext`.
     """
 
@@ -53,6 +54,7 @@ class Tracing:
     after: Sequence[Any] = ()
     enter_thread: Callable[[], None] | None = None
     rules: JoinRules = dataclasses.field(default_factory=JoinRules)
+    calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
 
 
@@ -87,6 +89,7 @@ def replica_step(
             in_xla=tracing.in_xla,
             weigh_losses=tracing.weigh_losses,
             rules=tracing.rules,
+            calls=tracing.calls,
         )
         with step_scope(step):
             with CollectedWrites() as writes:

@@ -1,0 +1,97 @@
+"""Gradient accumulation where the host counts the calls as well: the bits of a fit in which only the device does."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from unisono.optimizers.stages.calls_on_host import CallsOnHost
+
+RANDOM = np.random.default_rng(5)
+X = RANDOM.normal(size=(44, 4)).astype("float32")
+Y = RANDOM.normal(size=(44, 1)).astype("float32")
+WITH_OVERFLOW = Y.copy()
+WITH_OVERFLOW[17] = 1e30  # of the fifth micro-batch
+
+
+def adam(steps=3):
+    return unisono.optimizers.Adam(0.01, gradient_accumulation_steps=steps)
+
+
+def several():
+    three, two = adam(3), adam(2)
+    return unisono.optimizers.MultiOptimizer(lambda v: two if v.path.endswith("bias") else three)
+
+
+def scaled():
+    return unisono.mixed_precision.LossScaleOptimizer(adam())
+
+
+def several_scaled():
+    """What is skipped counts for none of those inside."""
+    return unisono.mixed_precision.LossScaleOptimizer(several())
+
+
+class MovesTheCount(keras.callbacks.Callback):
+    """Writes the count between two executions, as what restores an optimizer does."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            self.model.optimizer._iterations.assign_add(1)
+
+
+def trained(optimizer, y=Y, replicas=1, callbacks=(), **options):
+    keras.utils.set_random_seed(1)
+    strategy = tf.distribute.get_strategy()
+    if replicas == 2:
+        strategy = tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+        )
+    with strategy.scope():
+        model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+        model.compile(optimizer(), "mse", jit_compile=False, steps_per_execution=4, **options)
+    model.fit(
+        X, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[each() for each in callbacks]
+    )
+    return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+
+
+def counted(monkeypatch):
+    """The steps for which the host knew the calls, as they are traced."""
+    known, original = [], CallsOnHost.next
+
+    def next(self):
+        known.append(original(self))
+        return known[-1]
+
+    monkeypatch.setattr(CallsOnHost, "next", next)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "counts", "options"),
+    [
+        (adam, 1, {"replicas": 2}),
+        (adam, 1, {"callbacks": [MovesTheCount]}),
+        (several, 2, {}),
+        (scaled, 1, {"y": WITH_OVERFLOW}),
+        (several_scaled, 2, {"y": WITH_OVERFLOW}),
+        (scaled, 1, {"y": WITH_OVERFLOW, "replicas": 2}),
+    ],
+)
+def test_calls_known_on_the_host_give_the_bits_of_those_known_on_the_device(
+    optimizer, counts, options, monkeypatch
+):
+    known = counted(monkeypatch)
+    on_host = trained(optimizer, **options)
+    assert {len(calls) for calls in known} == {counts}
+    monkeypatch.setattr(CallsOnHost, "next", lambda self: {})
+    for ours, expected in zip(on_host, trained(optimizer, **options), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_calls_of_an_optimizer_of_the_users_own_are_counted_by_the_device_alone(monkeypatch):
+    known = counted(monkeypatch)
+    trained(lambda: type("Own", (unisono.optimizers.Adam,), {})(0.01, gradient_accumulation_steps=3))
+    assert known and not any(known)
