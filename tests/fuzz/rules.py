@@ -238,10 +238,6 @@ NOT_AS_KERAS: Rules = (
         lambda c: len(c.outputs) > 1 and uneven(c),
     ),
     (
-        "Keras counts a batch of n values of a loss n times with n rows, and here it counts with its rows",
-        lambda c: uneven(c) and any(o.reduction == "none" for o in c.outputs) and not own_step(c),
-    ),
-    (
         "Keras updates a word of an embedding once for each time that it is in the batch, and clips it so",
         lambda c: "tokens" in c.inputs and (c.optimizer not in ("SGD", "momentum") or c.clip != "none"),
     ),

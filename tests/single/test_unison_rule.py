@@ -375,17 +375,30 @@ def test_fit_eagerly_equals_one_device(name, one_device):
     check(found, one_device(name, rows, 4), helpers.FLOAT32)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("replicas", ["none", "mirrored2"])
-def test_batches_of_a_loss_without_reduction_count_with_their_rows_as_in_keras(replicas):
+def test_batches_of_a_loss_without_reduction_count_with_their_rows_as_in_keras(replicas, outputs):
+    """Of the second batch, of one row, the second replica has none."""
+
     def losses(cls, strategy):
         with helpers.scope(strategy):
-            model = cls([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
-            model.compile(
-                keras.optimizers.SGD(0.0), keras.losses.MeanSquaredError(reduction="none"), run_eagerly=True
+            inputs = keras.Input((2,))
+            model = cls(
+                inputs,
+                [
+                    keras.layers.Dense(1, kernel_initializer="ones", name=f"out{i}")(inputs)
+                    for i in range(outputs)
+                ],
             )
+            loss = ["mse"] * (outputs - 1) + [keras.losses.MeanSquaredError(reduction="none")]
+            model.compile(keras.optimizers.SGD(0.0), loss, run_eagerly=True)
         x = np.arange(10.0).reshape(5, 2)
-        history = model.fit(x, x[:, :1] ** 2, batch_size=4, shuffle=False, verbose=0).history
-        return [history["loss"], model.evaluate(x, x[:, :1] ** 2, batch_size=4, verbose=0)]
+        y = [x[:, :1] ** (power + 2) for power in range(outputs)]
+        history = model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
+        return [
+            *(history[name] for name in sorted(history)),
+            *model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True).values(),
+        ]
 
-    expected = losses(keras.Sequential, None)
-    helpers.assert_close(losses(unisono.Sequential, helpers.strategy(replicas)), expected, helpers.FLOAT32)
+    expected = losses(keras.Model, None)
+    helpers.assert_close(losses(unisono.Model, helpers.strategy(replicas)), expected, helpers.FLOAT32)

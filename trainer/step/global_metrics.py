@@ -83,6 +83,8 @@ def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> C
     def update_state(*args: Any, **kwargs: Any) -> Any:
         step = current_step()
         if step is not None and by_rows:
+            # Where all rows are gathered, each replica counts the loss of all of them with the rows that are its own.
+            step = step.notes.get("gathered_in", step)
             args, kwargs = args[:1], {"sample_weight": step.rows}
         if step is None or step.num_replicas == 1:
             return original(*args, **kwargs)
