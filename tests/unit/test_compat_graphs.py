@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from unisono.compat.graphs import effects, first_graph, graph_function, only_graph
+from unisono.compat.graphs import bytes_kept_for_backward, effects, first_graph, graph_function, only_graph
 from unisono.compat.variables import plain_variable
 
 
@@ -95,3 +95,15 @@ def test_only_graph_leaves_alone_what_may_have_several_graphs():
     function(tf.constant(1))
     assert only_graph(function) is function
     assert only_graph(len) is len
+
+
+def test_reshaped_numbers_are_kept_once_for_the_backward_pass():
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            grown = tf.exp(x)  # whose gradient needs its result, as that of the square does, in another shape
+            loss = tf.reduce_sum(tf.square(tf.reshape(grown, [32])))
+        return tape.gradient(loss, x)
+
+    traced = graph_function(run).get_concrete_function(tf.TensorSpec([4, 8]))
+    assert bytes_kept_for_backward(traced.graph) == 32 * 4
