@@ -3,6 +3,7 @@
 Run in a process of its own (see `PretendedMachine`).
 """
 
+import functools
 import json
 import sys
 
@@ -96,6 +97,13 @@ def prediction_of(model):
     return machine.place(traced[0], devices_of_inputs(source, chunk))
 
 
+@functools.cache
+def lacks_kernel(operation):
+    """Whether an operation has kernels, but none for a GPU."""
+    devices = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(operation).kernel}
+    return bool(devices) and not devices & {"GPU", "DEFAULT"}
+
+
 def described(placed):
     """What tests look at."""
     collectives = placed.of("CollectiveReduceV2", "CollectiveGatherV2", "NcclAllReduce")
@@ -119,17 +127,7 @@ def described(placed):
             ]
             for node in collectives
         ],
-        "without_kernel": sorted(
-            {
-                node.op
-                for node in placed.on("GPU")
-                if not any(
-                    k.device_type in ("GPU", "DEFAULT")
-                    for k in kernels.get_registered_kernels_for_op(node.op).kernel
-                )
-                and kernels.get_registered_kernels_for_op(node.op).kernel
-            }
-        ),
+        "without_kernel": sorted(filter(lacks_kernel, {node.op for node in placed.on("GPU")})),
         "gpu": {
             device: sum(node.device.endswith(device) for node in placed.nodes.values())
             for device in ("GPU:0", "GPU:1")

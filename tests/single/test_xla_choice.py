@@ -324,11 +324,21 @@ def test_choice_is_remembered_in_the_folder_that_the_user_names(tmp_path, monkey
     model, plan = compiled(), Plan()
     fit(model, plan)
     assert choices(plan.plan) == {"way": XLA, "settled": True, "switches": []}
+    assert first_plan() == {"way": XLA, "settled": True, "switches": []}
     for damaged in ("", "{}", "[1]", json.dumps({"way": 3})):
         file.write_text(damaged)
-        plan = Plan()
-        fit(compiled(), plan)
-        assert len(plan.plan["switches"]) == 1, "measured anew"
+        assert first_plan() == {"way": GRAPH, "settled": False, "switches": []}
+    plan = Plan()
+    fit(compiled(), plan)
+    assert len(plan.plan["switches"]) == 1, "measured anew"
+
+
+def first_plan():
+    """With what a fit of a new model begins."""
+    model, plan = compiled(), {}
+    model.make_train_function()
+    XlaChoice(model, make_source(X, LABELS, batch_size=BATCH), plan, STEPS)
+    return choices(plan)
 
 
 def test_choice_of_another_model_is_not_taken(tmp_path, monkeypatch):
