@@ -107,7 +107,7 @@ class FolderOwner:
             return
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(self._patience)  # it may be writing to a disk that hangs
             self._thread = None
         _held.discard(mine.token)
         found = read_owner(self._directory)
