@@ -1,5 +1,5 @@
 # `make demo` and `make test` work on a fresh machine with Python 3.11 and make: each makes .venv if there is none.
-PYTHON ?= python3
+PYTHON ?= $(shell .ci/python)
 VENV := .venv
 BIN := $(VENV)/bin
 # Python compiles what is imported, when it is first imported: that is a tenth of what is installed. Where `.ci/run` has put
