@@ -17,13 +17,8 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper, Sum
 from keras.src.models.functional import Functional as KerasFunctional
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics, MetricsList
-from keras.src.trainers.data_adapters.array_slicing import train_validation_split
-from keras.src.trainers.data_adapters.data_adapter_utils import (
-    class_weight_to_sample_weights,
-    unpack_x_y_sample_weight,
-)
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer as KerasTrainer
-from keras.src.trainers.trainer import model_supports_jit
 from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import no_automatic_dependency_tracking

@@ -21,10 +21,10 @@ from tests.fuzz.parts.losses import OWN, across
 from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, Rules, takes_long
 from tests.fuzz.shrink import shrink
 
-# Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in a minute.
-SMALL_BLOCKS, SMALL_CASES = 10, 10
+# Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in half a minute.
+SMALL_BLOCKS, SMALL_CASES = 6, 10
 BLOCKS, CASES = 2, 3
-MORE_BLOCKS = 12  # of `make test-long`
+MORE_SMALL_BLOCKS, MORE_BLOCKS = 14, 12  # of `make test-long`
 
 
 def _is_quick(case: Case) -> bool:
@@ -51,16 +51,18 @@ def _check_all(seeds: range, accepts: Callable[[Case], bool], **given: Any) -> N
         assert finding is None, shrunk_report(case, finding, check)
 
 
-@pytest.mark.parametrize("block", range(SMALL_BLOCKS))
+def _blocks(count: int, more: int) -> list[Any]:
+    return [*range(count), *(pytest.param(count + i, marks=pytest.mark.long) for i in range(more))]
+
+
+@pytest.mark.parametrize("block", _blocks(SMALL_BLOCKS, MORE_SMALL_BLOCKS))
 def test_small_programs_have_the_numbers_of_one_device_and_of_keras(block):
     seeds = range(block * SMALL_CASES, (block + 1) * SMALL_CASES)
     _check_all(seeds, _is_small, way=("graph", "eager")[block % 2])
 
 
 @pytest.mark.as_for_users
-@pytest.mark.parametrize(
-    "block", [*range(BLOCKS), *(pytest.param(BLOCKS + i, marks=pytest.mark.long) for i in range(MORE_BLOCKS))]
-)
+@pytest.mark.parametrize("block", _blocks(BLOCKS, MORE_BLOCKS))
 def test_programs_have_the_numbers_of_one_device_and_of_keras(block):
     _check_all(range(block * CASES, (block + 1) * CASES), _is_quick)
 

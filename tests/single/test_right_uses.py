@@ -28,7 +28,10 @@ def errors_of(uses, namespace, folder):
 CASES = {"ours": (BOTH, unisono), "Keras": (BOTH, keras), "ours alone": (OURS, unisono)}
 
 
-@pytest.mark.parametrize("case", CASES)
+# That plain Keras takes them says something of the table, and changes with Keras alone.
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.long if case == "Keras" else ()) for case in CASES]
+)
 def test_right_uses_work(case, tmp_path):
     failures = errors_of(*CASES[case], tmp_path)
     assert not failures, "\n".join(f"{name}: {error}" for name, error in failures.items())

@@ -87,7 +87,7 @@ def assert_same_weights(one, other):
         ("arrays", {}),
         ("dataset", {}),
         ("arrays", {"jit_compile": True}),
-        ("dataset", {"jit_compile": True}),
+        pytest.param("dataset", {"jit_compile": True}, marks=pytest.mark.long),
         ("arrays", {"run_eagerly": True}),
     ],
 )
@@ -230,7 +230,7 @@ class WokenForNaN(keras.callbacks.TerminateOnNaN):
         ("arrays", {}),
         ("dataset", {}),
         ("arrays", {"jit_compile": True}),
-        ("dataset", {"jit_compile": True}),
+        pytest.param("dataset", {"jit_compile": True}, marks=pytest.mark.long),
         ("arrays", {"strategy": functools.partial(mirrored, 2)}),
     ],
 )

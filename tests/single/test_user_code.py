@@ -317,7 +317,7 @@ def test_rules_are_part_of_backups_and_a_resumed_run_does_not_look_again(tmp_pat
     def fit(*callbacks):
         keras.backend.clear_session()
         keras.utils.set_random_seed(3)
-        with mirrored(3).scope():
+        with mirrored(2).scope():
             model = make()
             model.compile(unisono.optimizers.SGD(0.05, momentum=0.5))
         model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
