@@ -155,7 +155,7 @@ class Placed:
                     n.op for n in self.nodes.values() if any(i.partition(":")[0] == there for i in n.input)
                 }
                 found.append(f"{producer.op} -> {', '.join(sorted(users))}")
-        for move in self.transfers():
+        for move in self.transfers:
             if (
                 move.source.startswith("GPU")
                 and move.target == "host"
@@ -219,6 +219,7 @@ class Placed:
                 producer, _, output = name.partition(":")
                 yield self.nodes[producer], int(output or 0), node, index
 
+    @functools.cached_property
     def transfers(self) -> list[Transfer]:
         """Every tensor that has to be copied, once for each place that it goes to."""
         found = {}

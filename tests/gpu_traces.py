@@ -112,12 +112,10 @@ def described(placed):
         "host_before_update": placed.host_between_forward_and_update(),
         "waits": [wait for wait in placed.waits() if not wait.startswith("Less")],
         "between_gpus": sorted(
-            f"{t.dtype} {t.producer}"
-            for t in placed.transfers()
-            if {t.source, t.target} == {"GPU:0", "GPU:1"}
+            f"{t.dtype} {t.producer}" for t in placed.transfers if {t.source, t.target} == {"GPU:0", "GPU:1"}
         ),
         "sent": [
-            f"{t.dtype}{placed.shape(t.producer)}" for t in placed.transfers() if placed.is_sent_each_step(t)
+            f"{t.dtype}{placed.shape(t.producer)}" for t in placed.transfers if placed.is_sent_each_step(t)
         ],
         "collectives": [
             [
