@@ -80,7 +80,6 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     give_collectives_a_group(context.strategy)
     result: list[Any] = [None] * len(tensors)
     for group in _by_dtype(tensors):  # over several workers TensorFlow packs what it is given into one tensor
-        group = group[::-1]  # the gradients of the last layers are there first
         parts = [_on_this_device(tensors[i]) for i in group]
         sums = context.all_reduce(tf.distribute.ReduceOp.SUM, parts, _packs(parts))
         for i, total in zip(group, sums):
@@ -95,8 +94,9 @@ def _is_slices_of_unknown_number(tensor: Any) -> bool:
 def _packs(tensors: Sequence[Any]) -> Any:
     """Options for several workers or GPUs: collectives of a size that lets them run while the backward pass goes on.
 
-    By default TensorFlow puts everything into one, which begins when the last gradient is there. What the user chose for
-    the strategy holds.
+    By default TensorFlow puts everything into one, which begins when the last gradient is there. It launches packs from the
+    last tensor to the first, each when the one before has ended, as the gradients of the last layers are there first. What
+    the user chose for the strategy holds.
     """
     strategy = tf.distribute.get_strategy()
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)

@@ -50,6 +50,21 @@ def collectives(x):
     return strategy.run(on_replica, args=(x,))
 
 
+@tf.function
+def sums_of_large(x):
+    def on_replica(x):
+        return all_reduce_sum([tf.fill([2**18 + layer], x) for layer in range(3)])
+
+    return strategy.run(on_replica, args=(x,))
+
+
+# The sums in the order in which the graph holds, and so launches, them: the gradients of the last layers are there first.
+found["launched"] = [
+    op.outputs[0].shape[0]
+    for op in sums_of_large.get_concrete_function(tf.TensorSpec([])).graph.get_operations()
+    if op.type == "CollectiveReduceV2" and "CPU:0" in op.device
+]
+
 for _ in range(2):
     plain, argument, sparse, packed, ids, local_ids = collectives(tf.constant(3.0))
 found["plain"], found["argument"], found["sparse"] = local(plain), local(argument), local(sparse)
