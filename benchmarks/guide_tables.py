@@ -53,7 +53,16 @@ BENCHMARKS = (
     Benchmark("cnn_kernels", ("cnn_kernels",)),
     Benchmark("feeding", ("feeding",)),
     Benchmark("backup_stall", ("backup_stall",)),
-    Benchmark("workers_efficiency", ("workers_efficiency", "all_reduce_limit")),
+    Benchmark("workers_efficiency", ("workers_efficiency",)),
+    Benchmark(
+        "workers_efficiency",
+        ("workers_efficiency_25",),
+        ("--mbyte", "25", "--steps", "20", "--only", "ours,tensorflow,torch"),
+    ),
+    Benchmark("workers_efficiency", ("all_reduce_limit",), ("--what", "limits")),
+    Benchmark(
+        "workers_efficiency", ("all_reduce_limit_25",), ("--what", "limits", "--mbyte", "25", "--steps", "20")
+    ),
     Benchmark("scaling_check", ("scaling_check",)),
     Benchmark("mixed_memory", ("mixed_memory",)),
     Benchmark("counted_memory", ("counted_memory",)),

@@ -40,6 +40,18 @@ def configure_coordination(
     )
 
 
+def send_in_pieces(size: int) -> None:
+    """Lets this process send what a collective sends in strings of `size` bytes, once it joins a cluster.
+
+    TensorFlow's own are of 4,096 bytes, and each is allocated, copied and freed for itself, by sender and receiver. What the
+    program's own `ConfigProto` says holds.
+    """
+    config = _context()._config or tf.compat.v1.ConfigProto()
+    if not config.experimental.recv_buf_max_chunk:
+        config.experimental.recv_buf_max_chunk = size
+    _context()._config = config
+
+
 def set_value(key: str, value: str) -> None:
     """Stores a value on the service that all workers reach; a key can be set once."""
     _context().set_config_key_value(key, value)

@@ -72,7 +72,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.values:DistributedVariable": "_primary",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
-    "tensorflow.python.eager.context:Context": "_handle _rng",
+    "tensorflow.python.eager.context:Context": "_config _handle _rng",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph "
     "_concrete_variable_creation_fn _created_variables _omit_frequent_tracing_warning _variable_creation_config",
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",

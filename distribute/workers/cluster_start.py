@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...compat.clusters import configure_coordination, guard_multi_worker_strategies
+from ...compat.clusters import configure_coordination, guard_multi_worker_strategies, send_in_pieces
 from ..devices import simulate_replicas
 from ..environment import RECORDS, peer_timeout, replicas_per_worker
 from . import peer_watch, recorder
@@ -24,6 +24,9 @@ from .roll_call import roll_call
 
 _HEARTBEAT = 10.0
 _SHUTDOWN = 10.0
+_PIECE = 64 * 1024
+"""Bytes of the strings in which collectives are sent; from 128 KiB on malloc would ask the kernel for each (design 0023)."""
+
 _joined = False
 
 
@@ -62,6 +65,7 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
         trained = [(job, len(cluster.jobs[job])) for job in ("chief", "worker") if cluster.jobs.get(job)]
         leader = f"/job:{trained[0][0]}/replica:0/task:0"
         configure_coordination(leader, trained, min(_HEARTBEAT, timeout), min(_SHUTDOWN, timeout))
+        send_in_pieces(_PIECE)
         _bounded(start, timeout)
         _take_sigterm_back()
         peer_watch.begin(cluster, timeout)

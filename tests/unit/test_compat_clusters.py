@@ -8,6 +8,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager import context
 
+from unisono.compat import clusters
 from unisono.compat.replaced import WRAPPED
 
 SERVICE = {
@@ -34,6 +35,19 @@ def test_service_takes_these_arguments(name):
 
 def test_no_coordination_service_runs_in_one_process():
     assert context.context().coordination_service is None
+
+
+@pytest.mark.parametrize("own, expected", [(None, 64), (0, 64), (8, 8), (-1, -1)])
+def test_collectives_are_sent_in_pieces_of_this_size_unless_the_program_says_another(
+    monkeypatch, own, expected
+):
+    config = None if own is None else tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    if config is not None:
+        config.experimental.recv_buf_max_chunk = own
+    monkeypatch.setattr(context.context(), "_config", config)
+    clusters.send_in_pieces(64)
+    assert context.context().config.experimental.recv_buf_max_chunk == expected
+    assert own is None or context.context()._config.allow_soft_placement
 
 
 def test_jobs_are_named_and_counted():

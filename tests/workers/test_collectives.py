@@ -27,6 +27,7 @@ def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=
         sparse[:total] = ids[:, None]
         np.testing.assert_array_equal(one["sparse"], np.broadcast_to(sparse, (replicas, 8, 2)))
         np.testing.assert_array_equal(one["packed"], np.full((replicas, 6), ids.sum()))
+        assert one["piece"] == 64 * 1024
         assert one["launched"].tolist() == [2**18 + 2, 2**18 + 1, 2**18]
         np.testing.assert_array_equal(one["variable"], np.full((replicas, 3), ids.sum()))
         np.testing.assert_array_equal(one["count"], np.full(replicas, 2))

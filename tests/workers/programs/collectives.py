@@ -8,6 +8,7 @@ import tensorflow as tf
 
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
 from custom_loop import trained
+from tensorflow.python.eager import context
 
 from unisono.distribute import auto_strategy, global_mean, is_chief, num_workers, worker_index
 from unisono.distribute.replicas import (
@@ -64,6 +65,8 @@ found["launched"] = [
     for op in sums_of_large.get_concrete_function(tf.TensorSpec([])).graph.get_operations()
     if op.type == "CollectiveReduceV2" and "CPU:0" in op.device
 ]
+
+found["piece"] = context.context().config.experimental.recv_buf_max_chunk
 
 for _ in range(2):
     plain, argument, sparse, packed, ids, local_ids = collectives(tf.constant(3.0))
