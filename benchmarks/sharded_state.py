@@ -25,7 +25,7 @@ from typing import Any
 from .tables import publish
 
 WIDTH, WARM_UP = 1024, 3
-LEVELS = ("none", "optimizer", "gradients")
+LEVELS = ("none", "optimizer", "gradients", "weights")
 _HEAD = (
     "workers",
     "micro-batches of an update",
@@ -82,8 +82,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def formula(level: str, workers: int, accumulation: int) -> float:
     """Bytes for a parameter."""
     slots = 8 / (1 if level == "none" else workers)
-    carried = 0.0 if accumulation == 1 else 4 / (workers if level == "gradients" else 1)
-    return 4 + 4 + slots + carried
+    carried = 0.0 if accumulation == 1 else 4 / (workers if level in ("gradients", "weights") else 1)
+    rest = 8 / (workers if level == "weights" else 1)  # a weight and its gradient are whole for a moment
+    return rest + slots + carried
 
 
 def _row(key: tuple[int, int, str], results: list[dict[str, float]], found: Any) -> dict[str, Any]:

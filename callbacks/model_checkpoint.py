@@ -190,9 +190,9 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         self._remove_unwanted()
 
     def _state(self) -> list[Any]:
-        """What is saved beside the weights."""
+        """What is saved."""
         optimizer = None if self.save_weights_only else getattr(self.model, "optimizer", None)
-        return [] if optimizer is None else optimizer.variables
+        return [*self.model.variables, *([] if optimizer is None else optimizer.variables)]
 
     def _writes_files(self) -> bool:
         return self._calendar().chief

@@ -129,6 +129,11 @@ WRAPPED = (
         "variables in parts are looked up and differentiated as whole ones",
     ),
     Changed(
+        backend_core.Variable,
+        "_initialize",
+        "a weight of a strategy that shards weights is never whole on a device",
+    ),
+    Changed(
         TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` come to the fit of a model of ours"
     ),
     Changed(TensorFlowTrainer, "evaluate", "the same"),

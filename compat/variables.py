@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -89,10 +89,24 @@ def holding(variable: keras.Variable, value: Any) -> Iterator[None]:
         variable._value = own
 
 
+@contextlib.contextmanager
+def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> Iterator[None]:
+    """While this is entered each Keras variable says that it has the shape beside it: Keras' functions look at it."""
+    before = [(variable, variable._shape) for variable, _ in variables]
+    for variable, shape in variables:
+        variable._shape = tuple(shape)
+    try:
+        yield
+    finally:
+        for variable, shape in before:
+            variable._shape = shape
+
+
 def put_inside(variable: keras.Variable, value: Any) -> None:
-    """Makes `value` the variable inside a Keras variable; optimizers know it by the id of the one before."""
-    old = variable._value
-    value._unique_id = getattr(old, "_primary", old)._unique_id
+    """Makes `value` the variable inside a Keras variable; optimizers know it by the id of the one before, if any."""
+    old = getattr(variable, "_value", None)
+    if old is not None:
+        value._unique_id = getattr(old, "_primary", old)._unique_id
     variable._value = value
 
 

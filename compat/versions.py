@@ -29,7 +29,7 @@ ATTRIBUTES = {
     "keras.src.saving.keras_saveable:KerasSaveable": "_unpickle_model",
     "keras:Metric": "_metrics",
     "keras:layers.Layer": "_call_signature _metrics",
-    "keras:Variable": "_initialize _maybe_autocast _value",
+    "keras:Variable": "_initialize _maybe_autocast _shape _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "
     "_get_variable_index _iterations _learning_rate _model_variables_moving_average _track_trackable "
     "_trainable_variables _trainable_variables_indices _use_weight_decay _var_key _variables",
@@ -78,6 +78,7 @@ ATTRIBUTES = {
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_get_function",
+    "tensorflow.python.framework.ops:Operation": "_id _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
     "_shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",

@@ -25,7 +25,6 @@ from typing import Any
 from .arguments import number, shown, whole_number
 from .sharding.levels import LEVELS
 
-_LEVELS = ("optimizer", "gradients", "weights")  # of the published table
 _WORKSPACE = 0.9  # of the memory may be planned with: kernels need room to work, and the allocator loses some
 _MICRO_BATCHES = 4  # for each stage of a pipeline: they keep its bubble below a fifth
 
@@ -179,7 +178,7 @@ def _plan(
     half_precision: bool = False,
     stages: int = 1,
 ) -> MemoryPlan:
-    level = 0 if sharded is None else _LEVELS.index(sharded) + 1
+    level = 0 if sharded is None else LEVELS.index(sharded) + 1
     shard = {
         kind: replicas if level >= least else 1
         for kind, least in (("slots", 1), ("gradients", 2), ("weights", 3))
@@ -189,8 +188,11 @@ def _plan(
     gradients = model.trained / stages / shard["gradients"]
     at_once, held = _rows_of_device(rows, replicas, accumulation, stages)
     activations = model.activations * held / stages + model.always / stages
-    if half_precision:  # half of each, and a copy of the weights in half precision for the backward pass
-        activations = activations / 2 + model.trained / 2 / stages
+    if (
+        half_precision
+    ):  # half of each, and a copy of the weights in half precision that waits for the backward pass
+        copies = 0 if level == 3 else model.trained / 2 / stages
+        activations = activations / 2 + copies
     sizes: dict[str, Any] = {
         "weights": (model.weights - model.trained) / stages + trained + gathered,
         "gradients": gradients,
@@ -222,5 +224,5 @@ def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> in
 
 def _cost(plan: MemoryPlan) -> tuple[Any, ...]:
     """What comes first: the same numbers, no idle devices, little traffic, few micro-batches."""
-    level = 0 if plan.sharded is None else _LEVELS.index(plan.sharded) + 1
+    level = 0 if plan.sharded is None else LEVELS.index(plan.sharded) + 1
     return plan.stages, plan.half_precision, level == 3, len(plan.remedies), level, plan.accumulation

@@ -11,6 +11,7 @@ import tensorflow as tf
 from ..compat.optimizers import averages_of, decays, trained_variables
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
+from ..distribute.sharding.value import own_copy
 from .shard_updates import updates_of
 from .stages import clipping
 
@@ -67,7 +68,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
         for variable in variables:
             whole = getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
             if decays(self, whole):
-                copy = local_copy(variable)
+                copy = own_copy(variable)
                 rate = tf.cast(self.learning_rate, copy.dtype) * tf.cast(self.weight_decay, copy.dtype)
                 copy.assign_sub(copy * rate)
 

@@ -18,6 +18,8 @@ from ..compat.training import strategy_of
 from ..compat.variables import raw_value
 from ..distribute.arguments import shown, truth, whole_number
 from ..distribute.devices import check_exist
+from ..distribute.sharding.levels import level_of
+from ..distribute.sharding.value import ShardedValue
 from .inputs.structure import is_standard, unpack
 
 _SUPPORTED = (
@@ -70,10 +72,8 @@ def check_home(model: TrainedModel, method: str) -> None:
     check_strategy(home)
     for variable in model.variables:
         value = raw_value(variable)
-        if not isinstance(value, tf.Variable | tf.distribute.DistributedValues):
-            continue
+        copied = isinstance(value, tf.distribute.DistributedValues | ShardedValue)
         owner = getattr(value, "distribute_strategy", None)
-        copied = isinstance(value, tf.distribute.DistributedValues)
         if copied and owner is not home:
             raise ValueError(
                 f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
@@ -95,14 +95,16 @@ def check_stateful(model: TrainedModel, method: str) -> None:
 
 
 def check_compiles(model: TrainedModel, method: str) -> None:
-    """Refuses XLA where replicas share their variables: it compiles for one device, and they are on another."""
+    """Refuses XLA where replicas share their variables, or weights are in parts: it compiles for one device, and at once."""
     home: Any = strategy_of(model)
-    if (
-        model.jit_compile
-        and not model.run_eagerly
-        and isinstance(home, tf.distribute.experimental.CentralStorageStrategy)
-        and home.num_replicas_in_sync > 1
-    ):
+    if not model.jit_compile or model.run_eagerly or home is None or home.num_replicas_in_sync == 1:
+        return
+    if level_of(home) == "weights":
+        raise ValueError(
+            f"`{method}()`: `jit_compile=True` does not work where weights are held in parts, since XLA would put all of "
+            'them together first: compile the model with `jit_compile="auto"` or False.'
+        )
+    if isinstance(home, tf.distribute.experimental.CentralStorageStrategy):
         raise ValueError(
             f"`{method}()`: `jit_compile=True` does not work under {_name(home)}, where XLA cannot reach the variables that "
             'all replicas share: compile the model with `jit_compile="auto"` or False.'

@@ -30,14 +30,15 @@ def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
     """This replica's shard of a tensor or of `tf.IndexedSlices` with unique rows: flat, of a static size.
 
     Args:
-        value: of a known shape.
-        shape: that of the variable, for slices.
+        value: of a known shape, if `shape` is not given.
+        shape: that of the variable, which a gradient has; its own need not be known.
 
     Context: replica.
     """
     if isinstance(value, tf.IndexedSlices):
         return _shard_of_slices(value, list(value.shape if shape is None else shape))
     value = tf.convert_to_tensor(value)
+    value = value if shape is None else tf.ensure_shape(value, shape)
     numbers = value.shape.num_elements()
     size = shard_size(numbers, num_replicas())
     flat, begin = tf.reshape(value, [-1]), replica_id() * size

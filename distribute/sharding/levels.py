@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from ...compat.replaced import wrap
+from ...compat.variables import put_inside
 from ..arguments import one_of, shown
-from .updates import update_sharded_too
+from .updates import take_sharded_too
+from .weights import held_in_shards
 
-LEVELS = ("optimizer", "gradients")
+LEVELS = ("optimizer", "gradients", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -19,7 +24,8 @@ def sharded(strategy: tf.distribute.Strategy, level: str = "optimizer") -> tf.di
     """Lets each replica of a strategy hold a part of the training state instead of all of it; the numbers stay the same.
 
     Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
-    "optimizer", `4 + 12 / N` with "gradients". `docs/guides/sharded-state.md` says what travels, and when which level pays.
+    "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights". `docs/guides/sharded-state.md` says what travels,
+    and when which level pays.
 
         strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy())
         with strategy.scope():
@@ -29,25 +35,21 @@ def sharded(strategy: tf.distribute.Strategy, level: str = "optimizer") -> tf.di
         strategy: `tf.distribute.MirroredStrategy` or `tf.distribute.MultiWorkerMirroredStrategy`, of any size; with one
             replica nothing changes.
         level: "optimizer": slots and moving averages are held in parts; "gradients": the gradients that accumulation
-            carries, too.
+            carries, too; "weights": also the trained weights of rank two and more, each of which is put together where a
+            step reads it, forward and backward, for as long as it is used.
 
     Returns:
-        The same strategy. Optimizers that are built under it from now on hold their slots in parts.
+        The same strategy. Optimizers that are built under it from now on hold their slots in parts, and with "weights" what
+        is created under it is never whole on a device for good.
 
     Raises:
         TypeError: it is not one of these strategies.
         ValueError: `level` is none of the levels, or is not the one that the strategy has.
 
-    Context: host, before the optimizer is built.
+    Context: host, before the optimizer is built; with "weights" before the model is.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.
     """
-    if level == "weights":
-        raise ValueError(
-            'level="weights" is not supported: the graph of a step holds every gathered weight until its backward pass, so '
-            'nothing would be saved; use level="gradients", and a unisono.distribute.Pipeline where the weights themselves '
-            "do not fit."
-        )
     one_of("level", level, LEVELS)
     if not isinstance(strategy, SHARDABLE):
         raise TypeError(
@@ -55,13 +57,25 @@ def sharded(strategy: tf.distribute.Strategy, level: str = "optimizer") -> tf.di
             f"of their own. Received: {shown(strategy)}"
         )
     if strategy not in _levels:
-        update_sharded_too(strategy)
+        take_sharded_too(strategy)
     if _levels.setdefault(strategy, level) != level:
         raise ValueError(
             f"`level` is {_levels[strategy]!r} for this strategy already: make another strategy for another level. "
             f"Received: {level!r}"
         )
+    if level == "weights":
+        wrap("_initialize", _initialize)
     return strategy
+
+
+def _initialize(original: Callable[..., None], variable: keras.Variable, value: Any) -> None:
+    """Creates what a Keras variable holds."""
+    strategy = tf.distribute.get_strategy()
+    held = held_in_shards(strategy, variable, value) if level_of(strategy) == "weights" else None
+    if held is None:
+        original(variable, value)
+    else:
+        put_inside(variable, held)
 
 
 def level_of(strategy: Any = None) -> str | None:

@@ -19,17 +19,23 @@ from ...compat.collectives import all_gather as gather_on
 from ...compat.collectives import all_to_all, launchers_of, per_replica
 from ...compat.graphs import graph_function
 from ..replicas import bytes_of_packs, num_replicas
+from ..workers.agreement import place_among_workers
 from .layout import rows_of_shards, shard_size, whole
 
 _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def reduce_scatter(tensors: Sequence[tf.Tensor], weight: tf.Tensor | None = None) -> list[tf.Tensor]:
+def reduce_scatter(
+    tensors: Sequence[tf.Tensor],
+    weight: tf.Tensor | None = None,
+    before: Callable[[Sequence[tf.Tensor]], None] | None = None,
+) -> list[tf.Tensor]:
     """This replica's shard of the sum over all replicas of each tensor; every number is added in the order of the replicas.
 
     Args:
         tensors: of known shapes, the same on every replica.
         weight: scalar; each tensor is multiplied with it first; where that is 0, NaN counts as 0. None: 1.
+        before: called with the tensors of a pack before it is sent. None: nothing.
 
     Returns:
         The shards, in order; flat.
@@ -39,6 +45,8 @@ def reduce_scatter(tensors: Sequence[tf.Tensor], weight: tf.Tensor | None = None
     replicas = num_replicas()
     result: list[Any] = [None] * len(tensors)
     for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are there first
+        if before is not None:
+            before([tensors[i] for i in pack])
         rows = tf.concat([rows_of_shards(tensors[i], replicas) for i in pack], 1)
         if weight is not None:
             rows = tf.math.multiply_no_nan(rows, tf.cast(weight, rows.dtype))
@@ -66,10 +74,21 @@ def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> 
 
 def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> tf.Tensor:
     """All shards one after the other; `shards` are those of the local replicas. Context: eager, on every worker."""
-    if len(shards) == strategy.num_replicas_in_sync:
-        with tf.device("CPU:0"):
+    with tf.device("CPU:0"):
+        if len(shards) == strategy.num_replicas_in_sync:
             return tf.concat(list(shards), 0)
-    return _over_workers(strategy, _ALL_SHARDS, list(shards))[0]
+        return tf.identity(_over_workers(strategy, _ALL_SHARDS, list(shards))[0])
+
+
+def scattered_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor) -> list[tf.Tensor]:
+    """The shards that the local replicas get of what the first of all replicas brings. Context: eager, on every worker."""
+    rows = rows_of_shards(value, strategy.num_replicas_in_sync)
+    devices = strategy.extended.worker_devices
+    if len(devices) == strategy.num_replicas_in_sync:
+        return tf.unstack(rows)
+    chief, nothing = place_among_workers(strategy)[0] == 0, tf.zeros_like(rows)
+    brought = [rows if chief and index == 0 else nothing for index in range(len(devices))]
+    return _over_workers(strategy, _OWN_SUM, brought)
 
 
 class _Exchange(NamedTuple):

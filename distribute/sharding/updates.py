@@ -1,7 +1,8 @@
-"""`strategy.extended.update` where a variable that is held in shards takes part: Keras' callbacks call it."""
+"""What Keras asks of `strategy.extended` where a variable that is held in shards takes part."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,24 @@ import tensorflow as tf
 from .value import ShardedValue
 
 
-def update_sharded_too(strategy: tf.distribute.Strategy) -> None:
-    """Lets `strategy.extended.update(variable, fn, args)` take sharded variables, which `fn` sees as whole ones.
+def take_sharded_too(strategy: tf.distribute.Strategy) -> None:
+    """Lets two methods of `strategy.extended` take sharded variables.
 
-    TensorFlow's own runs `fn` on each copy of the variable with the copies of the arguments; shards are no copies.
+    - `update(variable, fn, args)`, which callbacks of Keras call: `fn` sees them as whole ones. TensorFlow's own runs `fn`
+      on each copy of the variable with the copies of the arguments; shards are no copies.
+    - `colocate_vars_with(variable)`, in which optimizers create slots: they are on the replicas' devices in any case.
     """
+    _update_sharded_too(strategy)
+    colocate: Callable[[Any], Any] = strategy.extended.colocate_vars_with
+
+    def beside(colocate_with_variable: Any) -> Any:
+        sharded = isinstance(colocate_with_variable, ShardedValue)
+        return contextlib.nullcontext() if sharded else colocate(colocate_with_variable)
+
+    strategy.extended.colocate_vars_with = beside  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
     original: Callable[..., Any] = strategy.extended.update
     inside = threading.local()
 

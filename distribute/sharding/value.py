@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ...compat.variables import VariableStandIn, plain_variable, put_inside, raw_value
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
-from ..workers.agreement import place_among_workers
+from ..workers.agreement import first_local_replica
 from ..workers.peer_watch import meeting
 from .layout import own_shard, shard_size, whole
 from .travel import all_gather, gathered_on_host
@@ -61,6 +61,10 @@ class ShardedValue(VariableStandIn):
             with tf.device(device):
                 self.shards.append(plain_variable(tf.fill([size], tf.cast(fill, self.dtype))))
 
+    def is_seen_through(self) -> bool:
+        """Whether code of this thread finds something else in its place."""
+        return _seen.stand_in is not None
+
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
         return self.shards[local_replica_index()]
@@ -83,7 +87,7 @@ class ShardedValue(VariableStandIn):
         if in_replica_context() and tf.distribute.has_strategy():
             return self.own().assign(own_shard(value))
         flat, size = np.ravel(value.numpy()), int(self.shards[0].shape[0] or 0)
-        first = place_among_workers(self.distribute_strategy)[0] * len(self.shards)
+        first = first_local_replica(self.distribute_strategy)
         for number, shard in enumerate(self.shards, first):
             part = flat[number * size : (number + 1) * size]
             shard.assign(np.pad(part, (0, size - len(part))))
@@ -152,6 +156,14 @@ def seen_through(stand_in: Callable[[ShardedValue], Any]) -> Iterator[None]:
         _seen.stand_in = outer
 
 
+def own_part(variable: Any) -> tf.Tensor:
+    """This replica's shard of a trained weight, which it may hold whole: flat. Context: replica."""
+    value = raw_value(variable)
+    if isinstance(value, ShardedValue):
+        return tf.convert_to_tensor(value.own())
+    return own_shard(local_copy(variable))
+
+
 def own_shards() -> contextlib.AbstractContextManager[None]:
     """Code of this thread finds this replica's shards in place of sharded variables. Context: replica."""
     return seen_through(ShardedValue.own)
@@ -169,7 +181,8 @@ def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]
     for variable in variables:
         value = raw_value(variable)
         if isinstance(value, ShardedValue):
-            tensor = value.read_value()
+            with tf.init_scope():
+                tensor = value.read_value()
             if here:
                 found[id(value)] = TensorInPlace(value.key, tensor, value.name)
     with seen_through(lambda value: found[id(value)]) if found else contextlib.nullcontext():

@@ -27,6 +27,11 @@ def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
     return place_among_workers(tf.distribute.get_strategy() if strategy is None else strategy)[1] > 1
 
 
+def first_local_replica(strategy: tf.distribute.Strategy) -> int:
+    """The number, over all workers, of the first replica of this worker."""
+    return place_among_workers(strategy)[0] * len(strategy.extended.worker_devices)
+
+
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
     """What each worker passes, in the order of the workers; every worker gets all of it.
 

@@ -12,6 +12,7 @@ from ...distribute.replicas import all_reduce_sum, num_replicas
 from ...distribute.sharding.branches import if_all
 from ...distribute.sharding.layout import own_shard
 from ...distribute.sharding.levels import level_of
+from ...distribute.sharding.moments import BackwardPass
 from ...distribute.sharding.travel import reduce_scatter
 from ...distribute.sharding.value import own_copy
 from ..building import inner_optimizers
@@ -45,7 +46,9 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
     """Stage 1: this replica's shard of each dense gradient of the global batch; sparse ones and new values are whole."""
     scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
     given = [_of_known_shape(g, v) for (g, v), cut in zip(pairs, scattered) if cut]
-    shards = iter(reduce_scatter(given, weight))
+    backward = BackwardPass()
+    shards = iter(reduce_scatter(given, weight, backward.gather_until))
+    backward.gather_until()
     rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
     summed = iter(whole.aggregate(optimizer, rest, options, weight))
     return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
@@ -53,15 +56,18 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
 
 def aggregate_and_cut(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
     """Stage 1 where whole gradients are summed and shards of them accumulated."""
-    return cut(whole.aggregate(optimizer, pairs, options, weight))
+    return cut(aggregate_whole(optimizer, pairs, options, weight))
+
+
+def aggregate_whole(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
+    """Stage 1 where whole gradients are wanted."""
+    BackwardPass().gather_until()
+    return whole.aggregate(optimizer, pairs, options, weight)
 
 
 def cut(pairs: Pairs) -> Pairs:
     """This replica's shard of each whole gradient."""
-    return [
-        (g if overwritten_by_gradient(v) else own_shard(_of_known_shape(g, v), list(v.shape)), v)
-        for g, v in pairs
-    ]
+    return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
 
 
 def _of_known_shape(gradient: Any, variable: Any) -> Any:
@@ -135,7 +141,7 @@ _update_shards = functools.partial(_update, of_shards=True)
 _OF_SHARDS = Way(aggregate, all_finite, look, _update_shards, _once)
 _CUT = Way(aggregate_and_cut, all_finite, look, _update_shards, _once)
 _OF_WHOLE_GRADIENTS = Way(
-    whole.aggregate,
+    aggregate_whole,
     whole.all_finite,
     whole.WHOLE.look,
     functools.partial(_update, of_shards=False),

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.replicas import all_reduce_sum, local_copy
-from ...distribute.sharding.layout import own_shard
+from ...distribute.replicas import all_reduce_sum
+from ...distribute.sharding.value import own_part
 from ..replica_rule import ReplicaRule
 from ..stages import clipping, transformers
 
@@ -57,7 +57,7 @@ def _decayed(piece: Any, pairs: Pairs) -> Pairs:
     def decayed(gradient: tf.Tensor, variable: Any) -> tf.Tensor:
         if len(variable.shape) < piece.min_rank:
             return gradient
-        return gradient + piece.rate * tf.cast(own_shard(local_copy(variable)), gradient.dtype)
+        return gradient + piece.rate * tf.cast(own_part(variable), gradient.dtype)
 
     return [(decayed(g, v), v) for g, v in pairs]
 

@@ -7,11 +7,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.optimizers import averages_of, overwritten_by_gradient, trained_variables, variable_key
+from ...compat.optimizers import (
+    averages_of,
+    overwritten_by_gradient,
+    own_variables,
+    trained_variables,
+    variable_key,
+)
+from ...compat.variables import raw_value, with_shapes
 from ...distribute.replicas import function_of_its_own, local_copy
 from ...distribute.sharding.layout import own_shard
 from ...distribute.sharding.travel import all_gather
-from ...distribute.sharding.value import ShardedValue, TensorInPlace, own_copy, own_shards, seen_through
+from ...distribute.sharding.value import (
+    ShardedValue,
+    TensorInPlace,
+    own_copy,
+    own_part,
+    own_shards,
+    seen_through,
+)
 from ..call_options import frozen_iterations
 from ..shard_updates import is_elementwise
 from ..stages.run_stages import once_there_is_one, transform
@@ -81,7 +95,8 @@ def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     shards = {id(v): _shard_of(optimizer, v) for _, v in pairs}
     if pairs:
         places = list(shards.values())
-        with own_shards():
+        slots = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if _in_shards(v)]
+        with own_shards(), with_shapes(slots):
             optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
     return shards
 
@@ -113,7 +128,7 @@ def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
 
 
 def _shard_of(optimizer: Any, variable: Any) -> TensorInPlace:
-    return TensorInPlace(variable_key(optimizer, variable), own_shard(local_copy(variable)), variable.name)
+    return TensorInPlace(variable_key(optimizer, variable), own_part(variable), variable.name)
 
 
 def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
@@ -139,18 +154,33 @@ def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
 
 
 def _put_together(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> None:
-    """Writes the weights of which each replica has a new shard."""
-    for variable, value in zip(variables, all_gather(shards, [list(v.shape) for v in variables])):
+    """Writes the weights of which each replica has a new shard: the shards of those that stay in shards, else the whole."""
+    new = list(zip(variables, shards))
+    for variable, shard in new:
+        if _in_shards(variable):
+            own_copy(variable).assign(shard)
+    copied = [(v, shard) for v, shard in new if not _in_shards(v)]
+    wholes = all_gather([shard for _, shard in copied], [list(v.shape) for v, _ in copied])
+    for (variable, _), value in zip(copied, wholes):
         local_copy(variable).assign(value)
+
+
+def _in_shards(variable: Any) -> bool:
+    return isinstance(raw_value(variable), ShardedValue)
 
 
 def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:
     constrained = [v for v in variables if v.constraint is not None]
+    copied = [v for v in constrained if not _in_shards(v)]
+    for variable in constrained:
+        if _in_shards(variable):
+            value = raw_value(variable)
+            value.assign(variable.constraint(value.read_value()))
 
     def write() -> None:
-        for variable in constrained:
+        for variable in copied:
             copy = local_copy(variable)
             copy.assign(variable.constraint(copy))
 
-    if constrained:
-        (function_of_its_own(write) if has_code_of_users(optimizer, constrained) else write)()
+    if copied:
+        (function_of_its_own(write) if has_code_of_users(optimizer, copied) else write)()

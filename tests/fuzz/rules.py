@@ -82,7 +82,7 @@ def own_step(case: Case) -> bool:
 IMPOSSIBLE: Rules = (
     (
         "jit_compile=True is refused where replicas share variables, and in a pipeline",
-        lambda c: c.way == "xla" and c.strategy.startswith(("central", "pipeline")),
+        lambda c: c.way == "xla" and c.strategy.startswith(("central", "pipeline", "sharded 2")),
     ),
     ("several outputs need a structure", lambda c: (c.outputs_as == "single") != (len(c.outputs) == 1)),
     (

@@ -43,7 +43,9 @@ def strategy_of(name: str) -> Any:
     # The default collectives abort when strategies of different sizes share a process.
     mirrored = tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
     if kind == "sharded":
-        return unisono.distribute.sharded(mirrored, "gradients" if count == "2" else "optimizer")
+        return unisono.distribute.sharded(
+            mirrored, {"2": "weights", "3": "gradients"}.get(count, "optimizer")
+        )
     return mirrored
 
 

@@ -130,7 +130,15 @@ def test_option_on_replicas_equals_one_device(name, replicas, on_one_device):
 @pytest.mark.parametrize("number", range(len(OPTIONS)), ids=list(OPTIONS))
 def test_option_with_sharded_state_equals_one_device(number, on_one_device):
     name = list(OPTIONS)[number]
-    replicas, level = [(3, "gradients"), (2, "optimizer"), (2, "gradients"), (3, "optimizer")][number % 4]
+    cases = [
+        (3, "gradients"),
+        (2, "optimizer"),
+        (3, "weights"),
+        (2, "gradients"),
+        (3, "optimizer"),
+        (2, "weights"),
+    ]
+    replicas, level = cases[number % 6]
 
     def make():
         return optimizers.Adam(**{"learning_rate": 0.05, **OPTIONS[name]})
@@ -145,7 +153,8 @@ def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
     make = getattr(optimizers, name)
     dtype = "float32" if name == "Muon" else "float64"
     tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # see below
-    actual = train(make, 3, dtype=dtype, in_graph=False, level="gradients", sparse=number % 2 == 1)
+    level = "weights" if number % 3 else "gradients"
+    actual = train(make, 3, dtype=dtype, in_graph=False, level=level, sparse=number % 2 == 1)
     helpers.assert_close(actual, on_one_device(name, make, dtype=dtype), tolerance, name)
 
 

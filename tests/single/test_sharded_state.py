@@ -124,7 +124,10 @@ def state(model):
 
 @pytest.mark.parametrize(
     ("name", "replicas", "level"),
-    [(name, 2 + i % 2, "optimizer" if i % 3 == 0 else "gradients") for i, name in enumerate(PROGRAMS)],
+    [
+        (name, 2 + i % 2, ("optimizer", "weights", "gradients", "weights")[i % 4])
+        for i, name in enumerate(PROGRAMS)
+    ],
 )
 def test_fit_with_sharded_state_equals_one_device(name, replicas, level):
     strategy = sharded(helpers.mirrored(replicas), level)
@@ -165,7 +168,7 @@ def test_slots_are_held_in_equal_parts_and_seen_whole(tmp_path):
 
 
 def test_saved_model_has_whole_slots_and_trains_on_under_any_strategy(tmp_path):
-    strategy = sharded(helpers.mirrored(2), "gradients")
+    strategy = sharded(helpers.mirrored(2), "weights")
     model = model_with(strategy, optimizers.Adam(0.05, gradient_accumulation_steps=2))
     model.fit(X, Y, batch_size=5, shuffle=False, verbose=0)
     model.save(tmp_path / "model.keras")
@@ -195,7 +198,7 @@ def test_optimizer_that_was_built_before_is_sharded_at_its_first_step():
         model.fit(X, Y[:, :1] * np.ones(5), batch_size=4, verbose=0, shuffle=False)
         return model
 
-    model = program(sharded(helpers.mirrored(2)))
+    model = program(sharded(helpers.mirrored(2), "weights"))
     assert len(sharded_slots(model.optimizer)) == 4
     helpers.assert_close(state(model), state(program(None)), helpers.FLOAT64)
 
@@ -212,7 +215,10 @@ def test_averages_in_shards_are_swapped_by_keras_callback():
         )
         return state(model)
 
-    helpers.assert_close(program(sharded(helpers.mirrored(2))), program(None), helpers.FLOAT64)
+    for level in ("optimizer", "weights"):
+        helpers.assert_close(
+            program(sharded(helpers.mirrored(2), level)), program(None), helpers.FLOAT64, level
+        )
 
 
 def test_overflow_of_one_replicas_shard_skips_every_replica():
@@ -259,6 +265,8 @@ def test_gradient_watch_sees_the_gradients_of_all_shards():
     ("before", "after"),
     [
         (("gradients", 2), ("gradients", 2)),
+        (("weights", 2), ("weights", 2)),
+        (("weights", 2), ("gradients", 3)),
         (("gradients", 3), ("optimizer", 2)),
         ((None, 2), ("optimizer", 3)),
     ],
@@ -288,8 +296,6 @@ def test_one_replica_is_the_plain_way():
 def test_what_cannot_be_sharded_is_refused():
     with pytest.raises(TypeError, match="`strategy` must be a tf"):
         sharded(tf.distribute.OneDeviceStrategy("CPU:0"))
-    with pytest.raises(ValueError, match='level="weights" is not supported'):
-        sharded(helpers.mirrored(2), "weights")
     with pytest.raises(ValueError, match="level"):
         sharded(helpers.mirrored(2), "slots")
     with pytest.raises(ValueError, match="is 'optimizer' for this strategy already"):

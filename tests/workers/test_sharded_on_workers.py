@@ -28,8 +28,10 @@ def test_sharded_state_on_workers_gives_the_numbers_of_one_device(start_workers,
     for one in found:
         assert one.keys() == one_device.keys()
         assert one.pop("parts") == count - 1  # each other worker wrote its shards
-        # Of the bytes of an all-reduce of the gradients; what is more are the loss, the norm and the padding.
-        assert 1.0 <= one.pop("traffic") < 1.02
+        # Of the bytes of an all-reduce of the gradients; what is more are the loss, the norm and the padding. A weight that
+        # is in parts is put together twice, but that of the first layer, whose input has no gradient.
+        expected = 1.0 if replicas > 1 else (12_000 + 1.5 * 12_000 + 1_012) / 25_012
+        assert expected <= one.pop("traffic") < expected + 0.02
         for name, got in one.items():
             helpers.assert_close(got, one_device[name], helpers.FLOAT64, name)
             np.testing.assert_array_equal(got, found[0][name], err_msg=name)  # to the bit

@@ -24,7 +24,9 @@ from ...compat.training import (
     unpack_x_y_sample_weight,
 )
 from ...compat.variables import raw_value
+from ...distribute.sharding.value import ShardedValue, read_together
 from ...distribute.step_context import StepContext, step_scope
+from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.building import ensure_built
 from .. import checks
 from ..step.observed_step import Observed
@@ -118,13 +120,16 @@ def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext
     What creates variables is traced outside of one: they belong to all replicas.
     """
     copied = any(
-        isinstance(raw_value(variable), tf.distribute.DistributedValues) for variable in model.variables
+        isinstance(raw_value(variable), tf.distribute.DistributedValues | ShardedValue)
+        for variable in model.variables
     )
     step = StepContext(0, 1, 1, 1)
     with contextlib.ExitStack() as contexts:
         if built and copied:
+            strategy = model.distribute_strategy
+            contexts.enter_context(read_together(model.variables))
             step.observer = Observed()
-            contexts.enter_context(LookedAtReplica(model.distribute_strategy, 0))
+            contexts.enter_context(LookedAtReplica(strategy, first_local_replica(strategy)))
             contexts.enter_context(pretending_replicas(1))
         contexts.enter_context(step_scope(step))
         yield step

@@ -26,6 +26,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import operations_are_deterministic
 from ...compat.layers import layers_of
 from ...distribute.devices import is_gpu
+from ...distribute.sharding.levels import level_of
 from ...distribute.workers.agreement import spans_workers
 from ..inputs import Chunk, Source
 from ..step.variable_placement import optimizers_of
@@ -146,6 +147,8 @@ class XlaChoice:
             return GRAPH, "workers that measure for themselves may choose differently"
         if several and model._overrides_step("train_step"):
             return GRAPH, "on several replicas, only the step of `fit` itself can be compiled in part"
+        if level_of(model.distribute_strategy) == "weights":
+            return GRAPH, "XLA would put all weights together before it computes"
         if model._pipeline is not None:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
         if self._on_gpu:

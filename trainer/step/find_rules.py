@@ -20,6 +20,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of, own_state
 from ...compat.replaced import replaced_functions
 from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
+from ...distribute.sharding.value import read_together
 from ..inputs.rows import concat_rows, row_count, slice_rows
 from .compared_parts import Seen, another, degree, rule_of, write_rule
 from .observed_step import ObservedStep, looked_at
@@ -99,7 +100,7 @@ class RuleFinder:
         step_fn = looked_at(self._model, self._training)
         arguments = (self._model, step_fn, spec, self._states, self._own_logs)
         try:
-            with replaced_functions():
+            with replaced_functions(), read_together(self._model.variables):
                 self._whole = ObservedStep(*arguments)
                 if not (self._whole.noted or self._whole.writes):
                     return False

@@ -18,6 +18,7 @@ from ...compat.graphs import Pruned, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.step_context import StepContext, step_scope
+from ...distribute.workers.agreement import first_local_replica
 from ..inputs.rows import slice_rows
 from .collected_writes import CollectedWrites
 from .global_metrics import metrics_of, variable_ids
@@ -162,7 +163,7 @@ class ObservedStep:
         step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
         strategy = self._model.distribute_strategy
         with (
-            LookedAtReplica(strategy, 0),
+            LookedAtReplica(strategy, first_local_replica(strategy)),
             pretending_replicas(1 if self._whole else PARTS),
             whole_batch_values(self._model, several=True, with_results=self._own_logs),
             step_scope(step),

@@ -1,6 +1,6 @@
 """Training with sharded state on whatever strategy: results as a dict of arrays, to be compared with one device.
 
-`sharded.py FOLDER`.
+`sharded.py FOLDER`. Weights are sharded, too, where each worker has one replica.
 """
 
 import contextlib
@@ -74,6 +74,40 @@ def eagerly(strategy, out, found):
     for batch in strategy.experimental_distribute_dataset(dataset):
         strategy.run(on_replica, args=(batch,))
     state(model, "eager", found)
+
+
+class AdaptsAtOnce(unisono.Model):
+    """Its loss is that after a step of gradient descent: what is read later depends on the first backward pass."""
+
+    def __init__(self):
+        super().__init__(dtype="float64")
+        self.first = keras.layers.Dense(4, "tanh", dtype="float64")
+        self.last = keras.layers.Dense(2, dtype="float64")
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+    def train_step(self, data):
+        x, y = (tf.cast(each, tf.float64) for each in data)
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                early = tf.reduce_sum(tf.square(self(x, training=True) - y))
+            moved = x - 0.01 * inner.gradient(early, x)
+            loss = self.compute_loss(x, y, self(moved, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+def adapting(strategy, out, found):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = AdaptsAtOnce()
+        model.compile(unisono.optimizers.SGD(0.05), keras.losses.MeanSquaredError(dtype="float64"))
+    x = np.random.default_rng(1).normal(size=(12, 3))
+    model.fit(x, x[:, :2], batch_size=6, shuffle=False, verbose=0)
+    found.update({f"adapting weight {i}": value for i, value in enumerate(model.get_weights())})
 
 
 class Stopped(Exception):
@@ -161,6 +195,7 @@ def run(strategy, out, shared):
     fits(strategy, out, found)
     eagerly(strategy, out, found)
     resumed(strategy, shared, found)
+    adapting(strategy, out, found)
     traffic(strategy, out, found)
     return found
 
@@ -168,5 +203,7 @@ def run(strategy, out, shared):
 if __name__ == "__main__":
     folder = sys.argv[1]
     own = folder if is_chief() else f"{folder}/not-chief"
-    found = run(sharded(auto_strategy(), "gradients"), own, folder)
+    strategy = auto_strategy()
+    several = len(strategy.extended.worker_devices) > 1
+    found = run(sharded(strategy, "gradients" if several else "weights"), own, folder)
     np.savez(f"{folder}/worker-{worker_index()}.npz", **found)

@@ -1,0 +1,58 @@
+"""The edges of a graph that is being made: which operations read a tensor, in what order, and what they read instead."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+_OF_A_GRADIENT = "gradient_tape/"
+"""In the names of what `tf.GradientTape.gradient` adds to a graph."""
+
+
+def graph_of_replica() -> Any:
+    """The graph in which this replica may call `merge_call`: the one that its strategy runs it in; None in eager mode.
+
+    A function, branch or loop that the replica's code traces has a graph of its own inside of that one.
+    """
+    graph: Any = getattr(threading.current_thread(), "graph", None)
+    return graph if isinstance(graph, tf.Graph) and graph.building_function else None
+
+
+def is_of_a_gradient(op: tf.Operation) -> bool:
+    """Whether `tf.GradientTape.gradient` made this operation."""
+    return _OF_A_GRADIENT in op.name
+
+
+def number_of(op: tf.Operation) -> int:
+    """Operations of one graph are numbered in the order in which they were made."""
+    return op._id
+
+
+def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:
+    """Lets `op` read `new` wherever it reads `old`; nothing that `new` depends on may depend on `op`."""
+    for index, tensor in enumerate(op.inputs):
+        if tensor is old:
+            op._update_input(index, new)
+
+
+def is_stateless(op: tf.Operation) -> bool:
+    """Whether an operation computes its outputs from its inputs alone, and holds no function of its own."""
+    definition = op.op_def
+    functions = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
+    return not (definition.is_stateful or functions)
+
+
+def made_again(op: tf.Operation, inputs: list[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    """The outputs of another operation of the same kind, on the same device, with other inputs. Context: its graph."""
+    with tf.device(op.device):
+        again: Any = op.graph.create_op(
+            op.type,
+            inputs,
+            [tensor.dtype for tensor in op.outputs],
+            name=op.name.rpartition("/")[2],
+            attrs=dict(op.node_def.attr),
+            op_def=op.op_def,
+        )
+    return tuple(again.outputs)

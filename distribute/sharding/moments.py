@@ -1,0 +1,239 @@
+"""When weights that are held in shards are whole: from just before a step uses one until it has.
+
+A tensor in a graph lives from where it is made to its last use, and the backward pass uses what the forward pass did. So
+that a weight need not stay whole in between, it is put together twice: what the backward pass reads is a second tensor, put
+together then. User code sees one tensor and runs once; the graph is changed after the gradient was taken.
+
+Each time a weight waits for what the weight before it was used with: it travels while that one is computed with, and no
+more than two are whole at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.edges import (
+    graph_of_replica,
+    is_of_a_gradient,
+    is_stateless,
+    made_again,
+    number_of,
+    read_instead,
+)
+from ..replicas import local_replica_index
+from .travel import all_gather
+
+_KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
+
+
+@dataclasses.dataclass(eq=False)
+class _Moment:
+    """One time that a weight is whole.
+
+    Attributes:
+        shard: this replica's, as it was when the weight was read.
+        shape: of the whole.
+        whole: what the step reads.
+        awaited: what had to be there before it was put together.
+    """
+
+    shard: tf.Tensor
+    shape: list[int]
+    whole: tf.Tensor
+    awaited: Sequence[tf.Operation]
+
+
+def whole_for_a_moment(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
+    """The whole weight, put together when the step comes to use it.
+
+    In a function, branch or loop that the replica's code traces, it is put together before that begins.
+
+    Args:
+        shard: reads this replica's.
+        shape: of the whole.
+
+    Context: replica.
+    """
+    graph = graph_of_replica()
+    if graph is None:
+        return all_gather([shard()], [shape])[0]
+    with graph.as_default():
+        BackwardPass().gather_until()  # of a gradient that was taken before: what is read now may depend on it
+        weights = _weights_of(graph)
+        awaited = weights.last_used_with()
+        own = shard()
+        weights.add(_Moment(own, list(shape), _gathered(own, shape, awaited), awaited))
+    return weights.moments[-1].whole
+
+
+def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Operation]) -> tf.Tensor:
+    with tf.control_dependencies(awaited):
+        return all_gather([tf.identity(shard)], [shape])[0]
+
+
+def _weights_of(graph: Any) -> _Weights:
+    """Those of this replica in a graph, which holds them. Graphs inside of it, and around it, are handed what it holds."""
+    held = graph.get_collection_ref(f"weights whole for a moment, replica {local_replica_index()}")
+    weights = next((each for each in held if each.graph is graph), None)
+    if weights is None:
+        weights = _Weights(graph)
+        held.append(weights)
+    return weights
+
+
+class _Weights:
+    """The weights that one replica has put together in a graph, and what else depends on weights alone: casts of them, say.
+
+    Attributes:
+        graph: None: there are none, in eager mode.
+        moments: in the order in which they were read.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.moments: list[_Moment] = []
+        self._by_tensor: dict[Any, _Moment] = {}
+        self._known: dict[Any, bool] = {}
+
+    def add(self, moment: _Moment) -> None:
+        """Notes one that was just read."""
+        self.moments.append(moment)
+        self._by_tensor[moment.whole.ref()] = moment
+
+    def last_used_with(self) -> Sequence[tf.Operation]:
+        """What the weight that was read last is used with, if it is already."""
+        if not self.moments:
+            return ()
+        for use in self.uses(self.moments[-1].whole):
+            return self.others(use)
+        return self.moments[-1].awaited
+
+    def has(self, tensor: tf.Tensor) -> bool:
+        """Whether it depends on weights alone."""
+        return tensor.ref() in self._by_tensor or tensor.op.type in _KEPT or self.makes(tensor.op)
+
+    def makes(self, op: tf.Operation) -> bool:
+        """Whether all that an operation reads depends on weights alone."""
+        if op.name not in self._known:
+            self._known[op.name] = False  # loops of the graph end here
+            self._known[op.name] = bool(op.inputs) and is_stateless(op) and all(map(self.has, op.inputs))
+        return self._known[op.name]
+
+    def uses(self, tensor: tf.Tensor) -> list[tf.Operation]:
+        """The operations that use a weight, as it is or cast, with something else; in their order."""
+        found, todo = {}, [tensor]
+        while todo:
+            for op in todo.pop().consumers():
+                if op.name not in found and self.makes(op):
+                    todo.extend(op.outputs)
+                found[op.name] = op
+        return sorted((op for op in found.values() if not self.makes(op)), key=number_of)
+
+    def others(self, op: tf.Operation) -> list[tf.Operation]:
+        """What makes the inputs of an operation that are not weights."""
+        return [tensor.op for tensor in op.inputs if not self.has(tensor)]
+
+    def made_of(self, tensor: tf.Tensor) -> Iterator[_Moment]:
+        """The weights that a tensor depends on."""
+        if tensor.ref() in self._by_tensor:
+            yield self._by_tensor[tensor.ref()]
+        elif tensor.op.type not in _KEPT:
+            for each in tensor.op.inputs:
+                yield from self.made_of(each)
+
+    def again(self, tensor: tf.Tensor, twins: dict[Any, tf.Tensor]) -> tf.Tensor:
+        """The same numbers as `tensor`, made of weights that were put together anew: `twins`, which is added to."""
+        if tensor.ref() not in twins:
+            if tensor.op.type in _KEPT:
+                return tensor
+            outputs = made_again(tensor.op, [self.again(each, twins) for each in tensor.op.inputs])
+            twins.update({old.ref(): new for old, new in zip(tensor.op.outputs, outputs)})
+        return twins[tensor.ref()]
+
+
+class BackwardPass:
+    """The weights that the backward pass of this replica uses, put together a second time; made after gradients were taken.
+
+    Context: replica; a graph, or nothing happens.
+    """
+
+    def __init__(self) -> None:
+        graph = graph_of_replica()
+        self._weights = _Weights(None) if graph is None else _weights_of(graph)
+        self._twins: dict[Any, tf.Tensor] = {}
+        self._reads = sorted(self._found(), key=lambda read: number_of(read[0]))
+        self._first = number_of(self._reads[0][0]) if self._reads else 0
+        self._awaited: Sequence[tf.Operation] = ()
+
+    def _found(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
+        """Each operation of the backward pass that reads what the forward pass made of weights alone."""
+        seen, todo = set(), [moment.whole for moment in self._weights.moments]
+        while todo:
+            tensor = todo.pop()
+            for op in {each.name: each for each in tensor.consumers()}.values():
+                if is_of_a_gradient(op):
+                    yield op, tensor
+                elif op.name not in seen and self._weights.makes(op):
+                    seen.add(op.name)
+                    todo.extend(op.outputs)
+
+    def gather_until(self, tensors: Sequence[tf.Tensor] | None = None) -> None:
+        """Puts together, in the order of the backward pass, what is used until the last of `tensors` is there, and the next.
+
+        Args:
+            tensors: of the backward pass, or what was made of such. None: all that is left is put together.
+        """
+        if not self._reads:
+            return
+        end = None if tensors is None else max(map(self._made_at, tensors))
+        while self._reads and (end is None or number_of(self._reads[0][0]) <= end):
+            self._gather_next()
+        if self._reads:
+            self._gather_next()
+
+    def _made_at(self, tensor: tf.Tensor) -> int:
+        """The number of the last operation of the backward pass that a tensor depends on."""
+        last, todo, seen = 0, [tensor.op], set()
+        while todo:
+            op = todo.pop()
+            if op.name in seen or number_of(op) < self._first:
+                continue
+            seen.add(op.name)
+            if is_of_a_gradient(op):
+                last = max(last, number_of(op))
+            else:
+                todo.extend(each.op for each in op.inputs)
+        return last
+
+    def _gather_next(self) -> None:
+        op, tensor = self._reads.pop(0)
+        for moment in self._weights.made_of(tensor):
+            self._gather(moment, op)
+        read_instead(op, tensor, self._weights.again(tensor, self._twins))
+
+    def _gather(self, moment: _Moment, first: tf.Operation) -> None:
+        if moment.whole.ref() in self._twins:
+            return
+        used_with = self._used_with(first)
+        again = _gathered(moment.shard, moment.shape, self._awaited or used_with)
+        self._twins[moment.whole.ref()] = again
+        self._awaited = used_with
+
+    def _used_with(self, op: tf.Operation) -> list[tf.Operation]:
+        """What an operation of the backward pass, or who uses its result, reads beside weights and is there before it.
+
+        Nothing that was made before the operation depends on it, so that it may be waited for.
+        """
+        todo = [op]
+        while todo:
+            todo.sort(key=number_of)
+            nearest = todo.pop(0)
+            others = self._weights.others(nearest)
+            if others or not self._weights.makes(nearest):
+                return [each for each in others if number_of(each) < number_of(op)]
+            todo.extend(user for tensor in nearest.outputs for user in tensor.consumers())
+        return []

@@ -1,0 +1,257 @@
+"""Weights in shards: whole where user code reads them, and no longer than a step uses them."""
+
+import itertools
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import unisono
+from unisono import optimizers
+from unisono.compat.edges import is_of_a_gradient
+from unisono.distribute import sharded
+from unisono.distribute.sharding.weights import ShardedWeight
+
+random = np.random.default_rng(1)
+TOKENS = random.integers(0, 7, size=(10, 4))
+X = random.normal(size=(10, 4))
+Y = random.normal(size=(10, 2))
+
+
+@pytest.fixture(autouse=True)
+def in_float64(clean_keras_state):
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+
+class TwoLayers(unisono.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = layers.Dense(5, "tanh"), layers.Dense(2)
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+
+class Tied(unisono.Model):
+    """It reads the weight of a layer that it has called."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner = layers.Embedding(7, 5), layers.Dense(5, "tanh")
+
+    def call(self, x):
+        hidden = self.inner(self.table(x))
+        return keras.ops.mean(keras.ops.matmul(hidden, keras.ops.transpose(self.table.embeddings)), 1)[:, :2]
+
+
+class InNestedGraphs(TwoLayers):
+    """It reads weights in a function, in a branch and in a loop of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.square = layers.Dense(5, "tanh")
+        self.function = tf.function(self.square.__call__)
+
+    def call(self, x):
+        hidden = self.function(self.first(x))
+        hidden = tf.cond(tf.reduce_sum(hidden) > -1e9, lambda: self.square(hidden), lambda: hidden)
+        hidden = tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, self.square(h)), (0, hidden))[1]
+        return self.last(hidden)
+
+
+class MovesWeights(TwoLayers):
+    """Sharpness-aware minimization: the gradient is that at weights which the step has moved."""
+
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        pairs = zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return loss, [g for g, _ in self.optimizer.aggregate_gradients(pairs)]
+
+    def train_step(self, data):
+        x, y = data
+        loss, gradients = self.gradients(x, y)
+        norm = tf.linalg.global_norm(gradients)
+        for variable, gradient in zip(self.trainable_variables, gradients):
+            variable.assign_add(0.05 * gradient / norm)
+        _, moved = self.gradients(x, y)
+        for variable, gradient in zip(self.trainable_variables, gradients):
+            variable.assign_sub(0.05 * gradient / norm)
+        self.optimizer.apply_gradients(zip(moved, self.trainable_variables), skip_gradients_aggregation=True)
+        return {"loss": loss}
+
+
+class PenalizesSlopes(TwoLayers):
+    """A gradient of a gradient, in a step of the user's own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                outputs = self(x, training=True)
+            slopes = inner.gradient(outputs, x)
+            loss = self.compute_loss(x, y, outputs) + keras.ops.mean(keras.ops.sum(slopes**2, 1))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+def recurrent():
+    model = unisono.Sequential([keras.Input((4,), dtype="int64"), layers.Embedding(7, 3)])
+    for layer in (layers.Bidirectional(layers.LSTM(2, return_sequences=True)), layers.GRU(3)):
+        model.add(layer)
+    model.add(layers.Dense(2, kernel_regularizer="l2"))
+    return model
+
+
+def adapted():
+    """Frozen weights with two small trained ones beside them."""
+    model = unisono.Sequential([keras.Input((4,)), layers.Dense(5, "gelu"), layers.Dense(5), layers.Dense(2)])
+    model.layers[1].enable_lora(2)
+    model.layers[0].trainable = False
+    return model
+
+
+def normalized():
+    model = unisono.Sequential([keras.Input((4,)), layers.SpectralNormalization(layers.Dense(5, "tanh"))])
+    model.add(layers.Dense(2, kernel_constraint="max_norm"))
+    return model
+
+
+PROGRAMS = {
+    "recurrent": (recurrent, TOKENS),
+    "tied": (Tied, TOKENS),
+    "nested graphs": (InNestedGraphs, X),
+    "moves weights": (MovesWeights, X),
+    "penalizes slopes": (PenalizesSlopes, X),
+    "adapted": (adapted, X),
+    "normalized": (normalized, X),
+}
+
+
+def trained(strategy, make, x, **options):
+    keras.utils.set_random_seed(1)
+    with helpers.scope(strategy):
+        model = make()
+        model.compile(optimizers.AdamW(0.05, global_clipnorm=0.5), "mse", **options)
+    model.fit(x, Y, batch_size=5, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_user_code_sees_whole_weights_and_gets_the_numbers_of_one_device(name, caplog):
+    make, x = PROGRAMS[name]
+    model = trained(sharded(helpers.mirrored(2), "weights"), make, x)
+    assert {isinstance(v.value, ShardedWeight) for v in model.trainable_variables if v.shape.rank > 1} == {
+        True
+    }
+    expected = trained(None, make, x, run_eagerly="graphs" not in name)
+    exact = helpers.FLOAT64 if name != "adapted" else helpers.FLOAT32  # Keras makes LoRA's weights in float32
+    helpers.assert_close(model.get_weights(), expected.get_weights(), exact, name)
+    helpers.assert_close(model.predict(x, verbose=0), expected.predict(x, verbose=0), exact)
+    helpers.assert_close(model.evaluate(x, Y, verbose=0), expected.evaluate(x, Y, verbose=0), exact)
+    assert "could not be looked at" not in caplog.text
+
+
+def graphs_of(graph):
+    yield graph
+    for operation in graph.get_operations():
+        for name in ("body", "f"):
+            function = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
+            if function and graph._get_function(function) is not None:
+                yield from graphs_of(graph._get_function(function).graph)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
+    keras.config.set_dtype_policy(policy)
+
+    def stack():
+        return unisono.Sequential([keras.Input((4,)), *[layers.Dense(4, use_bias=False) for _ in range(5)]])
+
+    strategy = sharded(helpers.mirrored(2), "weights")
+    with strategy.scope():
+        model = stack()
+        model.compile(optimizers.SGD(0.05), "mse", steps_per_execution=1)
+    model.fit(X, X, batch_size=5, verbose=0)
+    found = [each for graph in graphs_of(model.train_function.graph()) for each in every_moment(graph)]
+    assert len(found) == 10  # five weights on two replicas
+    for moments in (found[:5], found[5:]):
+        used = [users(moment.whole) for moment in moments]
+        assert not any(is_of_a_gradient(user) for each in used for user in each)
+        for earlier, moment in itertools.pairwise(moments):
+            (waits_for,) = moment.awaited  # what the weight before is used with: it travels meanwhile
+            (multiplied,) = [each for each in users(earlier.whole) if each.type == "MatMul"]
+            assert waits_for in [each.op for each in multiplied.inputs]
+    again = [op for op in found[0].whole.graph.get_operations() if is_second(op, found)]
+    assert len(again) == 2 * 4  # the first layer's weight is not needed a second time
+
+
+def every_moment(graph):
+    for replica in (0, 1):
+        for weights in graph.get_collection(f"weights whole for a moment, replica {replica}"):
+            yield from weights.moments if weights.graph is graph else ()
+
+
+def users(tensor):
+    """The operations that read a weight, as it is or cast."""
+    direct = tensor.consumers()
+    return direct + [user for each in direct if each.type == "Cast" for user in each.outputs[0].consumers()]
+
+
+def is_second(op, moments):
+    """Whether it is the shard of a weight that is put together for the backward pass, when that has come so far."""
+    shards = {moment.shard.ref() for moment in moments}
+    return (
+        op.type == "Identity"
+        and op.inputs[0].ref() in shards
+        and any(map(is_of_a_gradient, op.control_inputs))
+    )
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_half_precision_gives_the_bits_of_whole_weights(policy):
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(policy)
+
+    def attention():
+        tokens = keras.Input((4,), dtype="int64")
+        hidden = layers.Embedding(7, 4)(tokens)
+        hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 2)(hidden, hidden))
+        return unisono.Model(tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden)))
+
+    whole = trained(helpers.mirrored(2), attention, TOKENS)
+    model = trained(sharded(helpers.mirrored(2), "weights"), attention, TOKENS)
+    for got, expected in zip(model.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_weights_are_created_in_parts_with_the_values_of_one_device():
+    def weights(strategy):
+        keras.utils.set_random_seed(3)
+        with helpers.scope(strategy):
+            model = unisono.Sequential([keras.Input((4,)), layers.Dense(3), layers.BatchNormalization()])
+        return model.weights
+
+    found, expected = weights(sharded(helpers.mirrored(3), "weights")), weights(None)
+    kernel, *vectors = found
+    assert [int(shard.shape[0]) for shard in kernel.value.shards] == [4, 4, 4]
+    assert not any(isinstance(v.value, ShardedWeight) for v in vectors)
+    for got, value in zip(found, expected):
+        np.testing.assert_array_equal(got.numpy(), value.numpy())
+    with tf.GradientTape() as tape:  # outside of a step it is whole, too
+        loss = tf.reduce_sum(tf.convert_to_tensor(kernel) ** 2)
+    np.testing.assert_allclose(tape.gradient(loss, kernel), 2 * kernel.numpy())
+
+
+def test_xla_for_all_of_a_step_is_refused():
+    with sharded(helpers.mirrored(2), "weights").scope():
+        model = unisono.Sequential([keras.Input((4,)), layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(ValueError, match="`jit_compile=True` does not work where weights are held in parts"):
+        model.fit(X, Y, verbose=0)
