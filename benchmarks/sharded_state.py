@@ -5,7 +5,8 @@
 A stack of Dense layers with that many megabytes of float32 weights is trained with Adam, on one row for each worker, so
 that nothing but weights, gradients and slots takes memory. Memory is what the largest worker holds at most during steps,
 beyond what it held before the model was made, in bytes for each parameter. The formula is that of the guide: 4 for weights,
-4 for gradients, 8 for slots, and with accumulation 4 for what is carried; of what is sharded a part of one in N.
+4 for gradients, 8 for slots, and with accumulation 4 for what is carried; of what is sharded a part of one in N. Of
+"weights" a layer and its gradient are whole for a moment, which the formula leaves out.
 
 Time is that of a step; the levels take turns in every round, and the ratio to no sharding is the median of the rounds.
 """
@@ -26,6 +27,8 @@ from .tables import publish
 
 WIDTH, WARM_UP = 1024, 3
 LEVELS = ("none", "optimizer", "gradients", "weights")
+# What is free again counts no more: oneDNN's allocator and that of C would keep it.
+_GIVES_BACK = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}
 _HEAD = (
     "workers",
     "micro-batches of an update",
@@ -113,7 +116,7 @@ def _measure(options: Any, workers: int, accumulation: int, level: str) -> dict[
     script = [sys.executable, "-m", "benchmarks.sharded_state", "--child", level]
     script += ["--megabytes", str(options.megabytes), "--steps", str(options.steps)]
     script += ["--accumulation", str(accumulation)]
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MALLOC_ARENA_MAX": "2"}
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **_GIVES_BACK}
     tasks = plan(Layout(workers=workers), [])
     processes = [
         subprocess.Popen(script, env={**quiet, **task.env}, stdout=subprocess.PIPE, text=True)
