@@ -85,7 +85,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def formula(level: str, workers: int, accumulation: int) -> float:
     """Bytes for a parameter."""
     slots = 8 / (1 if level == "none" else workers)
-    carried = 0.0 if accumulation == 1 else 4 / (workers if level in ("gradients", "weights") else 1)
+    carried = 0.0 if accumulation == 1 else 4 / (1 if level == "none" else workers)
     rest = 8 / (workers if level == "weights" else 1)  # a weight and its gradient are whole for a moment
     return rest + slots + carried
 

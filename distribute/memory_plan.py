@@ -6,7 +6,7 @@ A replica holds, of a model with weights of W bytes of which T are trained, with
                   weights       gradients     slots               accumulators (with accumulation)
 ================  ============  ============  ==================  =============================================
 as it is          W             T             S                   T
-"optimizer"       W             T             S / N               T
+"optimizer"       W             T             S / N               T / N
 "gradients"       W             T / N         S / N               T / N
 "weights"         W - T + T/N   T / N         S / N               T / N; and the largest layer, gathered, twice
 pipeline over K   W / K         T / K         S / K               none: micro-batches are summed where they are
@@ -197,7 +197,7 @@ def _plan(
         "weights": (model.weights - model.trained) / stages + trained + gathered,
         "gradients": gradients,
         "slots": model.slots / stages / shard["slots"],
-        "accumulators": gradients if accumulation > 1 else 0,
+        "accumulators": model.trained / stages / shard["slots"] if accumulation > 1 else 0,
         "activations": activations,
     }
     sizes = {name: round(size) for name, size in sizes.items()}

@@ -247,7 +247,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
     ) -> Any:
         """A slot, as in Keras; on parameter servers it lives beside its variable, and it may be held in shards."""
-        with created_beside(reference_variable), created_as_shards(reference_variable, name, initializer):
+        with created_beside(reference_variable), created_as_shards(reference_variable, initializer):
             return super().add_variable_from_reference(reference_variable, name, initializer)
 
     @property

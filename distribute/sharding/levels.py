@@ -34,9 +34,10 @@ def sharded(strategy: tf.distribute.Strategy, level: str = "optimizer") -> tf.di
     Args:
         strategy: `tf.distribute.MirroredStrategy` or `tf.distribute.MultiWorkerMirroredStrategy`, of any size; with one
             replica nothing changes.
-        level: "optimizer": slots and moving averages are held in parts; "gradients": the gradients that accumulation
-            carries, too; "weights": also the trained weights of rank two and more, each of which is put together where a
-            step reads it, forward and backward, for as long as it is used.
+        level: "optimizer": slots, moving averages and the gradients that accumulation carries are held in parts;
+            "gradients": the same, since a step sums gradients in parts in any case; "weights": also the trained weights of
+            rank two and more, each of which is put together where a step reads it, forward and backward, for as long as it
+            is used.
 
     Returns:
         The same strategy. Optimizers that are built under it from now on hold their slots in parts, and with "weights" what

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from ...compat.optimizers import (
-    accumulators_of,
     call_count,
     overwritten_by_gradient,
     own_learning_rate,
@@ -22,24 +21,18 @@ from ...distribute.sharding.levels import level_of
 from ...distribute.sharding.value import ShardedValue, created_in_shards, shard_variable
 from ..building import inner_optimizers, run_in_thread
 
-_ACCUMULATOR = "gradient_accumulator"
 
-
-def created_as_shards(
-    reference: Any, name: str | None, initializer: Any
-) -> contextlib.AbstractContextManager[Any]:
+def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
     """Around the creation of a slot: it is a sharded variable if its strategy says so.
 
     Args:
         reference: the trained variable.
-        name: of the slot, as it was given.
         initializer: of the slot.
 
     Context: eager, in the scope of the strategy.
     """
     strategy = getattr(raw_value(reference), "distribute_strategy", None)
-    level = None if strategy is None else level_of(strategy)
-    if level is None or overwritten_by_gradient(reference) or (name == _ACCUMULATOR and level == "optimizer"):
+    if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
         return contextlib.nullcontext()
     return created_in_shards(strategy, list(reference.shape), initializer)
 
@@ -64,8 +57,6 @@ def _whole_slots(optimizer: Any, strategy: tf.distribute.Strategy) -> list[keras
     """The slots that should be sharded and are not: what has the shape of a trained variable, but for scalars."""
     shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
     others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}
-    if level_of(strategy) == "optimizer" and optimizer.gradient_accumulation_steps:
-        others |= {id(v) for v in accumulators_of(optimizer)}
     return [
         v
         for v in own_variables(optimizer)

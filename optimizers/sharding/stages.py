@@ -29,17 +29,16 @@ Pairs = list[tuple[Any, Any]]
 def way_of(optimizer: Any, options: CallOptions) -> Way:
     """How the stages of this call are run.
 
-    Shards of gradients are summed where whole ones are not wanted: by an aggregator, by a caller who has summed them
-    already, or by accumulators that are whole.
+    Shards of gradients are summed where whole ones are not wanted: by an aggregator, or by a caller who has summed them
+    already.
     """
-    level = level_of()
-    if level is None:
+    if level_of() is None:
         return whole.WHOLE
     ensure_sharded(optimizer)
+    if not options.skip_aggregation and optimizer.gradient_aggregator is None:
+        return _OF_SHARDS
     accumulates = any(each.gradient_accumulation_steps for each in (optimizer, *inner_optimizers(optimizer)))
-    if options.skip_aggregation or optimizer.gradient_aggregator is not None:
-        return _OF_WHOLE_GRADIENTS if level == "optimizer" or not accumulates else _CUT
-    return _OF_WHOLE_GRADIENTS if level == "optimizer" and accumulates else _OF_SHARDS
+    return _CUT if accumulates else _OF_WHOLE_GRADIENTS
 
 
 def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
