@@ -25,10 +25,11 @@ class CallsOnHost:
 
     Args:
         optimizer: of the model; None, or one with code of a user's own, which may call or not: nothing is counted.
+        once: whether each step calls it once; if not, nothing is counted either.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        each_one = [] if optimizer is None else [optimizer, *inner_optimizers(optimizer)]
+    def __init__(self, optimizer: Any, once: bool) -> None:
+        each_one = [] if optimizer is None or not once else [optimizer, *inner_optimizers(optimizer)]
         known = not any(map(is_of_users, each_one))
         self._optimizers = [each for each in each_one if known and _steps(each)]
         self._graph: Any = None

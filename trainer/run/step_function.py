@@ -69,7 +69,7 @@ class StepFunction:
         self._compiled: dict[Any, Any] = {}
         self._rules: RulesFirst | None = None
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
-        self._calls = CallsOnHost(None if model._overrides_step("train_step") else model.optimizer)
+        self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
         with tf.device("CPU:0"):
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
@@ -266,7 +266,7 @@ class StepFunction:
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
         if self._rules is not None:
             tracing.rules = self._rules.rules
-        tracing.calls = self._calls.next() if self.training and not in_xla else {}
+        tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
         with effects() as made, whole_batch_values(model, several=not self.alone, with_results=own_logs):
