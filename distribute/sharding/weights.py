@@ -49,6 +49,12 @@ class ShardedWeight(ShardedValue):
         record_as_read(self._known_to_tapes, value)
         return value
 
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            f"The weight {self.name!r} is held in parts, which a SavedModel cannot hold: save the model with "
+            "`model.save(path)`, load it outside of the strategy's scope, and export what was loaded."
+        )
+
 
 def held_in_shards(
     strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any

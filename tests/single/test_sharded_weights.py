@@ -249,9 +249,13 @@ def test_weights_are_created_in_parts_with_the_values_of_one_device():
     np.testing.assert_allclose(tape.gradient(loss, kernel), 2 * kernel.numpy())
 
 
-def test_xla_for_all_of_a_step_is_refused():
+def test_xla_for_all_of_a_step_and_exports_are_refused(tmp_path):
     with sharded(helpers.mirrored(2), "weights").scope():
         model = unisono.Sequential([keras.Input((4,)), layers.Dense(2)])
         model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(
+        ValueError, match=r"held in parts, which a SavedModel cannot hold: save the model with"
+    ):
+        model.export(tmp_path / "exported", verbose=False)
     with pytest.raises(ValueError, match="`jit_compile=True` does not work where weights are held in parts"):
         model.fit(X, Y, verbose=0)
