@@ -20,6 +20,7 @@ from tensorflow.python.framework import config, op_def_registry, ops
 
 __all__ = ["control_status_ctx"]
 
+_MOST_LAYOUTS = 32  # of the arguments of one function
 _CALLS = ("While", "If", "PartitionedCall")  # what they call may do more than compute
 
 
@@ -47,8 +48,31 @@ def only_graph(function: Any) -> Callable[..., Any]:
     known = graph is not None and function.input_signature is not None and not function._created_variables
     if not known or not tf.executing_eagerly() or tf.config.functions_run_eagerly():
         return function
-
     return functools.partial(_run_graph, graph)
+
+
+def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """What runs the graph of a `tf.function` without a signature that arguments like these had before.
+
+    For arguments that come for the first time, or are more than tensors of numbers or text and None, `function` itself.
+    """
+    leaves = tf.nest.flatten(args)
+    if not hasattr(function, "get_concrete_function") or tf.config.functions_run_eagerly():
+        return function
+    tensors = [leaf for leaf in leaves if leaf is not None]
+    plain = all(isinstance(t, tf.Tensor) and t.dtype not in (tf.resource, tf.variant) for t in tensors)
+    if not plain or not tf.executing_eagerly():
+        return function
+    key = str(tf.nest.map_structure(lambda leaf: leaf is None, args)), *((t.dtype, t.shape) for t in tensors)
+    known: dict[Any, Any] = vars(function).setdefault("_graphs_of_layouts", {})
+    if key not in known:
+        if len(known) >= _MOST_LAYOUTS:
+            known.clear()
+        known[key] = None
+        return function
+    if known[key] is None:
+        known[key] = function.get_concrete_function(*args)
+    return functools.partial(_run_graph, known[key])
 
 
 def _run_graph(graph: Any, *args: Any) -> Any:

@@ -5,7 +5,14 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from unisono.compat.graphs import bytes_kept_for_backward, effects, first_graph, graph_function, only_graph
+from unisono.compat.graphs import (
+    bytes_kept_for_backward,
+    effects,
+    first_graph,
+    graph_for,
+    graph_function,
+    only_graph,
+)
 from unisono.compat.variables import plain_variable
 
 
@@ -107,3 +114,26 @@ def test_reshaped_numbers_are_kept_once_for_the_backward_pass():
 
     traced = graph_function(run).get_concrete_function(tf.TensorSpec([4, 8]))
     assert bytes_kept_for_backward(traced.graph) == 32 * 4
+
+
+def test_graph_for_runs_the_graph_of_arguments_that_came_before():
+    traces = []
+
+    def add(nest, other):
+        traces.append(nest)
+        return nest["a"] + 1, None if other is None else other * 2
+
+    function = graph_function(add, reduce_retracing=True)
+    arguments = [
+        ({"a": tf.ones(rows)}, other) for rows in (2, 3, 4) for other in (None, tf.ones(2), tf.ones((2, 1)))
+    ]
+    expected = [function(*given) for given in arguments]
+    count = len(traces)
+    for _ in range(3):
+        for given, wanted in zip(arguments, expected):
+            found = graph_for(function, given)(*given)
+            tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
+    assert len(traces) == count
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    for _ in range(2):
+        assert graph_for(function, ({"a": ragged}, None)) is function

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import graph_function
+from ...compat.graphs import graph_for, graph_function
 from ...compat.random_state import thread_state
 from ...distribute.devices import wait_for_accelerators
 from ...distribute.gathered_rows import rows_of_all_workers
@@ -119,11 +119,13 @@ class PredictFunction:
                 ),
                 reduce_retracing=True,
             )
-            return step(chunk.inputs, i)
+            return graph_for(step, (chunk.inputs, i))(chunk.inputs, i)
         batch = chunk.reader(chunk.inputs, i)
         if not batch.has_value():
             return None
-        return self._function("batch", self._outputs, reduce_retracing=True)(batch.get_value(), None)
+        given = batch.get_value(), None
+        step = self._function("batch", self._outputs, reduce_retracing=True)
+        return graph_for(step, given)(*given)
 
     def _outputs_of_workers(self) -> Callable[[Chunk, tf.Tensor], Any]:
         """The same for input that each worker reads for itself; the answer is that of all, in the order of the workers."""

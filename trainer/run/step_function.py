@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import effects, first_graph, graph_function, only_graph
+from ...compat.graphs import effects, first_graph, graph_for, graph_function, only_graph
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
 from ...distribute.replicas import copies_of, runs_in_threads
@@ -68,6 +68,7 @@ class StepFunction:
         self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
         self._rules: RulesFirst | None = None
+        self._device = ""
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
         with tf.device("CPU:0"):
@@ -88,7 +89,9 @@ class StepFunction:
             (function, arguments), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0, read_value=False)
             with meeting(familiar), noted(self.reached, step + done):
-                ran, new = only_graph(function)(*arguments(chunk))
+                given = arguments(chunk)
+                run = graph_for(function, given) if chunk.signature is None else only_graph(function)
+                ran, new = run(*given)
             ran = int(ran)
             done, logs = done + ran, new if ran else logs
             if ran < chunk.steps or (self.recorder is not None and self.recorder.halted()):
@@ -119,7 +122,9 @@ class StepFunction:
 
     def device(self) -> str:
         """Where the model's variables are, on one replica; the first replica's where there are several."""
-        return next((getattr(copies_of(v)[0], "device", "") for v in self.model.variables), "")
+        if not self._device:  # a model's list of its variables is made anew each time
+            self._device = next((getattr(copies_of(v)[0], "device", "") for v in self.model.variables), "")
+        return self._device
 
     def graph(self) -> Any:
         """The graph that was made first, to be drawn; None where there is none."""

@@ -43,8 +43,9 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
 def stays_in_graph(function: GlobalSteps, chunk: Chunk) -> bool:
     """Whether the steps of a last partial batch are what they are in the plain graph, whichever way the others are run."""
     full = chunk.usual_rows is not None or chunk.rows == function.full_rows
-    on_gpu = function.alone and is_gpu(function.device())
-    return not (full or function.model.jit_compile or on_gpu)
+    if full or function.model.jit_compile:
+        return False
+    return not (function.alone and is_gpu(function.device()))
 
 
 def _step_by_itself(
