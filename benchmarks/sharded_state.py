@@ -8,7 +8,8 @@ beyond what it held before the model was made, in bytes for each parameter. The 
 4 for gradients, 8 for slots, and with accumulation 4 for what is carried; of what is sharded a part of one in N. Of
 "weights" a layer and its gradient are whole for a moment, which the formula leaves out.
 
-Time is that of a step; the levels take turns in every round, and the ratio to no sharding is the median of the rounds.
+Time is that of a step, from a run of its own; the levels take turns in every round, and the ratio to no sharding is the
+median of the rounds.
 """
 
 from __future__ import annotations
@@ -110,13 +111,18 @@ def _row(key: tuple[int, int, str], results: list[dict[str, float]], found: Any)
 
 
 def _measure(options: Any, workers: int, accumulation: int, level: str) -> dict[str, float]:
-    """The largest memory and the longest time of the workers of one run."""
+    """The largest memory of the workers, and in a run of its own, with the allocators as they are, the longest time."""
+    memory = _run(options, workers, accumulation, level, _GIVES_BACK)
+    return {"bytes": memory["bytes"], "seconds": _run(options, workers, accumulation, level, {})["seconds"]}
+
+
+def _run(options: Any, workers: int, accumulation: int, level: str, env: dict[str, str]) -> dict[str, float]:
     from unisono.distribute.launcher.tasks import Layout, plan
 
     script = [sys.executable, "-m", "benchmarks.sharded_state", "--child", level]
     script += ["--megabytes", str(options.megabytes), "--steps", str(options.steps)]
     script += ["--accumulation", str(accumulation)]
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **_GIVES_BACK}
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **env}
     tasks = plan(Layout(workers=workers), [])
     processes = [
         subprocess.Popen(script, env={**quiet, **task.env}, stdout=subprocess.PIPE, text=True)

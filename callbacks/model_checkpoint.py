@@ -192,7 +192,8 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
     def _state(self) -> list[Any]:
         """What is saved."""
         optimizer = None if self.save_weights_only else getattr(self.model, "optimizer", None)
-        return [*self.model.variables, *([] if optimizer is None else optimizer.variables)]
+        savers = (self.model, optimizer)
+        return [variable for saver in savers for variable in getattr(saver, "variables", ())]
 
     def _writes_files(self) -> bool:
         return self._calendar().chief
