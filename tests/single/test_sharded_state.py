@@ -203,6 +203,25 @@ def test_optimizer_that_was_built_before_is_sharded_at_its_first_step():
     helpers.assert_close(state(model), state(program(None)), helpers.FLOAT64)
 
 
+def test_rule_that_looks_at_shapes_sees_those_of_parts():
+    """Keras adds what may be a bias in another way; a part is as long here as a row of the whole slot."""
+
+    def program(strategy):
+        with helpers.scope(strategy):
+            kernel = keras.Variable(np.arange(12.0).reshape(3, 4))
+            ftrl = optimizers.Ftrl(0.1)
+            tf.distribute.get_strategy().run(
+                lambda: ftrl.apply_gradients([(tf.ones([3, 4], tf.float64), kernel)])
+            )
+        return kernel.numpy()
+
+    found = program(sharded(helpers.mirrored(3)))
+    with tf.device("CPU:0"):
+        kernel = keras.Variable(np.arange(12.0).reshape(3, 4))
+        keras.optimizers.Ftrl(0.1).apply_gradients([(3 * tf.ones([3, 4], tf.float64), kernel)])
+    helpers.assert_close(found, kernel.numpy(), helpers.FLOAT64)
+
+
 def test_averages_in_shards_are_swapped_by_keras_callback():
     def program(strategy):
         keras.utils.set_random_seed(1)
