@@ -222,6 +222,20 @@ def test_rule_that_looks_at_shapes_sees_those_of_parts():
     helpers.assert_close(found, kernel.numpy(), helpers.FLOAT64)
 
 
+def test_whole_gradient_of_unknown_shape_is_cut_as_its_variable():
+    strategy = sharded(helpers.mirrored(2))
+    with strategy.scope():
+        kernel = keras.Variable(np.zeros((3, 2)))
+        sgd = optimizers.SGD(1.0, gradient_aggregator=optimizers.PackedAggregation())
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float64)])
+    def step(gradient):
+        strategy.run(lambda: sgd.apply_gradients([(gradient, kernel)]))
+
+    step(tf.ones([3, 2], tf.float64))
+    np.testing.assert_array_equal(kernel.numpy(), -2 * np.ones((3, 2)))
+
+
 def test_averages_in_shards_are_swapped_by_keras_callback():
     def program(strategy):
         keras.utils.set_random_seed(1)
