@@ -46,15 +46,22 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
     """What this thread writes to variables inside leaves every bit as it was where `condition`, a bool scalar, is false.
 
     Both values are computed and one is chosen. So a GPU can be given the work that follows before it knows the condition,
-    which `tf.cond` would wait for. In a graph.
+    which `tf.cond` would wait for. In a graph. A block inside of another writes where both conditions are true.
     """
     _replace()
-    outer, _guard.value = _guard.value, condition
+    outer = _guard.value
+    _guard.value = condition if outer is None else tf.logical_and(outer, condition)
     try:
         yield
     finally:
         _guard.value = outer
         _put_back()
+
+
+def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What guards the writes of another thread as those of this one are guarded here."""
+    condition = _guard.value
+    return contextlib.nullcontext if condition is None else lambda: writes_only_where(condition)
 
 
 @contextlib.contextmanager

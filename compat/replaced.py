@@ -32,7 +32,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-from tensorflow.python.framework import registry
+from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import random_ops_util
 from tensorflow.python.ops import while_loop as while_module
@@ -104,11 +104,7 @@ REPLACED = (
     Changed(Function, "__call__", "writes inside of it are writes of the step"),
     Changed(cond_module, "cond", "writes inside of a branch are writes of the step"),
     Changed(while_module, "while_loop", "writes inside of a loop are writes of the step"),
-    Changed(
-        registry.Registry,
-        "lookup",
-        "the gradient of a sum or mean does its arithmetic of shapes on the host, and waits for no GPU",
-    ),
+    Changed(FuncGraph, "_create_op_internal", "sizes are computed on the host, which waits for no GPU"),
     Changed(tf.RegisterGradient, "__call__", "a gradient that was made for one graph ends with that graph"),
 )
 

@@ -78,7 +78,7 @@ ATTRIBUTES = {
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_get_function",
-    "tensorflow.python.framework.ops:Operation": "_id _update_input",
+    "tensorflow.python.framework.ops:Operation": "_clear_attr _id _set_device _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
     "_shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",

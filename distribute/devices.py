@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..compat.devices import current_device
 from .arguments import shown, whole_number
 from .environment import replicas_per_worker
 
@@ -53,6 +54,12 @@ def simulate_replicas() -> None:
 def is_gpu(device: str) -> bool:
     """Whether a device's name is that of a GPU."""
     return tf.DeviceSpec.from_string(device or "CPU:0").device_type == "GPU"
+
+
+def computes_on_gpu() -> bool:
+    """Whether what this replica computes here runs on a GPU. Context: replica."""
+    device = current_device()
+    return is_gpu(device) if device else bool(tf.config.list_logical_devices("GPU"))
 
 
 def wait_for_accelerators() -> None:

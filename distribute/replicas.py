@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.devices import current_device
 from ..compat.graphs import graph_function
 from ..compat.strategies import bytes_per_pack, give_collectives_a_group, traced_replica
 from .devices import is_gpu
@@ -37,12 +36,6 @@ def num_replicas() -> int:
 def runs_in_threads(strategy: Any) -> bool:
     """Whether `strategy.run` runs the replicas in threads of their own, be it only one."""
     return strategy.num_replicas_in_sync > 1 or isinstance(strategy, _THREADED)
-
-
-def computes_on_gpu() -> bool:
-    """Whether what this replica computes here runs on a GPU. Context: replica."""
-    device = current_device()
-    return is_gpu(device) if device else bool(tf.config.list_logical_devices("GPU"))
 
 
 def in_replica_context() -> bool:
@@ -85,6 +78,22 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
         for i, total in zip(group, sums):
             result[i] = total
     return result
+
+
+def sums_of_replicas(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[tf.Tensor]:
+    """The sums over all replicas of small per-replica values of floating point numbers.
+
+    On GPUs they are there, and the host waits for none of them.
+
+    Context: cross-replica.
+    """
+    if not values or not _on_gpus(strategy) or shares_variables(strategy):
+        return [strategy.reduce("SUM", value, axis=None) for value in values]
+    give_collectives_a_group(strategy)
+    totals = strategy.extended.batch_reduce_to(
+        tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
+    )
+    return [strategy.experimental_local_results(total)[0] for total in totals]
 
 
 def _is_slices_of_unknown_number(tensor: Any) -> bool:

@@ -8,12 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.guarded_writes import writes_only_where
 from ..compat.optimizers import averages_of, decays, trained_variables
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
 from ..distribute.sharding.value import own_copy
 from .shard_updates import updates_of
 from .stages import clipping
+from .stages.skipping import skips_by_choice
 
 
 class ReplicaRule(keras.optimizers.Optimizer):
@@ -87,12 +89,18 @@ class ReplicaRule(keras.optimizers.Optimizer):
         if not (self.use_ema and self.ema_overwrite_frequency):
             return
 
+        variables = trained_variables(self)
+
         def overwrite() -> tf.Tensor:
-            self._overwrite_model_variables_with_average_value(trained_variables(self))
+            self._overwrite_model_variables_with_average_value(variables)
             return tf.constant(True)
 
         iterations: Any = self.iterations
         due = (iterations + 1) % self.ema_overwrite_frequency == 0
+        if skips_by_choice(self, variables):
+            with writes_only_where(due):
+                overwrite()
+            return
         tf.cond(due, overwrite, lambda: tf.constant(True))
 
     def _overwrite_model_variables_with_average_value(self, trainable_variables: Sequence[Any]) -> None:

@@ -238,8 +238,9 @@ class Placed:
         if not device.startswith("GPU"):
             return "host"
         tensors = getattr(self.graph.get_operation_by_name(node.name), side)
-        kept_on_host = _host_arguments(node.op, str(node.attr["T"].type), tuple(_types(node)))
-        name = _argument(self.graph.get_operation_by_name(node.name), index, side)
+        operation = self.graph.get_operation_by_name(node.name)  # it has the types that are left out as usual
+        kept_on_host = _host_arguments(node.op, tuple(_types(operation.node_def)))
+        name = _argument(operation, index, side)
         if kept_on_host is None:
             return "host" if tensors[index].dtype in (tf.int32, tf.string) else device
         return "host" if name in kept_on_host else device
@@ -252,7 +253,7 @@ def _types(node: Any) -> Iterator[tuple[str, int]]:
 
 
 @functools.cache
-def _host_arguments(operation: str, dtype: str, types: tuple[tuple[str, int], ...]) -> frozenset[str] | None:
+def _host_arguments(operation: str, types: tuple[tuple[str, int], ...]) -> frozenset[str] | None:
     """The arguments that the GPU's kernel of an operation of these types takes from, or gives to, the host's memory."""
     given = dict(types)
     best = None

@@ -20,8 +20,11 @@ from unisono.trainer.inputs.make_source import make_source
 from unisono.trainer.run.compiled import XLA
 from unisono.trainer.runner import runner_of
 
+L = keras.layers
 X = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
 Y = np.random.default_rng(2).integers(0, 3, 64).astype("int32")
+TOKENS = np.random.default_rng(3).integers(0, 20, (64, 6)).astype("int32")
+IMAGES = np.random.default_rng(4).normal(size=(64, 8, 8, 1)).astype("float32")
 GPUS = [f"{MACHINE}/device:GPU:{i}" for i in range(2)]
 
 
@@ -44,6 +47,45 @@ def compiled(strategy, accumulation=None, **options):
             metrics=[keras.metrics.SparseCategoricalCrossentropy(from_logits=True)],
             **options,
         )
+    return model
+
+
+class OwnStep(unisono.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "mean": tf.reduce_mean(outputs), "norm": tf.linalg.global_norm(gradients)}
+
+
+def text(strategy, rows=20, cls=unisono.Model, **options):
+    """A transformer; the table of its tokens has more rows than a batch has tokens, or fewer."""
+    with strategy.scope():
+        tokens = keras.Input((None,), dtype="int32")
+        x = L.Embedding(rows, 8, mask_zero=True)(tokens)
+        x = L.LayerNormalization()(x + L.MultiHeadAttention(2, 4, dropout=0.1)(x, x, use_causal_mask=True))
+        x = L.Dense(8, "gelu")(x)
+        model = cls(tokens, L.Dense(3)(L.GlobalAveragePooling1D()(x)))
+        return with_metrics(model, unisono.optimizers.Adam(1e-3, **options))
+
+
+def pictures(strategy, **options):
+    with strategy.scope():
+        image = keras.Input((8, 8, 1))
+        x = L.RandomRotation(0.1)(L.RandomTranslation(0.1, 0.1)(L.RandomFlip()(image)))
+        x = L.MaxPooling2D()(L.LayerNormalization()(L.Conv2D(2, 3)(x)))
+        model = unisono.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(x)))
+        return with_metrics(model, unisono.optimizers.SGD(0.1, **options))
+
+
+def with_metrics(model, optimizer):
+    own = type(model) is OwnStep
+    metrics = [] if own else ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=metrics)
     return model
 
 
@@ -133,8 +175,8 @@ def described(placed):
     }
 
 
-def dataset(equal=True):
-    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, drop_remainder=equal)
+def dataset(equal=True, x=X):
+    return tf.data.Dataset.from_tensor_slices((x, Y)).batch(8, drop_remainder=equal)
 
 
 def rows():
@@ -163,13 +205,27 @@ def cases(two, one):
 
     yield "pipeline on 2", in_stages
 
-    def half(accumulation=None):
+    def half(accumulation=None, strategy=two):
         keras.config.set_dtype_policy("mixed_float16")
-        return step_of(compiled(two, accumulation))
+        return step_of(compiled(strategy, accumulation))
 
     yield "mixed_float16 on 2", half
     yield "accumulation in mixed_float16 on 2", lambda: half(accumulation=2)
+    shards = unisono.distribute.sharded(tf.distribute.MirroredStrategy(names), "weights")
+    yield "shards accumulated in mixed_float16 on 2", lambda: half(accumulation=2, strategy=shards)
     keras.config.set_dtype_policy("float32")
+    yield "shards of text on 2", lambda: step_of(text(shards, gradient_accumulation_steps=2), x=TOKENS)
+    yield "text of many words on 2", lambda: step_of(text(two, rows=1000), x=TOKENS)
+    yield "text of many words under XLA on 2", lambda: step_of(text(two, rows=1000), x=TOKENS, way=XLA)
+    any_tokens, any_images = dataset(equal=False, x=TOKENS), dataset(equal=False, x=IMAGES)
+    yield "text of any rows on 2", lambda: step_of(text(two, rows=1000), x=any_tokens, y=None)
+    yield "evaluate text on 2", lambda: step_of(text(two), training=False, x=TOKENS)
+    yield "step of one's own on 2", lambda: step_of(text(two, cls=OwnStep), x=TOKENS)
+    averaged = {"use_ema": True, "ema_overwrite_frequency": 3}
+    yield (
+        "averaged pictures of any rows on 2",
+        lambda: step_of(pictures(two, **averaged), x=any_images, y=None),
+    )
     keep_data_on("host")
     yield "fit from the host on 2", lambda: step_of(compiled(two))
     yield "fit from the host on 1", lambda: step_of(compiled(one))

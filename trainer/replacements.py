@@ -8,16 +8,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.gradients import without_waiting
 from ..compat.graphs import gradient_of_graph
+from ..compat.host_memory import compares_on_host, keep_sizes_on_host, widened
 from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
 from ..compat.variables import direct_writes, raw_value, stateless_scope
 from ..distribute.collectives import refuse_collective
+from ..distribute.devices import computes_on_gpu
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import all_reduce_sum_packed, computes_on_gpu, num_replicas
+from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import StepContext, current_step, step_scope
 from .step import nested_graphs, xla_random
 from .step.collected_writes import CollectedWrites
@@ -225,14 +226,18 @@ def _key_counter(original: Any) -> Any:
     return key_counter
 
 
-def _gradient_lookup(original: Any) -> Any:
-    def lookup(self: Any, name: Any) -> Any:
-        found, step = original(self, name), current_step()
-        if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
-            return found
-        return without_waiting(self, name, found)
+def _new_operation(original: Any) -> Any:
+    def create(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step is None or step.in_xla or not computes_on_gpu():
+            return original(self, op_type, inputs, *args, **kwargs)
+        if "attrs" in kwargs and compares_on_host(self, op_type, inputs):
+            inputs, kwargs = widened(inputs, kwargs)
+        operation = original(self, op_type, inputs, *args, **kwargs)
+        keep_sizes_on_host(operation)
+        return operation
 
-    return lookup
+    return create
 
 
 def _register_gradient(original: Any) -> Any:
@@ -257,7 +262,7 @@ for _key, _make in {
     "Loss.__call__": _loss,
     "Layer._maybe_build": _maybe_build,
     "nn._compute_moments_sync": _synchronized_moments,
-    "Registry.lookup": _gradient_lookup,
+    "FuncGraph._create_op_internal": _new_operation,
     "RegisterGradient.__call__": _register_gradient,
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from ...compat.replaced import provide, replaced_functions, wrap
 from ...compat.variables import autocast, raw_value
+from ..devices import computes_on_gpu
+from ..step_context import current_step
 from .shards import gradient, lookup
 from .updates import shards_of
 
@@ -23,9 +25,18 @@ def _take(original: Any) -> Any:
             rows = None if raw_value(x) is None else lookup(x, indices)
             if rows is not None:
                 return autocast(x, rows)
-        return original(x, indices, axis)
+        return original(x, _for_gpu(indices), axis)
 
     return take
+
+
+def _for_gpu(indices: Any) -> Any:
+    """In a step on a GPU 64 bits in place of 32: TensorFlow adds to the latter, and reshapes them, on the host."""
+    step = current_step()
+    if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
+        return indices
+    narrow = isinstance(indices, tf.Tensor | tf.RaggedTensor) and indices.dtype == tf.int32
+    return tf.cast(indices, tf.int64) if narrow and indices.shape.rank else indices
 
 
 def _gradient(original: Any) -> Any:

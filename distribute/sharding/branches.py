@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.guarded_writes import writes_only_where_here
 from ..step_context import current_step, step_scope
 
 
@@ -23,11 +24,11 @@ def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]
 
     Context: replica.
     """
-    step = current_step()
+    step, guarded = current_step(), writes_only_where_here()
 
     def run(branch: Callable[[], Any] | None) -> None:
         if branch is not None:
-            with step_scope(step):  # it may be a thread of its own
+            with step_scope(step), guarded():  # it may be a thread of its own
                 branch()
 
     def across(strategy: tf.distribute.Strategy, conditions: Any, branches: Any) -> None:
@@ -43,7 +44,9 @@ def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]
         tf.cond(first, branch(0), branch(1))
 
     own = _Branches((then, otherwise))
-    tf.distribute.get_replica_context().merge_call(across, args=(tf.identity(condition), own))
+    with tf.device("CPU:0"):  # the host must know it, and may know it already
+        known = tf.identity(condition)
+    tf.distribute.get_replica_context().merge_call(across, args=(known, own))
 
 
 class _Branches:

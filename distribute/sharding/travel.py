@@ -18,7 +18,9 @@ import tensorflow as tf
 from ...compat.collectives import all_gather as gather_on
 from ...compat.collectives import all_to_all, launchers_of, per_replica
 from ...compat.graphs import graph_function
+from ..devices import computes_on_gpu
 from ..replicas import bytes_of_packs, num_replicas
+from ..step_context import current_step
 from ..workers.agreement import place_among_workers
 from .layout import rows_of_shards, shard_size, whole
 
@@ -70,6 +72,32 @@ def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> 
         for i, part in zip(pack, tf.split(rows, sizes, 1)):
             result[i] = whole(tf.reshape(part, [-1]), shapes[i])
     return result
+
+
+def numbers_are_known(rows: tf.Tensor) -> bool:
+    """Whether GPUs can hand each other their rows without the host asking how many each has: see `rows_of_all`.
+
+    Context: replica.
+    """
+    step = current_step()
+    if tf.executing_eagerly() or not computes_on_gpu() or (step is not None and step.observer is not None):
+        return False
+    strategy = tf.distribute.get_strategy()
+    if len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync:
+        return True
+    if step is None or not (isinstance(step.rows, int) and isinstance(step.global_rows, int)):
+        return False
+    return step.rows * num_replicas() == step.global_rows and rows.shape.is_fully_defined()
+
+
+def rows_of_all(rows: tf.Tensor) -> tf.Tensor:
+    """The rows of all replicas, one after the other, on each of them.
+
+    In one process each may have another number of rows; over several workers all have the same, of a known shape.
+
+    Context: replica, in a graph.
+    """
+    return _together(_ALL_SHARDS, rows)
 
 
 def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> tf.Tensor:

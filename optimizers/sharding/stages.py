@@ -19,6 +19,7 @@ from ..building import inner_optimizers
 from ..call_options import CallOptions
 from ..stages import run_stages as whole
 from ..stages.slices import values_of
+from ..stages.slices_on_gpus import fit_to_travel
 from ..stages.way import Way
 from .slots import ensure_sharded
 from .update import transform_and_apply
@@ -43,6 +44,7 @@ def way_of(optimizer: Any, options: CallOptions) -> Way:
 
 def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
     """Stage 1: this replica's shard of each dense gradient of the global batch; sparse ones and new values are whole."""
+    pairs = fit_to_travel(pairs)
     scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
     given = [_of_known_shape(g, v) for (g, v), cut in zip(pairs, scattered) if cut]
     backward = BackwardPass()

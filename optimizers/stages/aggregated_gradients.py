@@ -22,7 +22,8 @@ from .. import checks
 from ..call_options import CallOptions, current_options
 from .carried_errors import carry_on, with_errors
 from .run_stages import aggregate, replica_weight, unscale
-from .slices import map_values, values_of
+from .slices import map_values, unique_rows, values_of
+from .slices_on_gpus import is_on_gpu
 
 Pairs = list[tuple[Any, Any]]
 
@@ -77,7 +78,9 @@ def aggregate_alone(
     else:
         options = current_options()
         sent, weight = with_errors(inner, widened, options, replica_weight(options), scale)
-        totals = aggregate(inner, sent, options, weight)
+        totals = [
+            (unique_rows(g) if is_on_gpu() else g, v) for g, v in aggregate(inner, sent, options, weight)
+        ]
         carry_on(inner, sent, options, scale)
     pairs = unscale(inner, list(totals), scale)
     memory = _memory(optimizer)

@@ -13,8 +13,9 @@ import keras
 import tensorflow as tf
 
 from ...distribute.arguments import one_of, truth, whole_number
-from ...distribute.replicas import all_reduce_sum, num_replicas
+from ...distribute.replicas import num_replicas
 from .slices import Piece, map_values
+from .slices_on_gpus import sums
 
 Pairs = list[tuple[Any, Any]]
 
@@ -56,7 +57,7 @@ def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor |
     parcels += [gradients[i] for i in alone]
     if weight is not None:
         parcels = [weighted(parcel, weight) for parcel in parcels]
-    totals = all_reduce_sum(parcels)
+    totals = sums(parcels)
     result: list[Any] = [None] * len(gradients)
     for group, total in zip(groups.values(), totals):
         sizes = [gradients[i].shape.num_elements() for i in group]

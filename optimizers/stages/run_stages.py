@@ -40,6 +40,8 @@ from .gradient_watch import GradientWatch
 from .overwriting import largest
 from .skipping import skips_by_choice
 from .slices import divided, map_values, unique_rows, values_of
+from .slices_on_gpus import fit_to_travel, is_on_gpu, merged_rows
+from .users_code import has_code_of_users
 from .way import Way, once
 
 Pairs = list[tuple[Any, Any]]
@@ -115,11 +117,12 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
     batch; None: they are summed as they are.
     """
     aggregator, step = optimizer.gradient_aggregator, current_step()
+    on_gpu, in_xla = is_on_gpu(), step is not None and step.in_xla
     if not options.skip_aggregation and aggregator is not no_aggregation and num_replicas() > 1:
         overwriting = [overwritten_by_gradient(v) for _, v in pairs]
         summed = [pair for pair, direct in zip(pairs, overwriting) if not direct]
         if aggregator is None:
-            totals = reduce_packed([g for g, _ in summed], SMALL, weight)
+            totals = reduce_packed([g for g, _ in fit_to_travel(summed)], SMALL, weight)
             summed = [(g, v) for g, (_, v) in zip(totals, summed)]
         else:
             mine = summed if weight is None else [(weighted(g, weight), v) for g, v in summed]
@@ -128,8 +131,9 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
         pairs = [(largest(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
     elif not options.skip_aggregation and aggregator not in (None, no_aggregation):
         pairs = checks.same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
-    densely = step is not None and step.in_xla
-    return [(unique_rows(g, densely), v) for g, v in pairs]
+    if on_gpu and not has_code_of_users(optimizer, [v for _, v in pairs]):
+        return [(merged_rows(g), v) for g, v in pairs]
+    return [(unique_rows(g, densely=in_xla), v) for g, v in pairs]
 
 
 def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...distribute.devices import is_gpu
-from ...distribute.replicas import local_copy
+from ...distribute.sharding.value import own_copy
 from .users_code import has_code_of_users
 
 
@@ -20,6 +20,6 @@ def skips_by_choice(optimizer: Any, variables: Sequence[Any]) -> bool:
 
     Context: replica.
     """
-    if tf.executing_eagerly() or not variables or not is_gpu(str(local_copy(variables[0]).device)):
+    if tf.executing_eagerly() or not variables or not is_gpu(str(own_copy(variables[0]).device)):
         return False
     return not has_code_of_users(optimizer, list(variables))

@@ -44,7 +44,9 @@ class CarriedLogs:
         self._specs = _specs(logs)
         if isinstance(before, dict):
             return logs
-        return tf.raw_ops.OptionalFromValue(components=keras.tree.flatten(logs))
+        leaves = keras.tree.flatten(logs)
+        with tf.device(leaves[0].device):  # TensorFlow's own choice is the host, which would wait for them
+            return tf.raw_ops.OptionalFromValue(components=leaves)
 
     def end(self, carried: Any) -> dict[str, Any]:
         """The logs of the last step; zeros where there was none. Context: the graph of the loop, after it."""

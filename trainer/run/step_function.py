@@ -18,7 +18,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import effects, first_graph, graph_for, graph_function, only_graph
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
-from ...distribute.replicas import copies_of, runs_in_threads
+from ...distribute.replicas import copies_of, runs_in_threads, sums_of_replicas
 from ...distribute.workers.peer_watch import meeting
 from ...optimizers.stages.calls_on_host import CallsOnHost
 from ..inputs.checks import check_target_rows
@@ -279,7 +279,7 @@ class StepFunction:
             logs: Any = strategy.run(on_replica, (slices.parts,))
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary
         if not self.alone:
-            logs = keras.tree.map_structure(lambda v: strategy.reduce("SUM", v, axis=None), logs)
+            logs = keras.tree.pack_sequence_as(logs, sums_of_replicas(strategy, keras.tree.flatten(logs)))
         if self.recorder is not None:
             with tf.control_dependencies(made):
                 self.recorder.record(logs)

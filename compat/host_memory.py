@@ -1,0 +1,132 @@
+"""Where the operations of a graph for a GPU are computed, so that the host need not wait for a GPU to tell it a size.
+
+TensorFlow keeps shapes in the host's memory, and does some of the arithmetic with them on the GPU all the same: it picks
+sizes of axes out of a shape there, and multiplies them. The host, which needs the result to go on, waits until the GPU has
+done all that it was sent before. So does a number that is written in the program and that a kernel takes from the host.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+_COMPUTE_SIZES = """
+Add AddV2 All Any BroadcastArgs BroadcastGradientArgs Cast Concat ConcatOffset ConcatV2 Cumprod Cumsum DynamicStitch Equal
+ExpandDims Fill FloorDiv FloorMod Gather GatherNd GatherV2 Greater GreaterEqual Identity InvertPermutation Less LessEqual
+LogicalAnd LogicalNot LogicalOr Max Maximum Min Minimum Mul Neg NotEqual OnesLike Pack Prod Range RealDiv Reshape ReverseV2
+Select SelectV2 Slice Split SplitV Squeeze StridedSlice Sub Sum Tile Transpose TruncateDiv TruncateMod Unpack ZerosLike
+"""
+_ARITHMETIC = frozenset(_COMPUTE_SIZES.split())
+_COMPARISONS = frozenset(("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"))
+_WHOLE = (tf.int32, tf.int64, tf.bool)
+
+
+def keep_sizes_on_host(operation: tf.Operation) -> None:
+    """Puts a new operation that is to run on a GPU on the CPU beside it, where it computes sizes out of shapes.
+
+    Not where TensorFlow's kernel for GPUs computes on the host as well. A constant that the operation takes from the host's
+    memory, such as the value at the edges of a turned image, is put there too.
+    """
+    known = _known(operation)
+    if operation.type in _SHAPES:
+        known[operation.name] = True
+    elif operation.type in _ARITHMETIC and _is_known(operation, known):
+        known[operation.name] = any(known.get(tensor.op.name) for tensor in operation.inputs)
+        if known[operation.name] and not _computes_on_host(operation):
+            _put_on_host(operation)
+    else:
+        for index, tensor in enumerate(operation.inputs):
+            if _is_constant(tensor, besides=(tf.int32, tf.string)) and _takes_from_host(operation, index):
+                _put_on_host(tensor.op)
+
+
+def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
+    """Whether a new operation of a graph compares whole numbers of 32 bits, which a GPU has: TensorFlow does it on the host.
+
+    Scalars are left out: most of them are counters, which are on the host.
+    """
+    if kind not in _COMPARISONS or not all(each.dtype == tf.int32 for each in inputs):
+        return False
+    of_sizes = getattr(graph, "_unisono_sizes", ())
+    known = all(each.graph is graph and (each.op.name in of_sizes or _is_constant(each)) for each in inputs)
+    return not known and any(each.shape.rank for each in inputs)
+
+
+def widened(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The inputs of a comparison in 64 bits, and what else the operation is made with."""
+    wide = tf.int64.as_datatype_enum
+    attributes = {**options["attrs"], "T": tf.compat.v1.AttrValue(type=wide)}
+    kinds = [tf.int64 for _ in inputs]
+    return [tf.cast(each, tf.int64) for each in inputs], {
+        **options,
+        "attrs": attributes,
+        "input_types": kinds,
+    }
+
+
+def _known(operation: tf.Operation) -> dict[str, bool]:
+    """The operations of its graph that compute whole numbers out of shapes (true) or of constants alone (false)."""
+    graph: Any = operation.graph
+    if not hasattr(graph, "_unisono_sizes"):
+        graph._unisono_sizes = {}
+    return graph._unisono_sizes
+
+
+def _is_known(operation: tf.Operation, known: dict[str, bool]) -> bool:
+    whole = all(tensor.dtype in _WHOLE for tensor in operation.outputs)
+    return whole and all(tensor.op.name in known or _is_constant(tensor) for tensor in operation.inputs)
+
+
+def _is_constant(tensor: tf.Tensor, besides: Sequence[tf.DType] = ()) -> bool:
+    return tensor.op.type == "Const" and tensor.dtype not in besides
+
+
+def _put_on_host(operation: tf.Operation) -> None:
+    device = tf.DeviceSpec.from_string(operation.device).replace(device_type="CPU", device_index=0)
+    operation._clear_attr("_class")  # it may have to be where the shape is
+    operation._set_device(device.to_string())
+
+
+def _computes_on_host(operation: tf.Operation) -> bool:
+    """Whether the kernel for GPUs takes all arguments from the host's memory, and puts the results there."""
+    kept = _host_arguments(operation)
+    definition = operation.op_def
+    return kept is None or {each.name for each in (*definition.input_arg, *definition.output_arg)} <= kept
+
+
+def _takes_from_host(operation: tf.Operation, index: int) -> bool:
+    for argument in operation.op_def.input_arg:
+        if argument.number_attr or argument.type_list_attr:
+            return False  # none of these takes numbers that are written in a program
+        if index == 0:
+            return argument.name in (_host_arguments(operation) or ())
+        index -= 1
+    return False
+
+
+def _host_arguments(operation: tf.Operation) -> frozenset[str] | None:
+    """The arguments and results that the kernel for GPUs has in the host's memory; None where there is no such kernel."""
+    for constraints, kept in _kernels(operation.type):
+        if all(operation.get_attr(name) in allowed for name, allowed in constraints):
+            return kept
+    return None
+
+
+@functools.cache
+def _kernels(kind: str) -> list[tuple[list[tuple[str, list[tf.DType]]], frozenset[str]]]:
+    """For each kernel for GPUs of a type of operations, the best first: which types it is for, and what is on the host."""
+    found = kernels.get_registered_kernels_for_op(kind).kernel
+    usable = [each for each in found if each.device_type in ("GPU", "DEFAULT") and not each.label]
+    usable.sort(key=lambda each: (each.device_type == "GPU", each.priority), reverse=True)
+    return [
+        (
+            [(c.name, [tf.as_dtype(value) for value in c.allowed_values.list.type]) for c in each.constraint],
+            frozenset(each.host_memory_arg),
+        )
+        for each in usable
+    ]

@@ -1,0 +1,114 @@
+"""Steps made as for GPUs, so that the host waits for none, computed on CPUs: the numbers of one replica on a CPU."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import FLOAT32, assert_close, mirrored
+
+import unisono
+from unisono.distribute import devices, replicas
+from unisono.optimizers.stages import run_stages, skipping
+
+RANDOM = np.random.default_rng(7)
+TOKENS = RANDOM.integers(0, 9, (22, 5)).astype(
+    "int32"
+)  # not divisible by the batch of 6, nor it by 4 replicas
+LABELS = RANDOM.integers(0, 3, 22).astype("int32")
+IMAGES = RANDOM.normal(size=(22, 4, 4, 1)).astype("float32")
+L = keras.layers
+
+
+@pytest.fixture
+def as_on_gpus(monkeypatch):
+    """The gradients of which the rows were merged."""
+    for module in (devices, replicas, skipping):
+        monkeypatch.setattr(module, "is_gpu", lambda device: True)
+    merged, original = [], run_stages.merged_rows
+    monkeypatch.setattr(run_stages, "merged_rows", lambda given: merged.append(given) or original(given))
+    return merged
+
+
+class OwnStep(unisono.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "mean": tf.reduce_mean(outputs)}
+
+
+def text(rows, cls=unisono.Model):
+    tokens = keras.Input((None,), dtype="int32")
+    x = L.Embedding(rows, 4, mask_zero=True)(tokens)
+    x = L.Dense(4, "tanh")(x)  # the rows of a batch, and the tokens of a row, are not known
+    return cls(tokens, L.Dense(3)(L.GlobalAveragePooling1D()(x)))
+
+
+def picture():
+    image = keras.Input((4, 4, 1))
+    x = L.LayerNormalization()(L.Conv2D(2, 3, padding="same")(image))
+    return unisono.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(x)))
+
+
+def scaled(**options):
+    return unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(0.02, **options))
+
+
+CASES = {
+    "more rows than tokens": (lambda: text(1000), unisono.optimizers.Adam, {}),
+    "fewer rows than tokens": (lambda: text(9), unisono.optimizers.Adam, {}),
+    "slices clipped": (lambda: text(1000), unisono.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": 0.1}),
+    "slices accumulated": (lambda: text(1000), unisono.optimizers.Adam, {"gradient_accumulation_steps": 2}),
+    "scaled": (lambda: text(1000), scaled, {"gradient_accumulation_steps": 2}),
+    "own logs": (lambda: text(1000, OwnStep), unisono.optimizers.Adam, {}),
+    "averages": (picture, unisono.optimizers.SGD, {"use_ema": True, "ema_overwrite_frequency": 3}),
+    "scaled averages": (picture, scaled, {"use_ema": True, "ema_overwrite_frequency": 3}),
+}
+
+
+def trained(strategy, make, optimizer, options):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = make()
+        own = type(model) is OwnStep
+        metrics = [] if own else ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)]
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(**options), loss, metrics=metrics, jit_compile=False)
+    x = IMAGES if model.input_shape[1:] == (4, 4, 1) else TOKENS
+    data = tf.data.Dataset.from_tensor_slices((x, LABELS)).batch(6)
+    history = model.fit(data, epochs=2, verbose=0).history
+    return [v.numpy() for v in model.variables], history, [v.numpy() for v in model.optimizer.variables]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_made_as_for_gpus_give_the_numbers_of_one_replica(name, request):
+    expected = trained(tf.distribute.get_strategy(), *CASES[name])
+    merged = request.getfixturevalue("as_on_gpus")
+    for strategy in (mirrored(2), tf.distribute.OneDeviceStrategy("CPU:1")):
+        assert_close(trained(strategy, *CASES[name]), expected, FLOAT32, name)
+    assert merged
+
+
+@pytest.mark.parametrize("level", ["optimizer", "weights"])
+def test_skipped_step_with_sharded_state_leaves_what_was_accumulated(level, request):
+    """The branches of accumulation run in threads of their own, where writes must be guarded as well."""
+    images = IMAGES.copy()
+    images[9] = np.nan  # of the second batch, whose update is due
+
+    def fit():
+        keras.utils.set_random_seed(3)
+        strategy = unisono.distribute.sharded(mirrored(2), level)
+        with strategy.scope():
+            model = picture()
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(scaled(gradient_accumulation_steps=2), loss, jit_compile=False)
+        model.fit(images, LABELS, batch_size=6, epochs=2, verbose=0, shuffle=False)
+        return model.get_weights(), model.optimizer.skipped_steps.numpy()
+
+    expected = fit()
+    assert expected[1] == 2
+    request.getfixturevalue("as_on_gpus")
+    assert_close(fit(), expected, FLOAT32)

@@ -1,0 +1,67 @@
+"""Sparse gradients whose sizes do not depend on which rows they name: the same numbers as with each row named once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from unisono.optimizers.stages.slices import unique_rows
+from unisono.optimizers.stages.slices_on_gpus import merged_rows
+
+ROWS = 6
+RULES = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Nadam",
+    "RMSprop",
+    "Adagrad",
+    "Adadelta",
+    "Ftrl",
+    "Lion",
+    "Adafactor",
+]
+
+
+def slices(indices, dtype="float32"):
+    values = np.random.default_rng(len(indices)).integers(-8, 9, (len(indices), 2)).astype(dtype)
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices, "int32"), tf.constant([ROWS, 2]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("indices", [[4, 1, 4, 0, 1, 4], [5, 5, 5], [3], [2, 0, 1], []])
+def test_merged_rows_are_the_same_gradient_with_each_row_added_up_once(indices, dtype):
+    given = slices(indices, dtype)
+    merged = merged_rows(given)
+    named = merged.indices.numpy()
+    holds = np.any(merged.values.numpy() != 0, axis=1)
+    np.testing.assert_array_equal(tf.convert_to_tensor(merged), tf.convert_to_tensor(unique_rows(given)))
+    assert len(named) == len(indices) and set(named) == set(indices)
+    assert len(set(named[holds])) == holds.sum(), "no row in two places"
+
+
+def test_rows_in_places_of_other_lengths_make_one_graph():
+    traced = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 2])])
+    def merge(indices, values):
+        traced.append(1)
+        return merged_rows(tf.IndexedSlices(values, indices, tf.constant([ROWS, 2]))).values
+
+    for count in (0, 1, 5):
+        assert merge(tf.zeros([count], tf.int32), tf.ones([count, 2])).shape == (count, 2)
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_update_rules_of_keras_do_not_mind_the_spare_places(rule):
+    results = []
+    for as_given in (unique_rows, merged_rows):
+        variable = keras.Variable(np.linspace(-1, 1, ROWS * 2).reshape(ROWS, 2), dtype="float32")
+        optimizer = getattr(unisono.optimizers, rule)(0.1, clipnorm=0.5)
+        for indices in ([4, 1, 4, 0], [0, 0, 5, 0]):
+            optimizer.apply([as_given(slices(indices))], [variable])
+        results.append(variable.numpy())
+    np.testing.assert_array_equal(results[0], results[1])
