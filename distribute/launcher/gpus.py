@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import os
 import re
 import shutil
@@ -64,14 +65,35 @@ class Gpu:
 def read_gpus() -> list[Gpu]:
     """All GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says; [] where there is no NVIDIA driver."""
     tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
+    return [] if tool is None else parse(_asked(tool))
+
+
+def models_of(gpus: Sequence[Gpu], names: Sequence[str]) -> list[str]:
+    """The models of some working GPUs, each once; `names` as in CUDA_VISIBLE_DEVICES."""
+    return sorted({gpu.name for gpu in gpus if not gpu.lost and gpu.name and _is_named(gpu, names)})
+
+
+def _is_named(gpu: Gpu, names: Sequence[str]) -> bool:
+    """Whether a GPU is among `names`, by its number or by how its UUID begins."""
+    return any(name == gpu.index or (name and gpu.uuid.startswith(name)) for name in names)
+
+
+def complaint() -> str:
+    """What `nvidia-smi` says where it is there and lists no GPU, as with a driver of another version; else empty."""
+    tool = shutil.which("nvidia-smi")
+    said = "" if tool is None else _asked(tool).strip()
+    if tool is None or parse(said) or "no devices" in said.lower():
+        return ""
+    return said.partition("\n")[0] or f"no answer within {_SECONDS} s"
+
+
+def _asked(tool: str) -> str:
     command = [tool, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse(done.stdout + done.stderr)
+        return ""
+    return done.stdout + done.stderr
 
 
 def parse(listing: str) -> list[Gpu]:
@@ -103,7 +125,8 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> li
     chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
-        return [name for name in names if name and name not in ("-1", "NoDevFiles")]
+        seen = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
+        return list(seen)  # as CUDA, which looks at none after one that does not exist
     working = [gpu for gpu in gpus if not gpu.lost]
     return [gpu.index for gpu in sorted(working, key=lambda gpu: (bool(gpu.busy), int(gpu.index)))]
 
@@ -119,7 +142,7 @@ def cores_near(
         devices: where Linux describes PCI devices.
     """
     nodes = {_near(gpu, devices) for gpu in gpus if not gpu.lost}
-    mine = {_near(gpu, devices) for gpu in gpus if gpu.index in names or (gpu.uuid and gpu.uuid in names)}
+    mine = {_near(gpu, devices) for gpu in gpus if _is_named(gpu, names)}
     if len(nodes) < 2 or len(mine) != 1 or "" in nodes:
         return ""
     return mine.pop()
@@ -136,10 +159,9 @@ def _near(gpu: Gpu, devices: Path) -> str:
 def environment_of(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables of a worker that has the GPUs `names`; what the user has set for NCCL stays."""
     environ = os.environ if environ is None else environ
-    wanted = {
-        "CUDA_VISIBLE_DEVICES": ",".join(names),
-        "CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),  # as nvidia-smi counts
-    }
+    wanted = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+    if "CUDA_VISIBLE_DEVICES" not in environ:  # else the numbers are the user's, who may count as CUDA does
+        wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts
     ours = {
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_DEBUG": "WARN",

@@ -20,7 +20,7 @@ from .network import NO_NAME, PrivateNetwork, make_network
 from .output import plain
 from .processes import Processes
 from .restarts import Restarts
-from .tasks import Layout, Task, plan
+from .tasks import Layout, Task, plan, said_of_models
 from .verdict import Verdict, how_it_ended, judge
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -100,6 +100,9 @@ class Launcher:
         attempt, port_retries = 0, _PORT_RETRIES
         while True:
             tasks = plan(self._layout, self._script)
+            models = said_of_models(tasks) if attempt == 0 else ""
+            if models:
+                _say(models)
             processes = Processes(tasks, self._records, self._log_dir, attempt, self._network)
             verdicts: list[Verdict] = []
             try:

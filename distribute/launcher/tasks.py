@@ -58,6 +58,10 @@ class Task:
     aliases: frozenset[str] = frozenset()
 
 
+Place = tuple[Mapping[str, str], tuple[str, ...]]
+"""The variables that show a process its own GPUs, and what starts it on the cores beside them; both may be empty."""
+
+
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     """The processes of one attempt, with fresh ports.
 
@@ -80,11 +84,13 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
         return _plan_parameter_servers(layout, command, common)
     addresses = _addresses(layout.workers)
     tasks = []
-    for index, (variables, cores) in enumerate(_gpus_of_workers(layout)):
-        env = common | variables | {"TF_CONFIG": _tf_config({"worker": addresses}, "worker", index)}
+    places = _gpus_of_processes(layout, layout.workers * layout.stages)
+    for index in range(layout.workers):
+        (variables, cores), *of_stages = places[index * layout.stages : (index + 1) * layout.stages]
+        env = {**common, **variables, "TF_CONFIG": _tf_config({"worker": addresses}, "worker", index)}
         names = {addresses[index], f"worker {index}"} | ({LEADER} if index == 0 else set())
         task = Task(f"worker-{index}", cores + command, env, aliases=frozenset(names))
-        tasks += _with_stages(task, layout.stages)
+        tasks += _with_stages(task, of_stages)
     return tasks
 
 
@@ -109,25 +115,26 @@ def _plan_parameter_servers(layout: Layout, command: tuple[str, ...], common: di
     tasks = [task(f"ps-{i}", _SERVER, "server", "ps", i) for i in range(layout.parameter_servers)]
     tasks += [
         task(f"worker-{i}", cores + _SERVER, "spare", "worker", i, variables)
-        for i, (variables, cores) in enumerate(_gpus_of_workers(layout))
+        for i, (variables, cores) in enumerate(_gpus_of_processes(layout, layout.workers))
     ]
-    return tasks + _with_stages(task("chief", command, "script", "chief", 0), layout.stages)
+    chief = task("chief", command, "script", "chief", 0)
+    return tasks + _with_stages(chief, [(no_gpu, ())] * (layout.stages - 1))
 
 
-def _with_stages(task: Task, stages: int) -> list[Task]:
-    """`task`, and before it the helper processes that compute the later stages of its pipeline."""
-    if stages == 1:
+def _with_stages(task: Task, places: Sequence[Place]) -> list[Task]:
+    """`task`, and before it the helper processes that compute the later stages of its pipeline, each on GPUs of its own."""
+    if not places:
         return [task]
-    addresses = _addresses(stages - 1)
+    addresses = _addresses(len(places))
     helpers = [
         Task(
             f"{task.name}-stage-{index + 1}",
-            _SERVER,
-            dict(task.env) | {"TF_CONFIG": _tf_config({"stage": addresses}, "stage", index)},
+            cores + _SERVER,
+            {**task.env, **variables, "TF_CONFIG": _tf_config({"stage": addresses}, "stage", index)},
             "server",
             frozenset({addresses[index]}),
         )
-        for index in range(stages - 1)
+        for index, (variables, cores) in enumerate(places)
     ]
     env = dict(task.env) | {environment.STAGES: ",".join(addresses)}
     return [*helpers, dataclasses.replace(task, env=env)]
@@ -141,33 +148,47 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
     return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
 
 
-def _gpus_of_workers(layout: Layout) -> list[tuple[dict[str, str], tuple[str, ...]]]:
-    """For each worker the variables that show it its own GPUs, and what starts it on the cores beside them.
+def _gpus_of_processes(layout: Layout, processes: int) -> list[Place]:
+    """Where each process that computes runs, those of one worker after the other.
 
-    Nothing where the machine has no GPUs.
+    Raises:
+        ValueError: there are GPUs, but fewer than needed.
     """
     of_machine = gpus.read_gpus()
     names = gpus.visible(of_machine)
     if not names:
-        return [({}, ())] * layout.workers
-    each = layout.replicas_per_worker or len(names) // layout.workers
-    if each * layout.workers > len(names) or not each:
+        return [({}, ())] * processes
+    each = layout.replicas_per_worker or len(names) // processes
+    if each * processes > len(names) or not each:
         lost = sum(bool(gpu.lost) for gpu in of_machine)
         also = (
             f", {lost} more {'is' if lost == 1 else 'are'} lost (python -m unisono doctor says which)"
             if lost
             else ""
         )
+        stages = f" * stages ({layout.stages})" if processes > layout.workers else ""
         raise ValueError(
-            f"workers ({layout.workers}) * replicas per worker ({max(each, 1)}) must not be more than the GPUs that "
-            f"are visible ({len(names)}{also}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+            f"workers ({layout.workers}){stages} * replicas per worker ({max(each, 1)}) must not be more than the GPUs "
+            f"that are visible ({len(names)}{also}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
         )
     # Idle GPUs were listed first; those of one worker are neighbours.
     used = sorted(
-        names[: each * layout.workers], key=names.index if not of_machine else _place_in(of_machine, names)
+        names[: each * processes], key=names.index if not of_machine else _place_in(of_machine, names)
     )
-    shares = [used[i * each : (i + 1) * each] for i in range(layout.workers)]
+    shares = [used[i * each : (i + 1) * each] for i in range(processes)]
     return [(gpus.environment_of(share), _on_cores(gpus.cores_near(of_machine, share))) for share in shares]
+
+
+def said_of_models(tasks: Sequence[Task]) -> str:
+    """One sentence where processes that train together have GPUs of different models; else empty."""
+    shown = ",".join(task.env.get("CUDA_VISIBLE_DEVICES", "") for task in tasks)
+    models = gpus.models_of(gpus.read_gpus(), shown.split(",")) if shown.strip(",") else []
+    if len(models) < 2:
+        return ""
+    return (
+        f"the GPUs are of different models ({', '.join(models)}) and every step waits for the slowest: choose those of one "
+        "model with CUDA_VISIBLE_DEVICES"
+    )
 
 
 def _place_in(of_machine: Sequence[gpus.Gpu], names: Sequence[str]) -> Callable[[str], int]:

@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from unisono.commands.gpu_findings import gpus_of_machine
+from unisono.commands.gpu_findings import driver, gpus_of_machine
 from unisono.distribute.launcher import gpus
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import Layout, plan, said_of_models
 
 FOUR = """\
 0, GPU-aa, NVIDIA H100, 81559, 2, 0, 9.0, 00000000:1B:00.0
@@ -68,6 +68,7 @@ def test_what_cuda_visible_devices_says_is_taken_as_it_is():
     found = gpus.parse(FOUR)
     assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "3, GPU-bb"}) == ["3", "GPU-bb"]
     assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"], "CUDA looks no further"
 
 
 def test_workers_get_gpus_of_their_own_and_the_variables_of_nccl_unless_the_user_has_set_them(
@@ -86,6 +87,53 @@ def test_workers_that_need_fewer_gpus_get_the_idle_ones(machine):
     machine(FOUR)
     tasks = plan(Layout(workers=3, replicas_per_worker=1), ["train.py"])
     assert [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0", "2", "3"]
+
+
+def test_numbers_of_the_users_own_keep_the_order_in_which_he_counts(machine, monkeypatch):
+    machine(FOUR)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    tasks = plan(Layout(workers=2), ["train.py"])
+    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["2", "0"]
+    assert all("CUDA_DEVICE_ORDER" not in task.env for task in tasks)
+
+
+def test_stages_of_a_pipeline_get_gpus_of_their_own(machine):
+    machine(FOUR)
+    tasks = plan(Layout(workers=2, stages=2), ["train.py"])
+    shown = {task.name: task.env["CUDA_VISIBLE_DEVICES"] for task in tasks}
+    assert shown == {"worker-0": "0", "worker-0-stage-1": "1", "worker-1": "2", "worker-1-stage-1": "3"}
+    with pytest.raises(
+        ValueError, match=r"workers \(2\) \* stages \(3\) \* replicas per worker \(1\) must not"
+    ):
+        plan(Layout(workers=2, stages=3), ["train.py"])
+
+
+def test_processes_with_gpus_of_different_models_are_told(machine):
+    machine(FOUR)
+    assert "(NVIDIA A100, NVIDIA H100)" in said_of_models(plan(Layout(workers=2), ["train.py"]))
+    machine(FOUR.replace("A100", "H100"))
+    assert said_of_models(plan(Layout(workers=2), ["train.py"])) == ""
+
+
+def test_gpu_may_be_named_by_how_its_uuid_begins():
+    found = gpus.parse(FOUR)
+    assert gpus.models_of(found, ["GPU-c", "1"]) == ["NVIDIA A100", "NVIDIA H100"]
+    assert gpus.models_of(found, ["", "7"]) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("Failed to initialize NVML: Driver/library version mismatch\n", "Failed to initialize NVML"),
+        ("", "no answer"),
+        ("No devices were found\n", ""),
+        (FOUR, ""),
+    ],
+)
+def test_doctor_says_what_a_driver_says_that_lists_no_gpu(machine, said, problem):
+    machine(said)
+    assert gpus.complaint().startswith(problem) and bool(gpus.complaint()) == bool(problem)
+    assert [bool(finding.problem) for finding in driver(gpus.complaint())] == [True] * bool(problem)
 
 
 def test_too_few_gpus_are_an_error_that_tells_of_the_lost_one(machine):

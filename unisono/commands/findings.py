@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..distribute.launcher.gpus import read_gpus
+from ..distribute.launcher.gpus import complaint, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address
 from ..distribute.workers.cluster import Cluster, ClusterError, read_cluster
 from ..version import __version__
 from .finding import Finding
-from .gpu_findings import gpus_of_machine
+from .gpu_findings import driver, gpus_of_machine
 
 PROBE_SECONDS = 180.0
 CONNECT_SECONDS = 2.0
@@ -40,6 +40,7 @@ def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PRO
         *versions(environ),
         *machine(),
         *devices(lines, failure, environ),
+        *driver(complaint()),
         *gpus_of_machine(read_gpus(), environ),
         *precision(lines),
         *cluster(environ),

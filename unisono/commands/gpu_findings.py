@@ -8,6 +8,12 @@ from ..distribute.launcher.gpus import Gpu, cores_near
 from .finding import Finding
 
 
+def driver(said: str) -> list[Finding]:
+    """A driver that is there and lists no GPU; `said` is what it says, empty where there is nothing to say."""
+    text = "Install the driver again, or restart the machine after an upgrade: until then everything runs on the CPU."
+    return [Finding("devices", "nvidia-smi", said, problem=text)] if said else []
+
+
 def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
     """What the NVIDIA driver says of each GPU: its model, whether it is busy or lost, and the cores beside it."""
     findings = []
