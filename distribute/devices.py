@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ def simulate_replicas() -> None:
         simulate_devices(replicas_per_worker())
 
 
+@functools.cache  # it is asked for each operation of a step
 def is_gpu(device: str) -> bool:
     """Whether a device's name is that of a GPU."""
     return tf.DeviceSpec.from_string(device or "CPU:0").device_type == "GPU"
@@ -58,7 +60,11 @@ def is_gpu(device: str) -> bool:
 
 def computes_on_gpu() -> bool:
     """Whether what this replica computes here runs on a GPU. Context: replica."""
-    device = current_device()
+    return runs_on_gpu(current_device())
+
+
+def runs_on_gpu(device: str) -> bool:
+    """Whether what asks for this device, or for none, runs on a GPU."""
     return is_gpu(device) if device else bool(tf.config.list_logical_devices("GPU"))
 
 

@@ -15,7 +15,7 @@ from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
 from ..compat.variables import direct_writes, raw_value, stateless_scope
 from ..distribute.collectives import refuse_collective
-from ..distribute.devices import computes_on_gpu
+from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
@@ -229,12 +229,13 @@ def _key_counter(original: Any) -> Any:
 def _new_operation(original: Any) -> Any:
     def create(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
-        if step is None or step.in_xla or not computes_on_gpu():
+        if step is None or step.in_xla:
             return original(self, op_type, inputs, *args, **kwargs)
-        if "attrs" in kwargs and compares_on_host(self, op_type, inputs):
+        if "attrs" in kwargs and compares_on_host(self, op_type, inputs) and computes_on_gpu():
             inputs, kwargs = widened(inputs, kwargs)
         operation = original(self, op_type, inputs, *args, **kwargs)
-        keep_sizes_on_host(operation)
+        if runs_on_gpu(operation.device):
+            keep_sizes_on_host(operation)
         return operation
 
     return create
