@@ -102,10 +102,10 @@ def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> Iterator[Non
             variable._shape = shape
 
 
-def put_inside(variable: keras.Variable, value: Any) -> None:
+def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> None:
     """Makes `value` the variable inside a Keras variable; optimizers know it by the id of the one before, if any."""
     old = getattr(variable, "_value", None)
-    if old is not None:
+    if old is not None and keeps_id:
         value._unique_id = getattr(old, "_primary", old)._unique_id
     variable._value = value
 

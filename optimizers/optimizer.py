@@ -11,6 +11,7 @@ import tensorflow as tf
 from ..compat.optimizers import accumulator_of, call_count, own_learning_rate, trained_variables
 from ..distribute.parameter_servers.shards import created_beside
 from ..distribute.replicas import local_copy
+from ..distribute.sharding.rows import created_in_rows
 from . import checks
 from .adoption import register_class
 from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
@@ -246,8 +247,9 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     def add_variable_from_reference(
         self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
     ) -> Any:
-        """A slot, as in Keras; on parameter servers it lives beside its variable, and it may be held in shards."""
-        with created_beside(reference_variable), created_as_shards(reference_variable, initializer):
+        """A slot, as in Keras; on parameter servers it lives beside its variable, and it may be held in parts."""
+        shards, rows = created_as_shards(reference_variable, initializer), created_in_rows(reference_variable)
+        with created_beside(reference_variable), shards, rows:
             return super().add_variable_from_reference(reference_variable, name, initializer)
 
     @property

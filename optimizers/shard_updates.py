@@ -1,4 +1,7 @@
-"""Update rules on variables split by rows over parameter servers: each shard on its server, where the rule allows."""
+"""Update rules on variables or slots in parts by rows: each part where it is, where the rule allows.
+
+On parameter servers a variable and its slots are in parts; in a pipeline with replicas the slots alone.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.optimizers import know_variable
+from ..compat.optimizers import know_variable, variable_key
 from ..compat.variables import holding
 from ..distribute.parameter_servers.shards import rows_of
 from ..distribute.parameter_servers.updates import beside, shards_of
+from ..distribute.sharding.rows import devices_of_slots, rows_of_parts
+from ..distribute.sharding.value import TensorInPlace
 
 _ELEMENTWISE = frozenset(
     getattr(keras.optimizers, name)
@@ -22,12 +27,15 @@ _ELEMENTWISE = frozenset(
 
 
 def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """What `update_step` is called with: (gradient, variable) once, or once for each shard, on its server.
+    """What `update_step` is called with: (gradient, variable) once, or once for each part, where it is.
 
-    A rule that treats each number by itself is run on each shard with its part of the slots. Any other sees the whole.
+    A rule that treats each number by itself is run on each part with its part of the slots. Any other sees the whole.
     `copy` is the local copy of the whole variable.
     """
     shards = shards_of(copy)
+    if devices_of_slots(variable) and is_elementwise(optimizer):
+        yield from _beside_slots(optimizer, gradient, variable, copy)
+        return
     if shards is None or not is_elementwise(optimizer):
         with beside(copy):
             yield gradient, copy
@@ -38,6 +46,20 @@ def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Itera
         with beside(shard), _slots_of_shard(optimizer, index):
             yield _rows_of(gradient, first, rows), shard
         first += rows
+
+
+def _beside_slots(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of a whole variable whose slots are in parts: what the rule makes of its rows is then written at once."""
+    first, new = 0, []
+    whole, key = tf.convert_to_tensor(copy), variable_key(optimizer, variable)
+    for index, (device, rows) in enumerate(zip(devices_of_slots(variable), rows_of_parts(variable))):
+        with tf.device(device), _slots_of_shard(optimizer, index):
+            place = TensorInPlace(key, whole[first : first + rows], variable.name)
+            yield _rows_of(gradient, first, rows), place
+        new.append(place)
+        first += rows
+    with tf.device(copy.device):
+        copy.assign(tf.concat([place.tensor for place in new], 0))
 
 
 def is_elementwise(optimizer: Any) -> bool:

@@ -40,6 +40,7 @@ class Settings:
     rematerialize: bool
     memory_limit: float | None
     replicas: int
+    sharded: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that cannot be used, naming them."""
@@ -200,6 +201,24 @@ class Pipeline:
             plan = self._plans[model] = _planner(model, self.settings, rows)
         self._newest = weakref.ref(model)
         return plan
+
+    def shard(self, level: str) -> None:
+        """Has each replica hold a part of the optimizer's state: `unisono.distribute.sharded` calls it.
+
+        Raises:
+            ValueError: a model was cut already, whose slots may be made; or the level is not for pipelines.
+        """
+        if level == "weights":
+            raise ValueError(
+                '`level` must be "optimizer" or "gradients" for a Pipeline, since each of its micro-batches would put all '
+                "weights of a stage together twice: to hold fewer weights on a device use more stages. Received: 'weights'"
+            )
+        if self._plans and self.settings.sharded != level:
+            raise ValueError(
+                f"`strategy` must not have models yet when its level is set: call `sharded(pipeline, level={level!r})` "
+                f"right after `Pipeline(...)`. Received: a Pipeline with {len(self._plans)} of them"
+            )
+        self.settings = dataclasses.replace(self.settings, sharded=level)
 
     def summary(self, model: Any = None) -> str:
         """A table: stages, layers, parameters, cost, memory, expected bubble.

@@ -195,7 +195,7 @@ class BackwardPass:
         if self._reads:
             self._gather_next()
 
-    def _made_at(self, tensor: tf.Tensor) -> int:
+    def _made_at(self, tensor: tf.Tensor) -> float:
         """The number of the last operation of the backward pass that a tensor depends on."""
         last, todo, seen = 0, [tensor.op], set()
         while todo:

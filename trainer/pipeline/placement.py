@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.variables import move_to_device
+from ...distribute.sharding.rows import devices_of_slots, keep_slots_on, move_rows
 from .graph import Stage
 
 _CALLS = {"If", "While", "Case", "PartitionedCall"}
@@ -17,11 +18,17 @@ _CALLS |= {"NoOp", "StatelessIf", "StatelessWhile", "StatelessCase", "StatefulPa
 _PASSES = {"ReadVariableOp", "Identity"}
 
 
-def move_weights(stages: Sequence[Stage]) -> None:
-    """Moves every variable of a stage to the stage's first device. Optimizer slots made later follow them."""
+def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
+    """Moves every variable of a stage to the stage's first device. Optimizer slots made later follow them.
+
+    Args:
+        stages: with their devices.
+        slots_in_parts: whether each device of a stage holds a part of them, instead of the first all.
+    """
     for stage in stages:
         for variable in stage.weights:
             move_to_device(variable, stage.devices[0])
+            keep_slots_on(variable, stage.devices if slots_in_parts else [])
 
 
 def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
@@ -34,7 +41,10 @@ def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
             start = f"{optimizer.name}/{weight.path.replace('/', '_')}_"
             for slot in optimizer.variables:
                 if slot.path.startswith(start) and slot.shape == weight.shape:
-                    move_to_device(slot, stage.devices[0])
+                    if devices_of_slots(weight):
+                        move_rows(slot, weight)
+                    else:
+                        move_to_device(slot, stage.devices[0])
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from .costs import BlockCost
 from .graph import Chain, Stage
 from .placement import move_weights
 
-# Weights, gradients, and two slots of an optimizer such as Adam's, in bytes for each byte of a trainable variable.
-_BYTES_PER_WEIGHT_BYTE = 4.0
+# For each byte of a trainable variable: itself and its gradient, and two slots of an optimizer such as Adam's.
+_WEIGHT_AND_GRADIENT, _SLOTS = 2.0, 2.0
 
 
 class Plan:
@@ -96,11 +96,13 @@ class Plan:
     def memory(self, stage: int, start: int, stop: int) -> float:
         """Estimated bytes that blocks start to stop - 1 need as this stage.
 
-        Weights with their gradients and two optimizer slots, and the activations of the micro-batches that
-        the schedule keeps; with rematerialization their boundaries, and the activations of one micro-batch.
+        Weights with their gradients and two optimizer slots (of the first replica, which has most, or the part of each where
+        they are sharded), and the activations of the micro-batches that the schedule keeps; with rematerialization their
+        boundaries, and the activations of one micro-batch.
         """
         blocks = self.costs[start:stop]
-        weights = sum(_BYTES_PER_WEIGHT_BYTE * cost.weights + cost.fixed for cost in blocks)
+        times = _WEIGHT_AND_GRADIENT + _SLOTS / (self.settings.replicas if self.settings.sharded else 1)
+        weights = sum(times * cost.weights + cost.fixed for cost in blocks)
         activations = sum(cost.activations for cost in blocks)
         boundary = self.costs[start - 1].sends if start else 0.0
         if self.settings.rematerialize:
@@ -201,7 +203,7 @@ def _table(rows: list[list[str]]) -> list[str]:
 
 def _plan(model: TrainedModel, settings: Settings, rows: int | None) -> Plan:
     plan = Plan(model, settings, rows)
-    move_weights(plan.stages)
+    move_weights(plan.stages, slots_in_parts=settings.sharded is not None and settings.replicas > 1)
     return plan
 
 

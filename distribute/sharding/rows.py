@@ -1,0 +1,74 @@
+"""Slots in parts by rows, each on a device of its own: what the replicas of a pipeline's stage hold for it.
+
+The weight itself stays whole on the stage's first device, where a gradient of all replicas arrives. Its slots are cut by
+rows. The rule runs for each part where it is, on rows of the gradient and of the weight, and the new rows come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...compat.parameter_servers import ShardedVariable
+from ...compat.variables import put_inside, raw_value
+
+_DEVICES = "devices_of_slots"  # attribute of a Keras variable
+
+
+def keep_slots_on(variable: keras.Variable, devices: Sequence[str]) -> None:
+    """Notes that the slots of a trained variable are to be cut by rows, one part for each of the devices."""
+    setattr(variable, _DEVICES, list(devices))
+
+
+def devices_of_slots(variable: Any) -> list[str]:
+    """Where the parts of its slots are: a device for each; empty if they are not in parts."""
+    devices = getattr(variable, _DEVICES, [])
+    rows = int(variable.shape[0]) if devices and len(variable.shape) else 0
+    return devices if rows >= len(devices) else []
+
+
+def rows_of_parts(variable: Any) -> list[int]:
+    """The number of rows of each part: the first ones have one more where they do not divide, as TensorFlow cuts."""
+    rows, count = int(variable.shape[0]), len(devices_of_slots(variable))
+    return [rows // count + (part < rows % count) for part in range(count)]
+
+
+@contextlib.contextmanager
+def created_in_rows(reference: Any) -> Iterator[None]:
+    """A variable of the shape of `reference` that is created here, in eager mode, is in parts if its slots are."""
+    devices = devices_of_slots(reference)
+    if not devices:
+        yield
+        return
+    shape = tuple(reference.shape)
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        initial: Any = kwargs["initial_value"]
+        value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
+        if tuple(value.shape) != shape:
+            return next_creator(**kwargs)
+        return _in_rows(value, reference, kwargs.get("name") or "slot")
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def move_rows(slot: keras.Variable, reference: Any) -> None:
+    """Makes the TensorFlow variable inside a slot that exists one in parts, with its value."""
+    if not isinstance(raw_value(slot), ShardedVariable):
+        with tf.init_scope():
+            value = tf.convert_to_tensor(raw_value(slot))
+            put_inside(slot, _in_rows(value, reference, slot.name), keeps_id=False)
+
+
+def _in_rows(value: tf.Tensor, reference: Any, name: str) -> ShardedVariable:
+    parts = []
+    devices = devices_of_slots(reference)
+    for index, (device, part) in enumerate(zip(devices, tf.split(value, rows_of_parts(reference)))):
+        with tf.device(device):
+            parts.append(tf.Variable(part, trainable=False, name=f"{name}/part_{index}"))
+    return ShardedVariable(parts, name)
