@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 _OF_A_GRADIENT = "gradient_tape/"
 """In the names of what `tf.GradientTape.gradient` adds to a graph."""
+
+_NUMBERS = "numbers of operations that were made later"
 
 
 def graph_of_replica() -> Any:
@@ -25,9 +29,32 @@ def is_of_a_gradient(op: tf.Operation) -> bool:
     return _OF_A_GRADIENT in op.name
 
 
-def number_of(op: tf.Operation) -> int:
-    """Operations of one graph are numbered in the order in which they were made."""
-    return op._id
+def number_of(op: tf.Operation) -> float:
+    """Operations of one graph are numbered in the order in which they were made, or as `made_in_backward_pass` says.
+
+    What an operation depends on has a smaller number.
+    """
+    later = op.graph.get_collection_ref(_NUMBERS)
+    return later[0].get(op.name, op._id) if later and later[0] else op._id
+
+
+def next_number(graph: tf.Graph) -> int:
+    """More than the number of any operation in a graph, and no more than that of any to come."""
+    return graph.version + 2
+
+
+@contextlib.contextmanager
+def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[None]:
+    """What is made inside belongs to the backward pass, and has a number right before that of one of its operations."""
+    known = graph.get_collection_ref(_NUMBERS)
+    if not known:
+        known.append({})
+    count = len(graph.get_operations())
+    with graph.as_default(), tf.name_scope(_OF_A_GRADIENT + "again"):
+        yield
+    made = graph.get_operations()[count:]
+    end = number_of(before)
+    known[0].update({op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)})
 
 
 def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:

@@ -26,6 +26,11 @@ def layers_within(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
 
+def computes_again(layer: Any) -> bool:
+    """Whether a layer was made under `keras.RematScope`."""
+    return getattr(getattr(layer, "_remat_mode", None), "mode", None) is not None
+
+
 def takes_training(layer: Any) -> bool:
     """Whether `layer.call` has the argument `training`."""
     return layer._call_has_training_arg

@@ -130,6 +130,11 @@ WRAPPED = (
         "a weight of a strategy that shards weights is never whole on a device",
     ),
     Changed(
+        backend_core,
+        "remat",
+        "`keras.RematScope` in a graph, where TensorFlow's own takes no keyword arguments",
+    ),
+    Changed(
         TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` come to the fit of a model of ours"
     ),
     Changed(TensorFlowTrainer, "evaluate", "the same"),

@@ -31,6 +31,7 @@ from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
 from ..call_options import CallOptions, call_options, current_options, frozen_iterations
+from ..recomputation import compute_again
 from .accumulation import accumulate, if_true
 from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
 from .calls_on_host import only_counted_on_device
@@ -81,6 +82,7 @@ def run_stages(
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs, way = checks.with_gradients(optimizer, pairs), optimizer.way(options)
+    compute_again()
     weight_total, weight = _weight_total(options), replica_weight(options)
 
     watch = optimizer.__dict__.get("_gradient_watch")

@@ -84,6 +84,7 @@ class Case:
         "mirrored 4",
         "central 2",
         "pipeline 2",
+        "pipeline 4",
         "workers 2",
         "sharded 2",
         "sharded 3",
@@ -94,6 +95,8 @@ class Case:
     way: str = one_of("graph", "eager", "xla", "auto", plain=0.7)
     steps_per_execution: int | str = one_of(1, 2, "auto", plain=0.5)
     policy: str = one_of("float64", "float32", "mixed_bfloat16", "mixed_float16", plain=0.8)
+
+    remat: bool = one_of(False, True, plain=0.85)
 
     form: str = one_of("functional", "sequential", "subclass", plain=0.4)
     inputs: tuple[str, ...] = some_of("vector", "tokens", "series", least=1, most=2, plain=0.6)

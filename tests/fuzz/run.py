@@ -38,6 +38,8 @@ def strategy_of(name: str) -> Any:
     devices = [f"CPU:{index}" for index in range(int(count))]
     if kind == "central":
         return tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
+    if kind == "pipeline" and count == "4":
+        return unisono.distribute.sharded(unisono.distribute.Pipeline(devices, micro_batches=1, replicas=2))
     if kind == "pipeline":
         return unisono.distribute.Pipeline(devices, micro_batches=int(count))
     # The default collectives abort when strategies of different sizes share a process.
@@ -75,7 +77,8 @@ def run(case: Case, module: Any = unisono, on: Any = None, callbacks: Sequence[A
         callbacks: of `fit`.
     """
     with settings(case):
-        with on.scope() if on else contextlib.nullcontext():
+        remat = keras.RematScope("full" if case.remat and on else None)
+        with on.scope() if on else contextlib.nullcontext(), remat:
             model = compiled_model(case, module, **_how(case, one=on is None))
         rows = make_rows(case, input_names(case), output_names(case))
         history = model.fit(verbose=0, callbacks=list(callbacks), **fit_arguments(case, rows))

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import operations_are_deterministic
-from ...compat.layers import layers_of
+from ...compat.layers import computes_again, layers_of
 from ...distribute.devices import is_gpu
 from ...distribute.sharding.levels import level_of
 from ...distribute.workers.agreement import spans_workers
@@ -149,6 +149,8 @@ class XlaChoice:
             return GRAPH, "on several replicas, only the step of `fit` itself can be compiled in part"
         if level_of(model.distribute_strategy) == "weights":
             return GRAPH, "XLA would put all weights together before it computes"
+        if any(map(computes_again, layers_of(model))):
+            return GRAPH, "XLA would keep what `keras.RematScope` has computed again"
         if model._pipeline is not None:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
         if self._on_gpu:

@@ -1,0 +1,145 @@
+"""`keras.RematScope` in steps of ours: the same numbers, in a graph, and what the backward pass uses is computed again."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from unisono.distribute.step_context import StepContext, step_scope
+from unisono.optimizers.recomputation import compute_again
+
+layers = keras.layers
+rng = np.random.default_rng(3)
+X, Y = rng.normal(size=(21, 4, 6)), rng.normal(size=(21, 3))
+
+
+class Block(layers.Layer):
+    """Layers in a layer, with a mask that is drawn, and a count of its calls."""
+
+    def __init__(self, units: int, rate: float = 0.4) -> None:
+        super().__init__()
+        self.normalize, self.attend = layers.LayerNormalization(), layers.MultiHeadAttention(2, 3)
+        self.wide, self.narrow = layers.Dense(4 * units, "gelu"), layers.Dense(units)
+        self.drop = layers.Dropout(rate, seed=4)
+        self.calls = self.add_weight(name="calls", initializer="zeros", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.calls.assign_add(1.0)
+        x = x + self.attend(self.normalize(x), self.normalize(x), training=training)
+        return x + self.drop(self.narrow(self.wide(x)), training=training)
+
+
+def trained(scope: Any, mode: str | None, noise: bool, eager: bool) -> Any:
+    """With `noise` there are layers that do something else on replicas: masks, and averages of a replica's rows."""
+    keras.config.set_floatx("float64")
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(2)
+    with scope, keras.RematScope(mode, layer_names=["block", "recurrent"]):
+        inputs = keras.Input((4, 6))
+        hidden = Block(6, 0.4 if noise else 0.0)(inputs)
+        if noise:
+            hidden = layers.GRU(3, name="recurrent", return_sequences=True)(
+                layers.BatchNormalization()(hidden)
+            )
+        hidden = layers.Dense(3, kernel_regularizer="l2", activity_regularizer="l2")(layers.Flatten()(hidden))
+        model = unisono.Model(inputs, hidden)
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", metrics=["mae"], run_eagerly=eager)
+    history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+    return [v.numpy() for v in [*model.variables, *model.optimizer.variables]], history
+
+
+def test_a_fit_has_the_numbers_of_one_that_keeps_everything():
+    one = contextlib.nullcontext
+    expected = trained(one(), None, noise=True, eager=True)
+    helpers.assert_close(trained(one(), "full", noise=True, eager=False), expected, helpers.FLOAT64)
+    helpers.assert_close(trained(one(), "list_of_layers", noise=True, eager=True), expected, 0.0, "eager")
+
+
+def test_so_has_one_on_replicas_that_hold_weights_in_parts():
+    strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), level="weights")
+    expected = trained(contextlib.nullcontext(), None, noise=False, eager=True)
+    helpers.assert_close(
+        trained(strategy.scope(), "full", noise=False, eager=False), expected, helpers.FLOAT64
+    )
+
+
+def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tuple[list[Any], Any]:
+    """What operations on numbers in the backward pass read of the forward pass of two blocks; and the graph."""
+    with keras.RematScope(mode):
+        blocks = [Block(6), Block(6)]
+        model = keras.Sequential([keras.Input((4, 6)), *blocks]) if composite else None
+        for block in blocks:
+            block(tf.zeros((1, 4, 6)))
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        with step_scope(StepContext(0, 1, 8, 8)), tf.GradientTape(persistent=True) as tape:
+            x = (
+                model(x, training=True)
+                if model is not None
+                else blocks[1](blocks[0](x, training=True), training=True)
+            )
+            loss = tf.reduce_sum(x**2)
+        found = []
+        for _ in range(gradients):
+            found += tape.gradient(loss, blocks[0].trainable_variables)
+            with step_scope(StepContext(0, 1, 8, 8)):
+                compute_again()
+        return found
+
+    graph = step.get_concrete_function(tf.TensorSpec((8, 4, 6))).graph
+    backward = [op for op in graph.get_operations() if "gradient_tape/" in op.name and op.outputs]
+    read = [
+        tensor
+        for op in backward
+        if op.outputs[0].dtype.is_floating
+        for tensor in op.inputs
+        if "gradient_tape/" not in tensor.op.name and tensor.dtype.is_floating
+    ]
+    plain = ("ReadVariableOp", "Const", "Placeholder", "AddN")  # gradients are added outside of their scope
+    return [tensor for tensor in {t.name: t for t in read}.values() if tensor.op.type not in plain], graph
+
+
+@pytest.mark.parametrize("composite", [False, True], ids=["called", "in a model"])
+def test_the_backward_pass_reads_only_what_goes_into_a_call_and_comes_out(composite):
+    kept, graph = backward_reads("full", composite)
+    everything, before = backward_reads(None, composite)
+    assert len(everything) > 30
+    assert len(kept) <= 4, kept  # of each block its input and its result
+    count = lambda each: sum(op.type == "Erf" or op.type == "Softmax" for op in each.get_operations())  # noqa: E731
+    assert count(graph) == 2 * count(before), "each is computed twice"
+
+
+def test_a_second_gradient_of_the_same_pass_computes_again_too():
+    kept, _ = backward_reads("full", False, gradients=2)
+    assert len(kept) <= 4, kept
+
+
+def test_the_second_computation_waits_for_the_backward_pass():
+    _, graph = backward_reads("full", False)
+    again = [op for op in graph.get_operations() if op.name.startswith("gradient_tape/again")]
+    kept = [
+        op
+        for op in again
+        if any("gradient_tape/" not in t.op.name and t.op.type != "Const" for t in op.inputs)
+    ]
+    assert kept
+    for op in kept:
+        assert op.type == "Identity" and op.control_inputs, op
+        assert all("gradient_tape/" in each.name or each.type == "AddN" for each in op.control_inputs), op
+
+
+def test_plain_keras_keeps_what_it_can_do():
+    """A model of plain Keras under the scope is built, and trained as Keras trains it; nothing of it is ours."""
+    with keras.RematScope("activations"):
+        plain = keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+    plain.compile("sgd", "mse", jit_compile=False)
+    plain.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
