@@ -10,6 +10,7 @@ as it is          W             T             S                   T
 "gradients"       W             T / N         S / N               T / N
 "weights"         W - T + T/N   T / N         S / N               T / N; and the largest layer, gathered, twice
 pipeline over K   W / K         T / K         S / K               none: micro-batches are summed where they are
+  "optimizer"     W / K         T / K         S / N               the same
 ================  ============  ============  ==================  =============================================
 
 and the activations of the rows of one micro-batch that the backward pass waits for. With float32 and Adam that is
@@ -165,6 +166,16 @@ def _ways(model: ModelMemory, memory: float, rows: int, replicas: int) -> Iterat
         for stages in range(2, replicas + 1):
             if replicas % stages == 0:
                 yield _plan(model, memory, rows, replicas, half_precision=half, stages=stages)
+                if stages < replicas:
+                    yield _plan(
+                        model,
+                        memory,
+                        rows,
+                        replicas,
+                        half_precision=half,
+                        stages=stages,
+                        sharded="optimizer",
+                    )
 
 
 def _plan(
@@ -180,7 +191,7 @@ def _plan(
 ) -> MemoryPlan:
     level = 0 if sharded is None else LEVELS.index(sharded) + 1
     shard = {
-        kind: replicas if level >= least else 1
+        kind: replicas // stages if level >= least else 1
         for kind, least in (("slots", 1), ("gradients", 2), ("weights", 3))
     }
     trained = model.trained / stages / shard["weights"]

@@ -96,8 +96,6 @@ class Case:
     steps_per_execution: int | str = one_of(1, 2, "auto", plain=0.5)
     policy: str = one_of("float64", "float32", "mixed_bfloat16", "mixed_float16", plain=0.8)
 
-    remat: bool = one_of(False, True, plain=0.85)
-
     form: str = one_of("functional", "sequential", "subclass", plain=0.4)
     inputs: tuple[str, ...] = some_of("vector", "tokens", "series", least=1, most=2, plain=0.6)
     inputs_as: str = one_of("list", "dict")
@@ -187,6 +185,9 @@ class Case:
     class_weight: bool = one_of(False, True, plain=0.8)
     validation: bool = one_of(False, True, plain=0.8)
     then: tuple[str, ...] = some_of("evaluate", "predict", plain=0.3)
+
+    # Layers made under `keras.RematScope`.
+    remat: bool = one_of(False, True, plain=0.85)
 
 
 def written(value: Any) -> str:

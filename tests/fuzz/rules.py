@@ -131,20 +131,8 @@ IMPOSSIBLE: Rules = (
         lambda c: "activity regularizer" in c.body and c.policy.startswith("mixed"),
     ),
     (
-        "Keras cannot weigh the rows of masked sequences",
-        lambda c: masked(c) and per_step(c) and c.sample_weight in ("rows", "outputs"),
-    ),
-    (
-        "Keras cannot weigh the rows of sequences of one number",
-        lambda c: per_step(c) and c.sample_weight == "rows" and any(o.kind == "binary" for o in c.outputs),
-    ),
-    (
-        "Keras cannot add up the weights of rows for sequences",
-        lambda c: (
-            per_step(c)
-            and c.sample_weight in ("rows", "outputs")
-            and any(o.reduction == "mean_with_sample_weight" for o in c.outputs)
-        ),
+        "Keras cannot weigh the rows of sequences",
+        lambda c: per_step(c) and c.sample_weight in ("rows", "outputs"),
     ),
     (
         "Keras cannot weigh a Loss object that is given as a metric",

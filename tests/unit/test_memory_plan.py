@@ -2,6 +2,7 @@
 
 import pytest
 
+from unisono.commands.plan import code_of
 from unisono.distribute.memory_plan import MemoryPlan, ModelMemory, _plan, memory_plans, micro_batches
 
 WEIGHTS = 1_000_000
@@ -63,6 +64,15 @@ def test_half_precision_halves_activations_and_copies_weights():
     assert plan.activations == 1e6 / 2 + 4 * WEIGHTS / 2 and plan.weights == 4 * WEIGHTS
     already = ModelMemory(4, 4, 8, activations=1e9, half_precision=True)
     assert not any("half_precision" in plan.remedies for plan in memory_plans(already, 2e9, 64))
+
+
+def test_slots_of_a_pipeline_are_shared_by_its_replicas():
+    plain, sharded = (_plan(ADAM, 1.0, 1024, 8, stages=4, sharded=level) for level in (None, "optimizer"))
+    assert sharded.slots == plain.slots / 2 and sharded.total - sharded.slots == plain.total - plain.slots
+    assert sharded.remedies == {"pipeline", "sharded"}
+    assert [line for line in code_of(sharded, 1024, 8) if "sharded" in line] == [
+        'unisono.distribute.sharded(strategy, level="optimizer")'
+    ]
 
 
 def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():

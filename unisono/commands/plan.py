@@ -166,6 +166,8 @@ def code_of(plan: MemoryPlan, rows: int, devices: int) -> list[str]:
         lines.append(
             f'strategy = unisono.distribute.Pipeline([{names}], micro_batches={parts}, schedule="1f1b"{several})'
         )
+        if plan.sharded:
+            lines.append(f'unisono.distribute.sharded(strategy, level="{plan.sharded}")')
     elif plan.sharded:
         lines.append(
             f'strategy = unisono.distribute.sharded(unisono.distribute.auto_strategy(), level="{plan.sharded}")'
