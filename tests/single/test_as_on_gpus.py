@@ -61,10 +61,8 @@ CASES = {
     "more rows than tokens": (lambda: text(1000), unisono.optimizers.Adam, {}),
     "fewer rows than tokens": (lambda: text(9), unisono.optimizers.Adam, {}),
     "slices clipped": (lambda: text(1000), unisono.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": 0.1}),
-    "slices accumulated": (lambda: text(1000), unisono.optimizers.Adam, {"gradient_accumulation_steps": 2}),
     "scaled": (lambda: text(1000), scaled, {"gradient_accumulation_steps": 2}),
     "own logs": (lambda: text(1000, OwnStep), unisono.optimizers.Adam, {}),
-    "averages": (picture, unisono.optimizers.SGD, {"use_ema": True, "ema_overwrite_frequency": 3}),
     "scaled averages": (picture, scaled, {"use_ema": True, "ema_overwrite_frequency": 3}),
 }
 
