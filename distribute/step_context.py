@@ -24,7 +24,9 @@ class ReplicaRows:
     """One replica's rows of the global batch.
 
     Attributes:
-        replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers.
+        replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers. Random layers mix it into their
+            seeds, so that replicas draw different numbers. Asynchronous workers, which read the same random state, each
+            have their own number, too, though each of their steps has one replica.
         num_replicas: int; replicas in sync.
         rows: int or int32 scalar tensor; rows of the global batch that this replica holds. Can be 0: the replica then
             computes on one borrowed row, whose effects are dropped (`alive` is false).
@@ -43,6 +45,11 @@ class ReplicaRows:
     def alive(self) -> Any:
         """Whether this replica has rows of its own: a bool when that is known while tracing, else a bool tensor."""
         return self.rows > 0
+
+    @property
+    def draws_as_one_device(self) -> bool:
+        """Whether random layers draw the numbers of one device: on the first replica, and where all rows are there."""
+        return isinstance(self.replica_id, int) and self.replica_id == 0
 
     @property
     def certainly_alive(self) -> bool:
@@ -89,19 +96,34 @@ class Observer(Protocol):
 
 
 @dataclasses.dataclass
+class WeightTotals:
+    """The divisors of those losses of a step that are not divided by rows (masks, `mean_with_sample_weight`), in order.
+
+    Attributes:
+        noted: scalar tensors; those so far, each summed over the replicas.
+        known: those of the whole batch, where the step computes a part of it; None: what is noted is that of the batch.
+    """
+
+    noted: list[Any] = dataclasses.field(default_factory=list)
+    known: Sequence[Any] | None = None
+
+    def divisor(self, total: Any) -> Any:
+        """Notes the weight total of the next loss; returns that of the whole batch."""
+        if self.known is not None:
+            total = self.known[len(self.noted)]
+        self.noted.append(total)
+        return total
+
+
+@dataclasses.dataclass
 class StepContext(ReplicaRows):
     """A replica's rows, and what code inside of Keras leaves for the step around it.
 
     Attributes:
-        random_stream: None, int or int32 scalar tensor; mixed into the seeds of random layers, so that replicas (and
-            asynchronous workers that read the same random state) draw different numbers.
         compute: the function that computes loss, gradients and outputs in `Model.train_step`; None: as it is written.
         in_xla: bool; whether this part of the step is compiled by XLA, where no collective can be.
-        weigh_losses: bool; whether losses note their weight totals although there is one replica (accumulation).
-        weight_totals: scalar tensors; the all-reduced divisor of each loss that is not divided by its rows (masks,
-            `mean_with_sample_weight`), in the order of the losses.
-        known_totals: list of scalar tensors or None; the weight totals where they are known beforehand (a micro-batch
-            of a pipeline divides by those of the whole batch).
+        totals: the weight totals of its losses, where they are asked for (to accumulate gradients, to join the parts of a
+            batch); else None.
         writes: the scope that collects the writes of Keras variables in this step.
         verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
         notes: what objects keep for the rest of this step, under keys of their own.
@@ -116,12 +138,9 @@ class StepContext(ReplicaRows):
             which add up: the convention of loops of the user's own. False: they are means over its rows.
     """
 
-    random_stream: Any = None
     compute: Any = None
     in_xla: bool = False
-    weigh_losses: bool = False
-    weight_totals: list[Any] = dataclasses.field(default_factory=list)
-    known_totals: list[Any] | None = None
+    totals: WeightTotals | None = None
     writes: Any = None
     verdicts: list[Any] = dataclasses.field(default_factory=list)
     notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -152,7 +171,8 @@ class StepContext(ReplicaRows):
     @property
     def weight_total(self) -> Any:
         """The divisor of the step's loss where exactly one loss has one of its own; else None: the rows."""
-        return self.weight_totals[0] if len(self.weight_totals) == 1 else None
+        noted = self.totals.noted if self.totals is not None else ()
+        return noted[0] if len(noted) == 1 else None
 
     @property
     def applied(self) -> Any:

@@ -79,9 +79,9 @@ def _seed(original: Any) -> Any:
             with direct_writes():
                 return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
         seed = original(self, ordered)
-        if step is None or step.random_stream is None or getattr(self, "_unisono_same_on_replicas", False):
+        if step is None or step.draws_as_one_device or getattr(self, "_unisono_same_on_replicas", False):
             return seed
-        stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.random_stream, tf.int64)
+        stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.replica_id, tf.int64)
         mixed = tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32)
         return tf.cast(mixed, seed.dtype)
 

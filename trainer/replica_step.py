@@ -20,7 +20,7 @@ from ..compat.parameter_servers import num_workers_of
 from ..compat.random_state import thread_state
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.replicas import all_reduce_sum, replica_id, runs_in_threads
-from ..distribute.step_context import ReplicaRows, StepContext, current_step, step_scope
+from ..distribute.step_context import ReplicaRows, StepContext, WeightTotals, current_step, step_scope
 from ..distribute.workers.agreement import spans_workers
 from .inputs.rows import row_count
 from .parameter_servers.worker_step import ReadOnce, write_state
@@ -91,8 +91,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
             "or in another such function: wrap the outermost one alone."
         )
     own = _at_start(_rows_in((args, kwargs)))
-    several = own.rows.num_replicas > 1
-    step = StepContext(**vars(own.rows), random_stream=own.rows.replica_id if several else None, shares=True)
+    step = StepContext(**vars(own.rows), totals=WeightTotals(), shares=True)
     writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
     with step_scope(step), every_metric_exact():
         with writes:

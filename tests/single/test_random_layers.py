@@ -144,6 +144,31 @@ def order(strategy: Any, seed: int, **arguments: Any) -> list[list[int]]:
     return [rows[:11], rows[11:]]
 
 
+class NoisyContrast(keras.losses.Loss):
+    """Looks at the whole batch, and adds noise of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def call(self, y_true, y_pred):
+        noisy = y_pred + keras.random.normal(tf.shape(y_pred), seed=self.seeds)
+        return keras.ops.square(noisy - keras.ops.mean(noisy, axis=0) - y_true)[:, 0]
+
+
+def test_loss_that_looks_at_the_whole_batch_draws_the_numbers_of_one_device():
+    def weights(strategy: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(9)
+        with helpers.scope(strategy):
+            model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(unisono.optimizers.SGD(0.1), NoisyContrast(), run_eagerly=True)
+        x = np.random.default_rng(0).normal(size=(6, 2)).astype("float32")
+        model.fit(x, x[:, :1], batch_size=3, verbose=0)
+        return model.get_weights()
+
+    helpers.assert_close(weights(helpers.mirrored(2)), weights(None), helpers.FLOAT32)
+
+
 def test_shuffling_is_a_new_permutation_in_every_epoch_the_same_on_all_replica_counts():
     first = order(None, 5)
     assert all(sorted(epoch) == list(range(11)) for epoch in first)

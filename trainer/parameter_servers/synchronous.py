@@ -36,7 +36,7 @@ from ...distribute.join_rules import (
 )
 from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
 from ...distribute.parameter_servers.worker_pool import Phase
-from ...distribute.step_context import StepContext, step_scope
+from ...distribute.step_context import StepContext, WeightTotals, step_scope
 from ...optimizers.call_options import CallOptions, call_options
 from ..inputs.rows import batch_spec, slice_rows
 from ..step.collected_writes import CollectedWrites
@@ -228,8 +228,8 @@ class SynchronousSteps(WorkerSteps):
     def _part(self, batch: Any, rows: tf.Tensor, worker: tf.Tensor) -> Any:
         assert self._layout is not None
         taken: list[tuple[Any, list[Any]]] = []
-        stream = worker if self._num_workers > 1 else None
-        step = StepContext(0, 1, rows, rows, random_stream=stream, weigh_losses=True)
+        number = worker if self._num_workers > 1 else 0
+        step = StepContext(number, 1, rows, rows, totals=WeightTotals())
         step.take_gradients = lambda optimizer, pairs: taken.append((optimizer, list(pairs)))
         with tf.distribute.ReplicaContext(self._strategy, 0):
             with step_scope(step), CollectedWrites() as writes:

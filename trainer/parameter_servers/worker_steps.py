@@ -18,7 +18,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import effects, graph_function, scratch_graph
 from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
-from ...distribute.step_context import StepContext
+from ...distribute.step_context import StepContext, WeightTotals
 from ..inputs.rows import row_count
 from ..run.executions import Execution
 from ..step.variable_placement import accumulates
@@ -106,9 +106,9 @@ class WorkerSteps(WorkerFunction):
     ) -> tuple[tf.Tensor, dict[str, Any]]:
         """The row of one step, and its logs as it returned them."""
         total = rows if rows is not None else row_count(batch)
-        weigh = self._training and accumulates(self._model.optimizer)
-        stream = worker if self._num_workers > 1 else None
-        context = StepContext(0, 1, total, total, random_stream=stream, weigh_losses=weigh)
+        totals = WeightTotals() if self._training and accumulates(self._model.optimizer) else None
+        number = worker if self._num_workers > 1 else 0
+        context = StepContext(number, 1, total, total, totals=totals)
         return worker_step(self._model, self._step_fn, batch, context, layout, self._num_workers == 1)
 
     def _loop(self, piece: Piece) -> Any:

@@ -240,7 +240,7 @@ class PipelinedStep:
         if isinstance(step.rows, int) and step.rows > 0:
             return step
         rows = max(step.rows, 1) if isinstance(step.rows, int) else tf.maximum(step.rows, 1)
-        return dataclasses.replace(step, rows=rows, verdicts=[], weight_totals=[])
+        return dataclasses.replace(step, rows=rows, verdicts=[])
 
     def _finish(self, stage: Stage, q: int, results: Sequence[Any]) -> None:
         """Notes when the job is done: the stage's next job waits for it."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import without_layer_losses
 from ...compat.training import compiled_loss, compute_loss, flat_losses
-from ...distribute.step_context import StepContext, step_scope
+from ...distribute.step_context import StepContext, WeightTotals, step_scope
 from ..inputs.rows import slice_rows
 from ..step import global_loss as exact_loss
 from ..step.global_loss import compiled_loss_of
@@ -77,11 +77,12 @@ def head_of(
             return loss * context.share(loss.dtype)
 
     totals = _weight_totals(run, loss_of)
-    step.weight_totals.extend(totals)
+    if step.totals is not None:
+        step.totals.noted.extend(totals)
 
     def of_one(q: int | None, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
         assert q is not None
-        loss = loss_of(q, outputs, dataclasses.replace(run.steps[q], weight_totals=[], known_totals=totals))
+        loss = loss_of(q, outputs, dataclasses.replace(run.steps[q], totals=WeightTotals(known=totals)))
         return loss, scale(loss)
 
     return of_one, True
@@ -95,9 +96,9 @@ def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.T
     """
 
     def of(q: int) -> list[tf.Tensor]:
-        context = dataclasses.replace(run.steps[q], weight_totals=[])
-        loss_of(q, run.peek(q), context)
-        return context.weight_totals
+        found = WeightTotals()
+        loss_of(q, run.peek(q), dataclasses.replace(run.steps[q], totals=found))
+        return found.noted
 
     first = of(0)
     if not first:

@@ -24,10 +24,7 @@ def micro_steps(global_rows: Any, count: int, rules: JoinRules | None = None) ->
     """
     rules = rules or JoinRules()
     edges = [(q * global_rows) // count for q in range(count + 1)]
-    return [
-        StepContext(q, count, edges[q + 1] - edges[q], global_rows, random_stream=q, rules=rules)
-        for q in range(count)
-    ]
+    return [StepContext(q, count, edges[q + 1] - edges[q], global_rows, rules=rules) for q in range(count)]
 
 
 @dataclasses.dataclass

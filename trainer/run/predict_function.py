@@ -164,7 +164,7 @@ class PredictFunction:
             if thread is not None:
                 thread.enter()
             data, own = slices.of_this_replica(parts)
-            step = StepContext(**vars(own), random_stream=own.replica_id if own.num_replicas > 1 else None)
+            step = StepContext(**vars(own))
             outputs = predict_on_replica(predict_step, data, step)
             return rows_of_all_workers(outputs, step) if several_workers else outputs
 

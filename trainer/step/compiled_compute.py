@@ -10,7 +10,7 @@ import keras
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.layers import get_keras_mask, set_keras_mask
-from ...distribute.step_context import step_scope, this_step
+from ...distribute.step_context import WeightTotals, step_scope, this_step
 from .collected_writes import CollectedWrites
 from .train_step import forward_and_backward
 
@@ -34,7 +34,8 @@ def compiled_forward_and_backward(
     def inner(leaves: list[Any]) -> Any:
         present = iter(leaves)
         nest = keras.tree.map_structure(lambda leaf: None if leaf is None else next(present), data)
-        own = dataclasses.replace(step, weight_totals=[], notes={}, in_xla=True)
+        totals = WeightTotals() if step.totals is not None else None
+        own = dataclasses.replace(step, totals=totals, notes={}, in_xla=True)
         with CollectedWrites() as writes, step_scope(own):
             own.writes = writes
             loss, gradients, outputs = forward_and_backward(model, variables, nest)
@@ -52,14 +53,15 @@ def compiled_forward_and_backward(
             flat,
             [mask for mask in masks if mask is not None],
             [value for _, value in writes.items()],
-            own.weight_totals,
+            totals.noted if totals is not None else [],
         )
 
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     loss, gradients, flat, masks, values, totals = graph_function(inner, jit_compile=True)(leaves)
     for variable, value in zip(seen["variables"], values):
         variable.assign(value)  # noted by the scope outside
-    step.weight_totals.extend(totals)
+    if step.totals is not None:
+        step.totals.noted.extend(totals)
     rest, mask = iter(gradients), iter(masks)
     for tensor, masked in zip(flat, seen["masked"]):
         if masked:

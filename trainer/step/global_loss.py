@@ -132,7 +132,7 @@ def compiled_loss_of(model: TrainedModel, y: Any, y_pred: Any, sample_weight: An
     if compiled is None:
         return None
     several = step is not None and step.num_replicas > 1
-    if step is None or not compiled.built or not (several or step.weigh_losses):
+    if step is None or not compiled.built or not (several or step.totals is not None):
         return compiled(y, y_pred, sample_weight)
     if all(map(reduces_by_itself, flat_losses(model))):
         exact = with_each_loss(compiled, lambda loss: functools.partial(loss_of_rows, loss, step))
@@ -229,10 +229,7 @@ def _global_weight(local: tf.Tensor) -> tf.Tensor:
     if step.num_replicas > 1:
         refuse_collective("a loss that is divided by weights (a mask, or `mean_with_sample_weight`)")
         (total,) = all_reduce_sum([total])
-    if step.known_totals is not None:
-        total = step.known_totals[len(step.weight_totals)]
-    step.weight_totals.append(total)
-    return total
+    return total if step.totals is None else step.totals.divisor(total)
 
 
 def _same_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

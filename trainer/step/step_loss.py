@@ -45,7 +45,7 @@ def default_compute_loss(
         ValueError: the model was compiled without a loss, and no layer adds one.
     """
     step = current_step()
-    if step is None or step.shares or not (step.num_replicas > 1 or step.weigh_losses):
+    if step is None or step.shares or not (step.num_replicas > 1 or step.totals is not None):
         return KerasTrainer.compute_loss(self, x, y, y_pred, sample_weight, training)  # pyright: ignore
     loss = compiled_loss_of(self, y, y_pred, sample_weight)
     losses = [] if loss is None else [loss]

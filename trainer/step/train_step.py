@@ -20,7 +20,7 @@ from ...compat.training import TensorFlowTrainer, loss_tracker, unpack_x_y_sampl
 from ...distribute.join_rules import MEAN, JoinRules
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...distribute.step_context import StepContext, current_step, step_scope, this_step
+from ...distribute.step_context import StepContext, WeightTotals, current_step, step_scope, this_step
 from ...optimizers.call_options import CallOptions, call_options
 from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import metrics_of, variable_ids
@@ -37,7 +37,7 @@ class Tracing:
 
     Attributes:
         own_logs: bool; whether the step returns logs that are not the results of metrics.
-        weigh_losses: see `StepContext`.
+        weigh_losses: whether the weight totals of losses are noted; see `StepContext.totals`.
         compute: see `StepContext`.
         in_xla: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
@@ -84,10 +84,9 @@ def replica_step(
         data, rows = slices.of_this_replica(parts)
         step = StepContext(
             **vars(rows),
-            random_stream=rows.replica_id if rows.num_replicas > 1 else None,
             compute=tracing.compute,
             in_xla=tracing.in_xla,
-            weigh_losses=tracing.weigh_losses,
+            totals=WeightTotals() if tracing.weigh_losses else None,
             rules=tracing.rules,
             calls=tracing.calls,
         )
