@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import unisono
 
-BATCHES = (13, 4)  # rows of the global batches: uneven on six replicas, and fewer than there are replicas
+BATCHES = (13, 2)  # rows of the global batches: uneven on the replicas, and fewer than there are
 KIND = {"dtype": "float64"}
 
 

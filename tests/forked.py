@@ -240,6 +240,7 @@ def _become(
 
 
 def _import_everything() -> None:
+    gc.disable()
     import cheap_graphs  # noqa: F401  and with it TensorFlow, before unisono, which looks whether it is there
 
     import unisono.callbacks
@@ -247,6 +248,7 @@ def _import_everything() -> None:
     import unisono.trainer  # noqa: F401
 
     gc.freeze()  # the collector of no child need look at a million objects again
+    gc.enable()
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from tests.fuzz.parts.losses import OWN, across
 from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, Rules, takes_long
 from tests.fuzz.shrink import shrink
 
-# Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in half a minute.
-SMALL_BLOCKS, SMALL_CASES = 6, 10
+# Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in a quarter of a minute.
+SMALL_BLOCKS, SMALL_CASES = 4, 10
 BLOCKS, CASES = 2, 3
-MORE_SMALL_BLOCKS, MORE_BLOCKS = 14, 12  # of `make test-long`
+MORE_SMALL_BLOCKS, MORE_BLOCKS = 16, 12  # of `make test-long`
 
 
 def _is_quick(case: Case) -> bool:

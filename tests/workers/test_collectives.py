@@ -9,7 +9,7 @@ from custom_loop import trained
 pytestmark = pytest.mark.process
 
 
-def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=3, replicas=2):
+def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=2, replicas=2):
     run = start_workers("collectives", count=workers, replicas=replicas)
     run.succeed()
     found = []
@@ -37,7 +37,7 @@ def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=
         assert str(one["refused"]) == (
             "rows must be the same on all workers for the arguments of fit. Received: 13 on worker 0, 14 on worker 1. "
             "Run the same program with the same data everywhere."
-        ) or (index == 2 and "15 on worker 2" in str(one["refused"]))
+        )
     weight, loss = train_on_one_device()
     for one in found:
         np.testing.assert_allclose(one["weight"], np.broadcast_to(weight, one["weight"].shape), rtol=1e-5)

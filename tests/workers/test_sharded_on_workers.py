@@ -13,15 +13,12 @@ pytestmark = pytest.mark.process
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
+@pytest.mark.parametrize(("count", "replicas", "level"), [(2, 2, "gradients"), (3, 1, "weights")])
+def test_sharded_state_on_workers_gives_the_numbers_of_one_device(
+    start_workers, tmp_path, count, replicas, level
+):
     program = runpy.run_path(str(PROGRAMS / "sharded.py"))
-    folder = tmp_path_factory.mktemp("one")
-    return program["run"](tf.distribute.get_strategy(), folder, folder)
-
-
-@pytest.mark.parametrize(("count", "replicas"), [(2, 2), (3, 1)])
-def test_sharded_state_on_workers_gives_the_numbers_of_one_device(start_workers, one_device, count, replicas):
+    one_device = program["run"](tf.distribute.get_strategy(), tmp_path, tmp_path, level)
     run = start_workers("sharded", count=count, replicas=replicas)
     run.succeed(240)
     found = [dict(np.load(run.out / f"worker-{i}.npz")) for i in range(count)]
@@ -30,7 +27,7 @@ def test_sharded_state_on_workers_gives_the_numbers_of_one_device(start_workers,
         assert one.pop("parts") == count - 1  # each other worker wrote its shards
         # Of the bytes of an all-reduce of the gradients; what is more are the loss, the norm and the padding. A weight that
         # is in parts is put together twice, but that of the first layer, whose input has no gradient.
-        expected = 1.0 if replicas > 1 else (12_000 + 1.5 * 12_000 + 1_012) / 25_012
+        expected = 1.0 if level == "gradients" else (12_000 + 1.5 * 12_000 + 1_012) / 25_012
         assert expected <= one.pop("traffic") < expected + 0.02
         for name, got in one.items():
             helpers.assert_close(got, one_device[name], helpers.FLOAT64, name)

@@ -1,6 +1,6 @@
 """Training with sharded state on whatever strategy: results as a dict of arrays, to be compared with one device.
 
-`sharded.py FOLDER`. Weights are sharded, too, where each worker has one replica.
+`sharded.py FOLDER`. Weights are sharded, too, where each worker has one replica. `PARTS` says what is run of each level.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def model_with(strategy, optimizer):
                 keras.layers.Dense(2, dtype="float64", kernel_constraint="max_norm"),
             ]
         )
-        model.compile(optimizer(), "mse")
+        model.compile(optimizer(), "mse", run_eagerly=strategy.num_replicas_in_sync == 1)
     return model
 
 
@@ -48,16 +48,24 @@ def scaled():
     return unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(0.05), initial_scale=2.0**4)
 
 
+def fit_with(make, strategy, out, found, *callbacks):
+    model = model_with(strategy, make)
+    model.fit(TOKENS, TARGETS, batch_size=5, epochs=2, shuffle=False, verbose=0, callbacks=[*callbacks])
+    state(model, make.__name__, found)
+
+
 def fits(strategy, out, found):
-    """Optimizers of all kinds."""
-    for make in (accumulating, whole_rule, scaled):
-        model = model_with(strategy, make)
-        callbacks = [
-            unisono.callbacks.ModelCheckpoint(f"{out}/{make.__name__}.keras"),
-            keras.callbacks.ModelCheckpoint(f"{out}/{make.__name__}-keras.keras"),
-        ]
-        model.fit(TOKENS, TARGETS, batch_size=5, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
-        state(model, make.__name__, found)
+    """An optimizer that accumulates, clips and averages; models are saved in every way."""
+    ours, theirs = unisono.callbacks.ModelCheckpoint, keras.callbacks.ModelCheckpoint
+    fit_with(accumulating, strategy, out, found, ours(f"{out}/ours.keras"), theirs(f"{out}/theirs.keras"))
+
+
+def whole(strategy, out, found):
+    fit_with(whole_rule, strategy, out, found)
+
+
+def half(strategy, out, found):
+    fit_with(scaled, strategy, out, found)
 
 
 def eagerly(strategy, out, found):
@@ -104,7 +112,8 @@ def adapting(strategy, out, found):
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = AdaptsAtOnce()
-        model.compile(unisono.optimizers.SGD(0.05), keras.losses.MeanSquaredError(dtype="float64"))
+        loss = keras.losses.MeanSquaredError(dtype="float64")
+        model.compile(unisono.optimizers.SGD(0.05), loss, run_eagerly=strategy.num_replicas_in_sync == 1)
     x = np.random.default_rng(1).normal(size=(12, 3))
     model.fit(x, x[:, :2], batch_size=6, shuffle=False, verbose=0)
     found.update({f"adapting weight {i}": value for i, value in enumerate(model.get_weights())})
@@ -190,13 +199,17 @@ def state(model, name, found):
         found.update({f"{name} {kind} {i}": value for i, value in enumerate(values)})
 
 
-def run(strategy, out, shared):
+# A rule or a step that concerns one level; `tests/single` has all of them at each.
+PARTS = {
+    "weights": (fits, whole, eagerly, adapting, traffic, resumed),
+    "gradients": (fits, half, traffic, resumed),
+}
+
+
+def run(strategy, out, shared, level):
     found = {}
-    fits(strategy, out, found)
-    eagerly(strategy, out, found)
-    resumed(strategy, shared, found)
-    adapting(strategy, out, found)
-    traffic(strategy, out, found)
+    for part in PARTS[level]:
+        part(strategy, shared if part is resumed else out, found)
     return found
 
 
@@ -204,6 +217,6 @@ if __name__ == "__main__":
     folder = sys.argv[1]
     own = folder if is_chief() else f"{folder}/not-chief"
     strategy = auto_strategy()
-    several = len(strategy.extended.worker_devices) > 1
-    found = run(sharded(strategy, "gradients" if several else "weights"), own, folder)
+    level = "gradients" if len(strategy.extended.worker_devices) > 1 else "weights"
+    found = run(sharded(strategy, level), own, folder, level)
     np.savez(f"{folder}/worker-{worker_index()}.npz", **found)
