@@ -9,9 +9,30 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..compat.optimizers import trained_variables
 from ..distribute.arguments import shown, takes_arguments
 
 Pairs = list[tuple[Any, Any]]
+
+
+def built_variables(optimizer: Any, count: int) -> list[Any]:
+    """The variables that an optimizer was built with, one for each of `count` gradients.
+
+    Raises:
+        ValueError: it is not built, or there are more or fewer.
+    """
+    if not optimizer.built:
+        raise ValueError(
+            "`trainable_variables` is missing and the optimizer is not built: give the variables, "
+            "or call `optimizer.build(trainable_variables)` first."
+        )
+    variables = trained_variables(optimizer)
+    if count != len(variables):
+        raise ValueError(
+            f"`grads` must have one gradient for each of the {len(variables)} variables that the optimizer was built "
+            f"with. Received: {count}"
+        )
+    return variables
 
 
 def given_pairs(grads_and_vars: Any) -> Pairs:

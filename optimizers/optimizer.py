@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.optimizers import accumulator_of, call_count, own_learning_rate, trained_variables
+from ..compat.optimizers import accumulator_of, call_count, own_learning_rate
 from ..distribute.parameter_servers.shards import created_beside
 from ..distribute.replicas import local_copy
 from ..distribute.sharding.rows import created_in_rows
@@ -146,7 +146,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         if len(grads) == 0:
             return
         if trainable_variables is None:
-            trainable_variables = self._built_variables(len(grads))
+            trainable_variables = checks.built_variables(self, len(grads))
         if gradients_are_taken(self, grads, trainable_variables):
             return
         pairs, options = after_aggregation(self, list(zip(grads, trainable_variables)), current_options())
@@ -209,19 +209,6 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     ) -> Pairs:
         """The gradients of the scaled loss: what `apply_gradients` takes, and unscales. Arguments as `minimize`."""
         return compute_gradients(self, loss, var_list, grad_loss, tape)
-
-    def _built_variables(self, count: int) -> list[Any]:
-        if not self.built:
-            raise ValueError(
-                "`trainable_variables` is missing and the optimizer is not built: give the variables, "
-                "or call `optimizer.build(trainable_variables)` first."
-            )
-        if count != len(trained_variables(self)):
-            raise ValueError(
-                f"`grads` must have one gradient for each of the {len(trained_variables(self))} variables that the "
-                f"optimizer was built with. Received: {count}"
-            )
-        return trained_variables(self)
 
     def on_adopted(self) -> None:
         """Called once on an instance that `adopt` has given this class."""

@@ -71,43 +71,35 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
                 "`compile()` was called while `fit` runs: compile the model before `fit`, or end it with "
                 "`model.stop_training = True` first."
             )
-        compile_checks.check_compile(
-            self,
-            dict(
-                loss=loss,
-                loss_weights=loss_weights,
-                metrics=metrics,
-                weighted_metrics=weighted_metrics,
-                run_eagerly=run_eagerly,
-                steps_per_execution=steps_per_execution,
-                jit_compile=jit_compile,
-                auto_scale_loss=auto_scale_loss,
-            ),
+        given: dict[str, Any] = dict(
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
         )
+        ways = dict(
+            steps_per_execution=steps_per_execution, jit_compile=jit_compile, auto_scale_loss=auto_scale_loss
+        )
+        compile_checks.check_compile(self, {**given, **ways})
         bring_along(self, "compile")
         pipeline_step.attach(self)
         check_policy_order(self)
         with self._strategy_scope():
             optimizer = wrap_optimizer(optimizer_from(optimizer), self, auto_scale_loss)
-            plain_steps = 1 if steps_per_execution == "auto" else steps_per_execution
             TensorFlowTrainer.compile(
                 self,
                 optimizer=optimizer,
-                loss=loss,
-                loss_weights=loss_weights,
-                metrics=metrics,
-                weighted_metrics=weighted_metrics,
-                run_eagerly=run_eagerly,
-                steps_per_execution=plain_steps,  # pyright: ignore[reportArgumentType]
+                **given,
+                steps_per_execution=1 if steps_per_execution == "auto" else steps_per_execution,  # pyright: ignore[reportArgumentType]
                 jit_compile=jit_compile != "auto" and bool(jit_compile),  # pyright: ignore[reportArgumentType]
                 auto_scale_loss=False,
             )
         self._auto_steps = steps_per_execution == "auto"
         self._auto_jit = jit_compile == "auto"
-        if self._auto_steps:
-            compile_config(self).pop("steps_per_execution", None)
-        if self._auto_jit:
-            compile_config(self).pop("jit_compile", None)
+        for name, auto in (("steps_per_execution", self._auto_steps), ("jit_compile", self._auto_jit)):
+            if auto:
+                compile_config(self).pop(name, None)
         self._forget_compiled()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:

@@ -31,9 +31,9 @@ from .for_callbacks import ForCallbacks
 from .inputs import make_source
 from .run import fit_loop
 from .run.evaluation_loops import evaluate, predict
-from .run.on_batch import on_batch, predict_on_batch
 from .runner import runner_of
 from .seen_by_tools import SeenByTools
+from .single_batches import SingleBatches
 from .step.first_call import build_outside
 from .step.global_metrics import give_first_replica_the_state
 from .step.reset_metrics import reset
@@ -42,7 +42,7 @@ from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import bring_along, place_with_model
 
 
-class Trainer(Compilation, ForCallbacks):
+class Trainer(SingleBatches, Compilation, ForCallbacks):
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
 
     def _maybe_build(self, call_spec: Any) -> None:
@@ -254,59 +254,6 @@ class Trainer(Compilation, ForCallbacks):
         )
         with contextlib.closing(source):
             return predict(self, source, verbose, callbacks, runner_of(self))
-
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: Any = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """Runs one training step on one global batch, as `keras.Model.train_on_batch`.
-
-        Args:
-            x: inputs of the batch: an array `[rows, ...]` or a nest of them.
-            y: targets `[rows, ...]` or a nest of them.
-            sample_weight: weights `[rows]` of the losses of the rows, or `[rows, steps]` for sequences.
-            class_weight: dict from class (int) to weight (float), for one output; other classes weigh 1.
-            return_dict: bool; return a dict from the names of the loss and the metrics to their values.
-
-        Returns:
-            The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
-        """
-        self._ready("train_on_batch")
-        return on_batch(self, runner_of(self), True, x, y, sample_weight, class_weight, return_dict)
-
-    def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
-    ) -> Any:
-        """Computes the loss and the metrics of one global batch, as `keras.Model.test_on_batch`.
-
-        Args:
-            x: inputs of the batch: an array `[rows, ...]` or a nest of them.
-            y: targets `[rows, ...]` or a nest of them.
-            sample_weight: weights `[rows]`, or `[rows, steps]` for sequences.
-            return_dict: bool; return a dict from the names of the loss and the metrics to their values.
-
-        Returns:
-            The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
-        """
-        self._ready("test_on_batch")
-        return on_batch(self, runner_of(self), False, x, y, sample_weight, None, return_dict)
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`.
-
-        Args:
-            x: inputs of the batch: an array `[rows, ...]` or a nest of them.
-
-        Returns:
-            A NumPy array `[rows, ...]` or a nest of them.
-        """
-        bring_along(self, "predict_on_batch")
-        checks.check_stateful(self, "predict_on_batch")
-        return predict_on_batch(self, runner_of(self), x)
 
     if not TYPE_CHECKING:
         fit, evaluate, predict = SeenByTools(fit), SeenByTools(evaluate), SeenByTools(predict)

@@ -85,23 +85,10 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         delete_checkpoint: bool | None = None,
     ):
         super().__init__()
-        directory = directory if directory is not None else backup_dir
-        if not directory:
-            raise ValueError(
-                f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
-            )
-        path("directory", directory)
-        if "://" in os.fspath(directory):
-            raise ValueError(
-                f"`directory` must be in a local or mounted file system, where renaming is safe. Received: {directory}"
-            )
         if double_checkpoint is not None or isinstance(keep, bool):
-            keep = (
-                2
-                if truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
-                else 1
-            )
-        self.directory = Path(directory)
+            double = truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
+            keep = 2 if double else 1
+        self.directory = _local_directory(directory if directory is not None else backup_dir)
         self.schedule = SaveSchedule.parse(save_freq)
         self.save_before_preemption = truth("save_before_preemption", save_before_preemption)
         self.delete_when_done = (
@@ -295,3 +282,16 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         self.saves += 1
         self._saved_at_step, self._saved_at_time = steps, self._clock()
         self.stall_seconds += self._saved_at_time - begin
+
+
+def _local_directory(directory: str | os.PathLike | None) -> Path:
+    if not directory:
+        raise ValueError(
+            f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
+        )
+    path("directory", directory)
+    if "://" in os.fspath(directory):
+        raise ValueError(
+            f"`directory` must be in a local or mounted file system, where renaming is safe. Received: {directory}"
+        )
+    return Path(directory)

@@ -179,9 +179,9 @@ class BatchWatch:
             return
 
         def keep() -> tf.Tensor:
-            for room, value in zip(self._kept, values):
-                if room is not None and isinstance(value, tf.Tensor) and room.dtype == value.dtype:
-                    room.assign(value)
+            for kept, value in zip(self._kept, values):
+                if kept is not None and isinstance(value, tf.Tensor) and kept.dtype == value.dtype:
+                    kept.assign(value)
             return tf.constant(True)
 
         tripped = tf.reduce_any(tf.stack([guard.has_tripped() for guard in self._guards]))
@@ -190,9 +190,9 @@ class BatchWatch:
     @property
     def batch(self) -> Any:
         """The last batch kept; None if a part of it is ragged, sparse or of another kind that is not kept."""
-        if any(room is None for room in self._kept):
+        if any(kept is None for kept in self._kept):
             return None
-        return tf.nest.pack_sequence_as(self._spec, [room.read_value() for room in self._kept])
+        return tf.nest.pack_sequence_as(self._spec, [kept.read_value() for kept in self._kept])
 
 
 def _room_for(spec: Any) -> Any:

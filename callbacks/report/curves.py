@@ -34,7 +34,7 @@ def metric_curves(runs: Sequence[Run]) -> str:
 
 
 def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Metrics by the output that they are of, or by what stands before the "/" in their names.
+    """Metrics by the output that they are of, or by what comes before the "/" in their names.
 
     Args:
         names: of the metrics.

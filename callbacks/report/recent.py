@@ -81,7 +81,7 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
     kinds = {metric.name: _is_mean(metric) for metric in _all_metrics(model.metrics)}
     found = set()
     for log in logs:
-        # An output's name stands before that of its metric.
+        # An output's name comes before that of its metric.
         fitting = [name for name in kinds if log == name or log.endswith(f"_{name}")]
         if fitting and all(kinds[name] for name in fitting):
             found.add(log)

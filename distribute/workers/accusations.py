@@ -10,7 +10,6 @@ import re
 
 _JOB = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _NAME = re.compile(r"worker \d+")
-_ADDRESS = re.compile(r"\(([^\s()]+:\d+)\)")
 LEADER = "leader"
 
 # Each finds a stretch of text in which the lost ones are named: as "worker 1", by an address, or as a task of TensorFlow's.

@@ -22,6 +22,7 @@ from ...distribute.sharding.value import own_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
 from ..call_options import current_options, gradients_are_taken
+from ..checks import built_variables
 from ..optimizer import Optimizer
 from ..stages.accumulation import if_true
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
@@ -149,7 +150,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             return
         inner = self.inner_optimizer
         named = trainable_variables is not None
-        variables: list[Any] = list(trainable_variables) if named else inner._built_variables(len(grads))
+        variables: list[Any] = list(trainable_variables) if named else built_variables(inner, len(grads))
         ensure_built(self, variables)
         if gradients_are_taken(self, grads, variables):
             return

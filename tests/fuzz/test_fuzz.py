@@ -23,8 +23,8 @@ from tests.fuzz.shrink import shrink
 
 # Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in a quarter of a minute.
 SMALL_BLOCKS, SMALL_CASES = 4, 10
-BLOCKS, CASES = 2, 3
-MORE_SMALL_BLOCKS, MORE_BLOCKS = 16, 12  # of `make test-long`
+BLOCKS, CASES = 1, 4
+MORE_SMALL_BLOCKS, MORE_BLOCKS = 16, 9  # of `make test-long`
 
 
 def _is_quick(case: Case) -> bool:

@@ -449,7 +449,7 @@ def test_saved_model_opens_without_a_pipeline_and_with_other_stages(tmp_path):
         each.fit(verbose=0, **fit)
     helpers.assert_close(other.get_weights(), model.get_weights(), helpers.FLOAT64)
     devices = {slot.value.device[-5:] for slot in other.optimizer.variables[2:]}
-    assert devices == {"CPU:0", "CPU:1"}, "slots stand with their weights"
+    assert devices == {"CPU:0", "CPU:1"}, "slots are on the device of their weights"
 
 
 class Stop(keras.callbacks.Callback):

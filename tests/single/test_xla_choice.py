@@ -15,8 +15,6 @@ from unisono.trainer.run import row_layouts, xla_choice
 from unisono.trainer.run.compiled import GRAPH, XLA
 from unisono.trainer.run.xla_choice import Measured, XlaChoice
 
-pytestmark = pytest.mark.as_for_users  # what is measured and chosen for users
-
 ROWS, BATCH, EPOCHS = 70, 8, 20
 STEPS = 9 * EPOCHS  # the last of each epoch has six rows
 RANDOM = np.random.default_rng(0)
@@ -84,6 +82,7 @@ def forced(way, monkeypatch):
 # What is chosen.
 
 
+@pytest.mark.as_for_users
 def test_choice_goes_over_to_xla_on_the_fits_own_steps_and_stays(eager_to_try):
     model, plan = compiled(), Plan()
     found = fit(model, plan)
@@ -152,6 +151,7 @@ def test_choice_stays_in_the_graph_where_xla_cannot_compile_on_replicas(eager_to
     assert all(np.array_equal(a, b) for a, b in zip(found["auto"], found[False], strict=True))
 
 
+@pytest.mark.as_for_users
 def test_choice_on_replicas_compiles_what_each_computes(eager_to_try):
     with mirrored(3).scope():
         model = compiled(lambda: keras.layers.Dense(8, activation="tanh"))

@@ -37,7 +37,7 @@ def checksum(structure: Any) -> str | None:
 
 @contextlib.contextmanager
 def notes_random_numbers(given: Any) -> Iterator[list[str]]:
-    """A list in which, afterwards, the generators stand from which the body has drawn: global ones and those of `given`."""
+    """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`."""
     found: list[str] = []
     held = found_generators({"its": given})
     before = _states(held)

@@ -17,7 +17,7 @@ class SparseRows(tf.experimental.ExtensionType):
     """A sparse tensor kept so that rows can be picked out of it: `tf.SparseTensor` itself has no gather.
 
     Attributes:
-        columns: int64 `[rows, (entries), rank - 1]`; where the entries of each row stand in it.
+        columns: int64 `[rows, (entries), rank - 1]`; the columns of the entries of each row.
         values: any dtype, `[rows, (entries)]`.
         row_shape: int64 `[rank - 1]`; the dense shape of one row.
     """

@@ -178,7 +178,7 @@ class WorkerSteps(WorkerFunction):
 
 
 class _Ledger:
-    """One line of the ledger, in the graph. A row belongs to the execution whose number stands at its beginning."""
+    """One line of the ledger, in the graph. A row belongs to the execution whose number it begins with."""
 
     def __init__(self, variable: tf.Variable | None, place: tf.Tensor) -> None:
         assert variable is not None

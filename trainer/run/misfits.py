@@ -200,7 +200,7 @@ def _texts(spec: Any) -> bool:
 
 
 def _shapes(structure: Any) -> str:
-    """The shapes of a nest in a few words, with the dtype where it is a text."""
+    """The shapes of a nest in a few words, with the dtype where it is a string."""
 
     def text(part: Any) -> str:
         shape = "None" if part is None else _shape(getattr(part, "shape", part))

@@ -1,4 +1,4 @@
-"""Loops of steps beside the two of `step_function`: eager ones, those over input of several workers, one step a call."""
+"""Loops of steps beside that of `step_function`: eager, over open-ended input or that of several workers, a step a call."""
 
 from __future__ import annotations
 
@@ -59,6 +59,35 @@ def _batches_of_workers(function: GlobalSteps, chunk: Chunk) -> Callable[[Any, A
         return (batch, None, counts) if int(tf.reduce_sum(counts)) else None
 
     return next_batch
+
+
+def open_loop(
+    function: GlobalSteps, step: Callable[..., Any], reader: Any, rows: int | None
+) -> Callable[..., Any]:
+    """The loop over batches of which fewer may come; `reader` gives Optionals of them."""
+
+    def run(inputs: Any, steps: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
+        first = reader(inputs, tf.constant(0))
+        empty = tf.experimental.Optional.empty(first.element_spec)
+
+        def body(i: tf.Tensor, batch: Any, logs: Any) -> Any:
+            function.begin(i)
+            with effects() as made:
+                new = step(batch.get_value(), rows)
+            with tf.control_dependencies(made):  # the step is whole before an error of the input can come
+                function.begin(i + 1)
+                more = tf.cond(function.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
+            return i + 1, more, function.carried.after(logs, new)
+
+        start = function.start()
+        done, _, logs = tf.while_loop(
+            lambda i, batch, logs: function.goes_on(tf.logical_and(i < steps, batch.has_value())),
+            body,
+            (tf.constant(0), first, start),
+        )
+        return done, function.logs(function.carried.end(logs))
+
+    return run
 
 
 def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: Any) -> Callable[..., Any]:

@@ -165,7 +165,7 @@ class StepFunction:
         if chunk.per_worker:
             compiled = Compiled(graph_function(other_loops.loop_over_workers(self, step, chunk.reader)))
         elif chunk.open_ended:
-            compiled = Compiled(graph_function(self.open_loop(step, chunk.reader, chunk.rows)))
+            compiled = Compiled(graph_function(other_loops.open_loop(self, step, chunk.reader, chunk.rows)))
         else:
             loop = self.counted_loop(step, chunk.reader, chunk.rows, parts=chunk.part_reader)
             compiled = signed(loop, chunk.signature, first=not self.alone)
@@ -198,32 +198,6 @@ class StepFunction:
             probe = None if begin == self.begin else lambda: step(reader(inputs, tf.constant(0)), rows)
             start = tf.convert_to_tensor(first), self.start(probe)
             done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, start)
-            return done, self.logs(self.carried.end(logs))
-
-        return run
-
-    def open_loop(self, step: Callable[..., Any], reader: Any, rows: int | None) -> Callable[..., Any]:
-        """The loop over batches of which fewer may come; `reader` gives Optionals of them."""
-
-        def run(inputs: Any, steps: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
-            first = reader(inputs, tf.constant(0))
-            empty = tf.experimental.Optional.empty(first.element_spec)
-
-            def body(i: tf.Tensor, batch: Any, logs: Any) -> Any:
-                self.begin(i)
-                with effects() as made:
-                    new = step(batch.get_value(), rows)
-                with tf.control_dependencies(made):  # the step is whole before an error of the input can come
-                    self.begin(i + 1)
-                    more = tf.cond(self.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
-                return i + 1, more, self.carried.after(logs, new)
-
-            start = self.start()
-            done, _, logs = tf.while_loop(
-                lambda i, batch, logs: self.goes_on(tf.logical_and(i < steps, batch.has_value())),
-                body,
-                (tf.constant(0), first, start),
-            )
             return done, self.logs(self.carried.end(logs))
 
         return run

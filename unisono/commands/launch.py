@@ -55,7 +55,7 @@ def _parser() -> Parser:
         prog="python -m unisono launch",
         description="Start N worker processes on this machine, each with TF_CONFIG set, and run a script on them.",
     )
-    whole, seconds = _at_least(int, 1), _at_least(float, 0)
+    whole = _at_least(int, 1)
     add = parser.add_argument
     add("--workers", type=whole, default=1, metavar="N", help="worker processes (default 1)")
     add(
@@ -80,6 +80,13 @@ def _parser() -> Parser:
         help="start all again up to K times after one has failed (default 0)",
     )
     add("--log-dir", type=Path, metavar="D", help="write the output of each process to a file in D as well")
+    _add_waits_and_network(add)
+    add("script", help="the Python file that each worker runs")
+    add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
+    return parser
+
+
+def _add_waits_and_network(add: Callable[..., Any]) -> None:
     add(
         "--timeout",
         type=_at_least(float, 1, LONGEST_TIMEOUT),
@@ -88,7 +95,7 @@ def _parser() -> Parser:
     )
     add(
         "--grace",
-        type=seconds,
+        type=_at_least(float, 0),
         default=30.0,
         metavar="SECONDS",
         help="for the workers to end after SIGINT, SIGTERM or SIGHUP, before they are killed (default 30)",
@@ -100,9 +107,6 @@ def _parser() -> Parser:
         help="own (default): nothing outside reaches the processes and they reach nothing outside, where the kernel allows "
         "it; host: they share this machine's network, for downloads, logging services, or a profile from outside",
     )
-    add("script", help="the Python file that each worker runs")
-    add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
-    return parser
 
 
 def _at_least(kind: Callable[[str], Any], least: int, most: float = math.inf) -> Callable[[str], Any]:
