@@ -18,8 +18,8 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 3)).astype("float32")
 Y = RANDOM.integers(0, 3, 24)
 W = RANDOM.uniform(0.5, 2, 24).astype("float32")
-# Three replicas share batches of 6 evenly, and one has no row of the last batch, of 2; 5 rows they share unevenly.
-SIZES = {"six": (20, 6), "five": (20, 5)}
+# Three replicas share batches of 6 evenly; 5 rows they share unevenly, and one has no row of the last batch, of 2.
+SIZES = {"six": (18, 6), "five": (17, 5)}
 IN_FIVES = ("arrays", "dataset", "generator")  # in memory, from `tf.data`, from Python
 
 

@@ -285,7 +285,7 @@ def stepping(base):
 
 # 11 rows: one at the end, which the first replica does not have.
 @pytest.mark.parametrize(
-    "name, rows, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, False)]
+    "name, rows, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, True)]
 )
 def test_metric_that_a_step_updates_has_its_value_of_one_device(name, rows, eager):
     results, x, y = [], X[:rows], Y[:rows]

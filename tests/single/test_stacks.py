@@ -99,11 +99,11 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     "pipeline, place",
     [
         ("a partial batch", "another device"),
-        ("partial batches in the middle", "no strategy"),
+        pytest.param("partial batches in the middle", "no strategy", marks=pytest.mark.long),
         ("of unknown length", "a replica's thread"),
         ("without end", "no strategy"),
         ("broken", "a replica's thread"),
-        ("broken, full batches", "another device"),
+        pytest.param("broken, full batches", "another device", marks=pytest.mark.long),
         ("broken, of unknown length", "no strategy"),
     ],
 )
