@@ -83,7 +83,7 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
         )
         model = OwnStep(model) if own else model
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(unisono.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"], **options)
+        model.compile("adam", loss, metrics=["accuracy"], **options)
     history, notes = {}, []
     try:
         steps = 7 if pipeline == "without end" else None

@@ -99,7 +99,8 @@ def test_many_steps_at_once_have_the_logs_of_each(kind, how):
     assert told.seen == vectors.seen == woken.seen
     assert told.begun == woken.begun
     assert len(woken.seen) == 2 * steps
-    assert vectors.calls < 2 * steps
+    if not how.get("run_eagerly"):  # on a busy machine an eager step takes as long as an execution should
+        assert vectors.calls < 2 * steps
     assert_same_weights(plain, model)
 
 
