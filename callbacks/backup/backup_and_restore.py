@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,12 +211,12 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         finally:
             self._owner.release()
 
-    def _open(self) -> Found:
+    def _open(self, read: Callable[[Path], Any]) -> Found:
         """Takes the directory and looks for a backup. Context: the chief."""
         self._store.prepare()
         self._owner.acquire()
         self._store.remove_leftovers()
-        found = Found(*self._store.newest_good())
+        found = Found(*self._store.newest_good(read))
         if found.content is None:
             tell_of_others(self._store)
         return found

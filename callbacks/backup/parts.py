@@ -21,7 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.clusters import get_value, set_value
+from ...compat.variables import raw_value
 from ...distribute.environment import peer_timeout
+from ...distribute.sharding.value import ShardedValue
 from ...distribute.workers.agreement import from_chief, place_among_workers
 from ..safe_file import SaveError, write_safely
 from . import container
@@ -138,17 +140,28 @@ def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
     return found
 
 
-def joined(path: Path, content: Any, read: Callable[[Path], tuple[dict[str, Any], Any]]) -> Any:
-    """The content of a backup with the shards of its parts; `read` reads a file.
+def joined(
+    path: Path,
+    content: Any,
+    read: Callable[[Path], tuple[dict[str, Any], Any]],
+    only: int | None = None,
+) -> Any:
+    """The content of a backup with the shards of its parts.
+
+    Args:
+        path: of the backup.
+        content: of its own file.
+        read: reads a file.
+        only: a worker's number; of the parts of others every byte is checked, and nothing is kept: they hold zeros.
 
     Raises:
         DamagedFileError: a part is not there, or not the one that belongs to it.
     """
     parts = content.get("parts") if isinstance(content, dict) else None
-    for part in parts or ():
+    for worker, part in enumerate(parts or (), 1):
         try:
             own = path.with_name(Path(part["name"]).name)
-            shards = read(own)[1]["shards"]
+            shards = (read if only in (None, worker) else container.read_outline)(own)[1]["shards"]
             if container.checksum(own).hex() != part["checksum"]:
                 raise container.DamagedFileError(f"{own} belongs to another save")
             for group, members in shards.items():
@@ -159,6 +172,26 @@ def joined(path: Path, content: Any, read: Callable[[Path], tuple[dict[str, Any]
                 f"{path} is damaged: a part of it cannot be read ({error})."
             ) from error
     return content
+
+
+def own_are_enough(content: Any, variables: Mapping[str, Sequence[Any]], place: tuple[int, int]) -> bool:
+    """Whether a worker needs of a backup's shards its own alone: what was in shards is still, on as many workers.
+
+    Args:
+        content: of the backup, with all parts or their outlines.
+        variables: of the training, in the groups and the order of the backup.
+        place: this worker's number, and how many there are.
+    """
+    pairs = [
+        (saved["shards"], raw_value(variable))
+        for group, members in content["variables"].items()
+        for saved, variable in itertools.zip_longest(members, variables.get(group, ()))
+        if isinstance(saved, dict) and "shards" in saved
+    ]
+    return len(content["parts"]) + 1 == place[1] and all(
+        isinstance(value, ShardedValue) and len(shards) == place[1] * len(value.shards)
+        for shards, value in pairs
+    )
 
 
 def whole(shards: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...distribute.workers.agreement import gather_json
+from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
 from .container import NewerFormatError
-from .store import BackupStore, read_backup
+from .parts import own_are_enough
+from .store import BackupStore, read_for
+from .variable_state import variables_of
 
 
 class Found(NamedTuple):
@@ -23,22 +26,36 @@ class Found(NamedTuple):
     problems: list[str]  # a sentence for each newer one that was skipped
 
 
-def on_all_workers(model: CompiledModel, chief: bool, directory: Path, find: Callable[[], Found]) -> Found:
-    """What the chief finds in `directory`, on every worker: all must resume from the same step, or raise the same error."""
+def on_all_workers(
+    model: CompiledModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
+) -> Found:
+    """What the chief finds in `directory`, on every worker: all must resume from the same step, or raise the same error.
+
+    `find` is called on the chief, with what reads the content of a backup.
+    """
     strategy = model.distribute_strategy
     if not chief:
         answer = gather_json(None, strategy)[0]
         if "error" in answer:
             raise (NewerFormatError if answer["newer"] else SaveError)(answer["error"])
         path = directory / answer["name"] if answer["name"] else None
-        return Found(path, read_backup(path)[1] if path else None, [])
+        return Found(path, content_for(model, path) if path else None, [])
     try:
-        found = find()
+        found = find(functools.partial(content_for, model))
     except (OSError, NewerFormatError) as error:
         gather_json({"error": str(error), "newer": isinstance(error, NewerFormatError)}, strategy)
         raise
     gather_json({"name": found.path.name if found.path else None}, strategy)
     return found
+
+
+def content_for(model: CompiledModel, path: Path) -> Any:
+    """The content of a backup, as far as this worker puts it back: of shards its own, if it can do with them."""
+    place = place_among_workers(model.distribute_strategy)
+    content = read_for(path, place[0])[1]
+    if "parts" in content and not own_are_enough(content, variables_of(model), place):
+        content = read_for(path)[1]
+    return content
 
 
 def build_slots(model: CompiledModel, scope: Any) -> None:

@@ -60,9 +60,13 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
     """
-    path = Path(a_path("path", path))
+    return read_for(Path(a_path("path", path)))
+
+
+def read_for(path: Path, worker: int | None = None) -> tuple[dict[str, Any], Any]:
+    """`read_backup`; with a worker's number the shards in the parts of other workers hold zeros, in no memory."""
     summary, content = container.read(path)
-    content = parts.joined(path, content, container.read)
+    content = parts.joined(path, content, container.read, worker)
     schema.check(path, summary, content)
     return summary, content
 
@@ -126,10 +130,12 @@ class BackupStore:
             if not parts.backup_of(part).exists():
                 _remove(part)
 
-    def newest_good(self) -> tuple[Path | None, Any, list[str]]:
+    def newest_good(
+        self, read: Callable[[Path], Any] = lambda path: read_backup(path)[1]
+    ) -> tuple[Path | None, Any, list[str]]:
         """`(path, content, problems)` of the newest backup that is complete; None and None where there is none.
 
-        There is one problem, a sentence, for each newer one that was skipped.
+        There is one problem, a sentence, for each newer one that was skipped. `read` gives the content of a backup.
 
         Raises:
             NewerFormatError: a newer version wrote the newest one.
@@ -137,7 +143,7 @@ class BackupStore:
         problems: list[str] = []
         for path in backup_paths(self.directory, self.fit):
             try:
-                return path, read_backup(path)[1], problems
+                return path, read(path), problems
             except OSError as error:
                 problems.append(str(error))
             except MemoryError:

@@ -22,11 +22,13 @@ from unisono.callbacks import (
     sealed_file,
     verify_checkpoint,
 )
+from unisono.callbacks.backup import container, parts
 from unisono.callbacks.backup.container import NewerFormatError
-from unisono.callbacks.backup.store import BackupStore, backup_paths
+from unisono.callbacks.backup.store import BackupStore, backup_paths, read_for
 from unisono.callbacks.backup.writer_thread import BackgroundWriter
 from unisono.callbacks.process_name import this_process
 from unisono.commands.backups import main
+from unisono.distribute.sharding.value import ShardedValue
 
 
 def failing(error):
@@ -336,3 +338,42 @@ def test_background_jobs_never_overlap():
         writer.submit(lambda i=i: (order.append(("begin", i)), time.sleep(0.01), order.append(("end", i))))
     writer.wait()
     assert order == [(what, i) for i in range(3) for what in ("begin", "end")]
+
+
+def in_shards(count):
+    value = ShardedValue.__new__(ShardedValue)
+    value.shards = [None] * count
+    return value
+
+
+def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
+    """On as many workers its own are enough: those of others are checked, and read into no memory."""
+    path, arrays = tmp_path / "backup-000001.unisono", [np.full(4, float(worker)) for worker in range(3)]
+    content, named = backup_content(), []
+    content["variables"]["optimizer"].append({"shards": arrays[:1]})
+    content["fingerprint"]["variables"]["optimizer"].append(["slot", [12], "float64"])
+    number = len(content["variables"]["optimizer"]) - 1
+    for worker in (1, 2):
+        own = parts.part_path(path, worker)
+        with open(own, "wb") as stream:
+            container.write(stream, {"shards": {"optimizer": {number: [arrays[worker]]}}}, {})
+        named.append({"name": own.name, "checksum": container.checksum(own).hex()})
+    with open(path, "wb") as stream:
+        container.write(stream, {**content, "parts": named}, {**SUMMARY, "time": 0.0})
+
+    read = read_for(path, 2)[1]
+    shards = read["variables"]["optimizer"][number]["shards"]
+    assert [float(shard[0]) for shard in shards] == [0.0, 0.0, 2.0]
+    assert shards[1].strides == (0,), "the outline of worker 1's"
+    slots = {"optimizer": [None] * number + [in_shards(1)]}
+    assert parts.own_are_enough(read, slots, (2, 3))
+    assert not parts.own_are_enough(read, {"optimizer": [None] * number + [object()]}, (2, 3)), (
+        "not in shards any more"
+    )
+    assert not parts.own_are_enough(read, {}, (2, 3))
+    assert not parts.own_are_enough(read, {"optimizer": [None] * number + [in_shards(3)]}, (0, 1)), (
+        "one worker of three"
+    )
+    damage_flip(parts.part_path(path, 1))
+    with pytest.raises(container.DamagedFileError):
+        read_for(path, 2)
