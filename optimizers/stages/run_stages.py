@@ -119,7 +119,6 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
     batch; None: they are summed as they are.
     """
     aggregator, step = optimizer.gradient_aggregator, current_step()
-    on_gpu, in_xla = is_on_gpu(), step is not None and step.in_xla
     if not options.skip_aggregation and aggregator is not no_aggregation and num_replicas() > 1:
         overwriting = [overwritten_by_gradient(v) for _, v in pairs]
         summed = [pair for pair, direct in zip(pairs, overwriting) if not direct]
@@ -133,9 +132,9 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
         pairs = [(largest(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
     elif not options.skip_aggregation and aggregator not in (None, no_aggregation):
         pairs = checks.same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
-    if on_gpu and not has_code_of_users(optimizer, [v for _, v in pairs]):
+    if is_on_gpu() and not has_code_of_users(optimizer, [v for _, v in pairs]):
         return [(merged_rows(g), v) for g, v in pairs]
-    return [(unique_rows(g, densely=in_xla), v) for g, v in pairs]
+    return [(unique_rows(g, densely=step is not None and step.in_xla), v) for g, v in pairs]
 
 
 def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
