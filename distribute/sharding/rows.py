@@ -7,16 +7,29 @@ rows. The rule runs for each part where it is, on rows of the gradient and of th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...compat.parameter_servers import ShardedVariable
+from ...compat.replaced import wrap
 from ...compat.variables import put_inside, raw_value
 
 _DEVICES = "devices_of_slots"  # attribute of a Keras variable
+
+
+def _serialize(original: Callable[[Any], dict[str, Any]], variable: keras.Variable) -> dict[str, Any]:
+    """What a checkpoint of TensorFlow saves of a Keras variable: of one in parts, on servers too, the whole."""
+    found = original(variable)
+    return {
+        name: tf.convert_to_tensor(value) if isinstance(value, ShardedVariable) else value
+        for name, value in found.items()
+    }
+
+
+wrap("_serialize_to_tensors", _serialize)
 
 
 def keep_slots_on(variable: keras.Variable, devices: Sequence[str]) -> None:

@@ -153,9 +153,8 @@ def all_finite(optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
     finite = [tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs]
     verdict = tf.reduce_all(tf.stack(finite))
     if num_replicas() > 1 and (options.skip_aggregation or optimizer.gradient_aggregator is not None):
-        verdict = (
-            all_reduce_sum([tf.cast(verdict, tf.float32)])[0] == num_replicas()
-        )  # nobody vouches that they agree
+        # Nobody vouches that they agree.
+        verdict = all_reduce_sum([tf.cast(verdict, tf.float32)])[0] == num_replicas()
     return verdict
 
 

@@ -118,6 +118,15 @@ def test_a_saved_model_has_whole_slots_and_opens_anywhere(tmp_path):
     assert any(hasattr(raw_value(v), "variables") for v in other.optimizer.variables)
 
 
+def test_a_checkpoint_of_tensorflow_has_whole_slots(tmp_path):
+    model = trained(pipeline(), optimizers.Adam(0.01))
+    before = state(model)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "checkpoint"))
+    model.fit(X, Y, batch_size=8, verbose=0)
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path).assert_consumed()
+    helpers.assert_close(state(model), before, 0.0)
+
+
 class Stop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 1:
