@@ -130,6 +130,11 @@ WRAPPED = (
         "a weight of a strategy that shards weights is never whole on a device",
     ),
     Changed(
+        backend_core.Variable,
+        "_serialize_to_tensors",
+        "a checkpoint of TensorFlow holds a variable in parts as a whole one, where it stops with an error otherwise",
+    ),
+    Changed(
         backend_core,
         "remat",
         "`keras.RematScope` in a graph, where TensorFlow's own takes no keyword arguments",
