@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..compat.guarded_writes import writes_only_where
 from ..compat.optimizers import averages_of, decays, trained_variables
+from ..compat.shared_scalars import scalars_once
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
 from ..distribute.sharding.value import own_copy
@@ -39,9 +40,10 @@ class ReplicaRule(keras.optimizers.Optimizer):
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
-        for gradient, variable in zip(grads, trainable_variables):
-            for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
-                self.update_step(part, copy, learning_rate)
+        with scalars_once():
+            for gradient, variable in zip(grads, trainable_variables):
+                for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
+                    self.update_step(part, copy, learning_rate)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:

@@ -1,0 +1,94 @@
+"""Operations on scalars that a rule makes anew for each variable: made once, where they compute the same."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.framework.func_graph import FuncGraph
+
+_PURE = frozenset(
+    "Abs AddV2 Cast Const Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd "
+    "LogicalNot LogicalOr Maximum Minimum Mul Neg NotEqual Pow RealDiv Reciprocal Rsqrt SelectV2 Sqrt Square Sub "
+    "TruncateDiv".split()
+)  # the same inputs give the same output, and nothing else happens
+
+
+class _Made(threading.local):
+    operations: dict[Any, Any] | None = None
+
+
+_made = _Made()
+_lock = threading.RLock()
+_blocks = 0
+_original: Callable[..., Any] = FuncGraph._create_op_internal
+
+
+@contextlib.contextmanager
+def scalars_once() -> Iterator[None]:
+    """Inside, an operation on scalars that this thread asks a graph for again is the one that is there already.
+
+    An update rule that is traced for each of many variables computes its bias corrections, say, for each of them. The
+    numbers are those of an operation of its own: type, attributes, inputs, devices and control inputs are the same. While
+    a gradient tape records, nothing is shared, since a tape tells equal tensors apart.
+    """
+    _replace()
+    outer, _made.operations = _made.operations, {}
+    try:
+        yield
+    finally:
+        _made.operations = outer
+        _put_back()
+
+
+def _replace() -> None:
+    global _blocks
+    with _lock:
+        _blocks += 1
+        if _blocks == 1:
+            FuncGraph._create_op_internal = _create  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _put_back() -> None:
+    global _blocks
+    with _lock:
+        _blocks -= 1
+        if _blocks == 0:
+            FuncGraph._create_op_internal = _original  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@functools.wraps(_original)
+def _create(
+    graph: Any, op_type: str, inputs: Sequence[Any], dtypes: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    known = _made.operations
+    attributes = kwargs.get("attrs")
+    if known is None or attributes is None or op_type not in _PURE or not _all_scalars(inputs, attributes):
+        return _original(graph, op_type, inputs, dtypes, *args, **kwargs)
+    around = (graph, *inputs, *_surroundings(graph))
+    contents = sorted((name, value.SerializeToString()) for name, value in attributes.items())
+    key = op_type, tuple(map(id, around)), tuple(contents)
+    if key not in known:  # what the key names by its identity is kept, so that no other thing takes its place
+        known[key] = _original(graph, op_type, inputs, dtypes, *args, **kwargs), around
+    return known[key][0]
+
+
+def _all_scalars(inputs: Sequence[Any], attributes: Any) -> bool:
+    if record.could_possibly_record() or not all(isinstance(each, tf.Tensor) for each in inputs):
+        return False
+    value = attributes.get("value")
+    if value is not None and value.tensor.tensor_shape.dim:
+        return False
+    return all(each.shape.rank == 0 for each in inputs)
+
+
+def _surroundings(graph: Any) -> Iterator[Any]:
+    """What an operation that is made now waits for, and what says where it runs."""
+    yield from graph._control_dependencies_stack
+    yield from graph._device_function_stack.peek_objs()
+    yield from graph._colocation_stack.peek_objs()

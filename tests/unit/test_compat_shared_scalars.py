@@ -1,0 +1,111 @@
+"""Operations on scalars are made once where they compute the same, and nowhere else."""
+
+import collections
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+
+import unisono
+from unisono.compat.shared_scalars import scalars_once
+
+
+def types_of(fn, *args):
+    """How often each type of operation is in the graph of `fn`."""
+    graph = tf.function(fn, autograph=False).get_concrete_function(*args).graph
+    return collections.Counter(operation.type for operation in graph.get_operations())
+
+
+def powers(x, number=3):
+    return [tf.pow(tf.constant(0.9), tf.cast(x, tf.float32) + 1.0) for _ in range(number)]
+
+
+def test_the_same_scalars_are_computed_once():
+    def shared(x):
+        with scalars_once():
+            return powers(x)
+
+    assert types_of(powers, tf.constant(1))["Pow"] == 3
+    found = types_of(shared, tf.constant(1))
+    assert (found["Pow"], found["Cast"], found["AddV2"], found["Const"]) == (1, 1, 1, 2)
+    assert FuncGraph._create_op_internal.__module__ != scalars_once.__module__
+
+
+def test_what_is_no_scalar_draws_or_differs_is_made_anew():
+    def compute(x):
+        with scalars_once():
+            vectors = [tf.constant([1.0, 2.0]) * tf.reshape(x, [1]) for _ in range(2)]
+            draws = [tf.random.uniform(()) for _ in range(2)]
+            others = [x * tf.constant(2.0), x * tf.constant(3.0)]
+            return vectors, draws, others
+
+    found = types_of(compute, tf.constant(1.0))
+    assert (found["Mul"], found["RandomUniform"]) == (4, 2)
+
+
+def test_what_waits_for_something_else_runs_elsewhere_or_is_recorded_is_made_anew():
+    def compute(x, y):
+        with scalars_once():
+            a = tf.square(x)
+            with tf.control_dependencies([y]):
+                b = tf.square(x)
+            with tf.device("CPU:1"):
+                c = tf.square(x)
+            with tf.GradientTape() as tape:
+                d = tf.constant(3.0)
+                tape.watch(d)
+                e = d * tf.constant(3.0)
+            return a, b, c, tape.gradient(e, d)
+
+    one = tf.constant(1.0)
+    assert types_of(compute, one, one)["Square"] == 3
+    assert float(tf.function(compute)(one, one)[3]) == 3.0
+
+
+def test_other_threads_and_graphs_have_their_own():
+    inside, ended = threading.Event(), threading.Event()
+    found = []
+
+    def other():
+        inside.wait(10)
+        found.append(types_of(powers, tf.constant(1))["Pow"])
+        ended.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+
+    def compute(x):
+        with scalars_once():
+            first = powers(x)
+            inside.set()
+            assert ended.wait(30)
+            branch = tf.cond(x > 0, lambda: powers(x)[0], lambda: powers(x)[0])
+            return first, branch
+
+    assert types_of(compute, tf.constant(1))["Pow"] == 1
+    thread.join()
+    assert found == [3]
+
+
+def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatch):
+    def trained():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(3) for _ in range(3)]
+        model = unisono.Sequential([keras.Input((3,)), *layers])
+        model.compile(unisono.optimizers.AdamW(0.01), "mse", jit_compile=False)
+        x = np.arange(24, dtype="float32").reshape(8, 3)
+        model.fit(x, x, batch_size=4, verbose=0)
+        definition = model.train_function.graph().as_graph_def(add_shapes=False)
+        nodes = [node for each in definition.library.function for node in each.node_def]
+        state = [*model.get_weights(), *(np.array(v) for v in model.optimizer.variables)]
+        return collections.Counter(node.op for node in nodes), state
+
+    found, state = trained()
+    assert found["Pow"] == 2
+    monkeypatch.setattr("unisono.compat.shared_scalars._PURE", frozenset())
+    plain, alone = trained()
+    assert plain["Pow"] == 12
+    for one, other in zip(state, alone):
+        np.testing.assert_array_equal(one, other)
