@@ -12,10 +12,12 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework.func_graph import FuncGraph
 
+_SCALAR_OPERATIONS = """
+Abs AddV2 Cast Const Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd
+LogicalNot LogicalOr Maximum Minimum Mul Neg NotEqual Pow RealDiv Reciprocal Rsqrt SelectV2 Sqrt Square Sub TruncateDiv
+"""
 _PURE = frozenset(
-    "Abs AddV2 Cast Const Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd "
-    "LogicalNot LogicalOr Maximum Minimum Mul Neg NotEqual Pow RealDiv Reciprocal Rsqrt SelectV2 Sqrt Square Sub "
-    "TruncateDiv".split()
+    _SCALAR_OPERATIONS.split()
 )  # the same inputs give the same output, and nothing else happens
 
 

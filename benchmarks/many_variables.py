@@ -1,0 +1,184 @@
+"""Steps and first steps of models with many layers and variables, beside a loop by hand and Keras 3.
+
+A narrow network of 32 hidden layers, one of 1,000 (2,002 variables) and one with 100 small embedding tables, with Adam,
+from arrays, in the graph (without XLA). The loop by hand runs all steps of an epoch in one call, computes no metric and
+has Keras' Adam; Keras runs 20 steps a call. In each round they take turns in one process. The table has the medians and
+quartiles of the rounds; first steps are of one new model each. `python -m benchmarks.many_variables [ROUNDS] [MODEL ...]`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import unisono
+from benchmarks.tables import publish, spread
+
+BATCH, WIDTH, STEPS, MOST = 32, 16, 20, 200
+Epoch = Callable[[int], None]
+
+
+def deep(layers: int) -> Callable[[Any], Any]:
+    """A network of so many hidden layers."""
+
+    def build(model_class: Any) -> Any:
+        inputs = h = keras.Input((WIDTH,))
+        for number in range(layers):
+            new = keras.layers.Dense(WIDTH, "tanh")(h)
+            h = keras.layers.Add()([h, new]) if number % 2 else new
+        return model_class(inputs, keras.layers.Dense(10)(h))
+
+    return build
+
+
+def tables(number: int) -> Callable[[Any], Any]:
+    """A network that looks each of so many features up in an embedding table of its own."""
+
+    def build(model_class: Any) -> Any:
+        inputs = keras.Input((number,), dtype="int32")
+        found = [keras.layers.Embedding(WIDTH, 4)(inputs[:, i]) for i in range(number)]
+        return model_class(inputs, keras.layers.Dense(10)(keras.layers.Concatenate()(found)))
+
+    return build
+
+
+MODELS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "32 hidden layers": (deep(32), 0),
+    "1,000 hidden layers": (deep(1000), 0),
+    "100 embedding tables": (tables(100), 100),
+}
+"""How they are made, and how many features their rows have if these are numbers of words."""
+
+
+def data(features: int, steps: int) -> tuple[Any, Any]:
+    """Rows for so many steps."""
+    random = np.random.default_rng(0)
+    rows = BATCH * steps
+    words = random.integers(0, WIDTH, (rows, features or 1)).astype("int32")
+    x = words if features else random.normal(size=(rows, WIDTH)).astype("float32")
+    return x, random.integers(0, 10, rows)
+
+
+def by_fit(build: Callable[[Any], Any], features: int, model_class: Any) -> tuple[Epoch, Any]:
+    """An epoch of `fit`, and the model."""
+    model = build(model_class)
+    per_execution = {} if model_class is unisono.Model else {"steps_per_execution": STEPS}
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=False,
+        **per_execution,
+    )
+
+    def epoch(steps: int) -> None:
+        x, y = data(features, steps)
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+
+    return epoch, model
+
+
+def by_hand(build: Callable[[Any], Any], features: int) -> tuple[Epoch, Any]:
+    """An epoch of the loop by hand, and the model."""
+    model = build(keras.Model)
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer.build(model.trainable_variables)
+    variables = model.trainable_variables
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+            loss = tf.reduce_sum(losses) / BATCH
+        optimizer.apply_gradients(zip(tape.gradient(loss, [v.value for v in variables]), variables))
+        return loss
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(xs: Any, ys: Any, order: Any, steps: Any) -> Any:
+        def body(i: Any, _: Any) -> Any:
+            rows = tf.gather(order, i * BATCH + tf.range(BATCH))
+            return i + 1, step(tf.gather(xs, rows), tf.gather(ys, rows))
+
+        return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), tf.constant(0.0)))[1]
+
+    most = data(features, MOST)
+
+    def epoch(steps: int) -> None:
+        order = tf.constant(np.random.permutation(steps * BATCH))
+        x, y = (tf.constant(a) for a in most)
+        float(run(x, y, order, tf.constant(steps)))
+
+    return epoch, model
+
+
+def timed(epoch: Epoch, steps: int) -> float:
+    """Its seconds."""
+    began = time.perf_counter()
+    epoch(steps)
+    return time.perf_counter() - began
+
+
+def row(name: str, rounds: int) -> list[str]:
+    """What was measured on a model."""
+    build, features = MODELS[name]
+    makers = [
+        lambda: by_fit(build, features, unisono.Model),
+        lambda: by_hand(build, features),
+        lambda: by_fit(build, features, keras.Model),
+    ]
+    epochs, firsts, variables = [], [], 0
+    for make in makers:
+        epoch, model = make()
+        variables = len(model.trainable_variables)
+        epochs.append(epoch)
+        firsts.append(timed(epoch, STEPS))
+    fastest = min(timed(epoch, STEPS) for epoch in epochs)
+    steps = STEPS * max(1, min(MOST // STEPS, int(1 / fastest)))
+    for epoch in epochs:
+        timed(epoch, steps)  # executions grow
+    turns = []
+    for turn in range(rounds):
+        order = [0, 1, 2] if turn % 2 else [2, 1, 0]
+        found = {which: timed(epochs[which], steps) for which in order}
+        turns.append([found[which] for which in range(3)])
+    ours, hand, theirs = zip(*turns)
+    return [
+        name,
+        f"{variables:,}",
+        spread(ours, 1e3 / steps),
+        spread([a / b for a, b in zip(ours, hand)]),
+        spread([a / b for a, b in zip(ours, theirs)]),
+        f"{firsts[0]:.1f}",
+        f"{firsts[0] / firsts[1]:.2f}",
+        f"{firsts[0] / firsts[2]:.2f}",
+    ]
+
+
+def main(rounds: int = 7, names: Sequence[str] = tuple(MODELS)) -> None:
+    """Prints a table."""
+    rows = []
+    for name in names:
+        rows.append(row(name, rounds))
+        print(" ".join(rows[-1]), flush=True)
+        keras.backend.clear_session()
+    head = [
+        "Adam, 32 rows a step, in the graph",
+        "variables",
+        "`fit`, ms a step",
+        "/ loop by hand",
+        "/ Keras 3",
+    ]
+    head += ["first 20 steps of `fit`, s", "/ loop by hand", "/ Keras 3"]
+    publish("many_variables", head, rows)
+
+
+if __name__ == "__main__":
+    main(int((sys.argv[1:] or ["7"])[0]), sys.argv[2:] or tuple(MODELS))
