@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.equal_operations import made_once
 from ..compat.guarded_writes import writes_only_where
 from ..compat.optimizers import averages_of, decays, trained_variables
-from ..compat.shared_scalars import scalars_once
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
 from ..distribute.sharding.value import own_copy
@@ -40,7 +40,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
-        with scalars_once():
+        with made_once():
             for gradient, variable in zip(grads, trainable_variables):
                 for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
                     self.update_step(part, copy, learning_rate)

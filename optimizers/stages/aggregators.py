@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.equal_operations import made_once
 from ...distribute.arguments import one_of, truth, whole_number
 from ...distribute.replicas import num_replicas
 from .slices import Piece, map_values
@@ -40,6 +41,7 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
     return [(total, v) for total, (_, v) in zip(totals, pairs)]
 
 
+@made_once()
 def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor | None = None) -> list[Any]:
     """Sums over replicas; dense gradients of fewer than `pack_below` elements share one collective for each dtype.
 

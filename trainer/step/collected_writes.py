@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.equal_operations import made_once
 from ...compat.graphs import is_inside
 from ...compat.layers import forget_losses
 from ...compat.random_state import is_random_state
@@ -176,6 +177,7 @@ def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:
     return None if is_random_state(variable) else WriteRule(SUM)
 
 
+@made_once()
 def _joined(
     rules: dict[int, WriteRule],
     old: dict[int, Any],

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
+from ...compat.equal_operations import made_once
 from ...compat.layers import takes_training
 from ...compat.training import TensorFlowTrainer, loss_tracker, unpack_x_y_sample_weight
 from ...distribute.join_rules import MEAN, JoinRules
@@ -159,7 +160,8 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
         loss = loss_on_replica(model, x, y, y_pred, sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
-    gradients = gradient(tape, scaled, variables) if variables else []
+    with made_once():
+        gradients = gradient(tape, scaled, variables) if variables else []
     if step.num_replicas > 1 and not step.certainly_alive:
         gradients = [None if g is None else _zero_unless(step.alive, g) for g in gradients]
     return loss, gradients, y_pred

@@ -1,9 +1,10 @@
-"""Operations on scalars that a rule makes anew for each variable: made once, where they compute the same."""
+"""Operations on scalars, and small constants, that are made anew for each variable: made once, where they are the same."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,13 +13,13 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework.func_graph import FuncGraph
 
-_SCALAR_OPERATIONS = """
-Abs AddV2 Cast Const Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd
-LogicalNot LogicalOr Maximum Minimum Mul Neg NotEqual Pow RealDiv Reciprocal Rsqrt SelectV2 Sqrt Square Sub TruncateDiv
+_OF_SCALARS = """
+Abs AddV2 Cast Const DivNoNan Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd
+LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual Pow RealDiv Reciprocal Rsqrt SelectV2 Sqrt Square Sub
+TruncateDiv
 """
-_PURE = frozenset(
-    _SCALAR_OPERATIONS.split()
-)  # the same inputs give the same output, and nothing else happens
+_PURE = frozenset(_OF_SCALARS.split())  # the same inputs give the same output, and nothing else happens
+_LARGEST = 64  # elements of a constant
 
 
 class _Made(threading.local):
@@ -32,12 +33,13 @@ _original: Callable[..., Any] = FuncGraph._create_op_internal
 
 
 @contextlib.contextmanager
-def scalars_once() -> Iterator[None]:
-    """Inside, an operation on scalars that this thread asks a graph for again is the one that is there already.
+def made_once() -> Iterator[None]:
+    """Inside, an operation that this thread asks a graph for again is the one that is there already.
 
-    An update rule that is traced for each of many variables computes its bias corrections, say, for each of them. The
-    numbers are those of an operation of its own: type, attributes, inputs, devices and control inputs are the same. While
-    a gradient tape records, nothing is shared, since a tape tells equal tensors apart.
+    It is so for constants of a few numbers and for operations on scalars: an update rule that is traced for each of many
+    variables computes its bias corrections, say, for each of them, and a backward pass names each shape again and again.
+    The numbers are those of an operation of its own: type, attributes, inputs, devices and control inputs are the same.
+    While a gradient tape records, nothing is shared, since a tape tells equal tensors apart.
     """
     _replace()
     outer, _made.operations = _made.operations, {}
@@ -70,7 +72,7 @@ def _create(
 ) -> Any:
     known = _made.operations
     attributes = kwargs.get("attrs")
-    if known is None or attributes is None or op_type not in _PURE or not _all_scalars(inputs, attributes):
+    if known is None or attributes is None or op_type not in _PURE or not _is_small(inputs, attributes):
         return _original(graph, op_type, inputs, dtypes, *args, **kwargs)
     around = (graph, *inputs, *_surroundings(graph))
     contents = sorted((name, value.SerializeToString()) for name, value in attributes.items())
@@ -80,17 +82,19 @@ def _create(
     return known[key][0]
 
 
-def _all_scalars(inputs: Sequence[Any], attributes: Any) -> bool:
+def _is_small(inputs: Sequence[Any], attributes: Any) -> bool:
     if record.could_possibly_record() or not all(isinstance(each, tf.Tensor) for each in inputs):
         return False
     value = attributes.get("value")
-    if value is not None and value.tensor.tensor_shape.dim:
+    if value is not None and math.prod(dim.size for dim in value.tensor.tensor_shape.dim) > _LARGEST:
         return False
     return all(each.shape.rank == 0 for each in inputs)
 
 
 def _surroundings(graph: Any) -> Iterator[Any]:
-    """What an operation that is made now waits for, and what says where it runs."""
+    """What an operation that is made now waits for, and what says where and how it runs."""
     yield from graph._control_dependencies_stack
     yield from graph._device_function_stack.peek_objs()
     yield from graph._colocation_stack.peek_objs()
+    yield from graph._attr_scope_map.values()
+    yield graph._get_control_flow_context()

@@ -1,4 +1,4 @@
-"""Operations on scalars are made once where they compute the same, and nowhere else."""
+"""Operations on scalars and small constants are made once where they are the same, and nowhere else."""
 
 import collections
 import threading
@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
 import unisono
-from unisono.compat.shared_scalars import scalars_once
+from unisono.compat.equal_operations import made_once
 
 
 def types_of(fn, *args):
@@ -24,30 +24,34 @@ def powers(x, number=3):
 
 def test_the_same_scalars_are_computed_once():
     def shared(x):
-        with scalars_once():
+        with made_once():
             return powers(x)
 
     assert types_of(powers, tf.constant(1))["Pow"] == 3
     found = types_of(shared, tf.constant(1))
     assert (found["Pow"], found["Cast"], found["AddV2"], found["Const"]) == (1, 1, 1, 2)
-    assert FuncGraph._create_op_internal.__module__ != scalars_once.__module__
+    assert FuncGraph._create_op_internal.__module__ != made_once.__module__
 
 
 def test_what_is_no_scalar_draws_or_differs_is_made_anew():
     def compute(x):
-        with scalars_once():
+        with made_once():
             vectors = [tf.constant([1.0, 2.0]) * tf.reshape(x, [1]) for _ in range(2)]
+            large = [tf.constant([1.0] * 65) for _ in range(2)]
             draws = [tf.random.uniform(()) for _ in range(2)]
             others = [x * tf.constant(2.0), x * tf.constant(3.0)]
-            return vectors, draws, others
+            return vectors, large, draws, others
 
     found = types_of(compute, tf.constant(1.0))
     assert (found["Mul"], found["RandomUniform"]) == (4, 2)
+    assert (
+        found["Const"] == 7
+    )  # two vectors in one, [1] in one, two large ones, the shape of the draws, 2 and 3
 
 
 def test_what_waits_for_something_else_runs_elsewhere_or_is_recorded_is_made_anew():
     def compute(x, y):
-        with scalars_once():
+        with made_once():
             a = tf.square(x)
             with tf.control_dependencies([y]):
                 b = tf.square(x)
@@ -77,7 +81,7 @@ def test_other_threads_and_graphs_have_their_own():
     thread.start()
 
     def compute(x):
-        with scalars_once():
+        with made_once():
             first = powers(x)
             inside.set()
             assert ended.wait(30)
@@ -104,8 +108,31 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
 
     found, state = trained()
     assert found["Pow"] == 2
-    monkeypatch.setattr("unisono.compat.shared_scalars._PURE", frozenset())
+    monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
     plain, alone = trained()
     assert plain["Pow"] == 12
     for one, other in zip(state, alone):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
+    def trained():
+        keras.utils.set_random_seed(1)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            kinds = [lambda: keras.layers.Dense(3), keras.layers.BatchNormalization] * 3
+            model = unisono.Sequential([keras.Input((3,)), *[make() for make in kinds]])
+            model.compile(unisono.optimizers.SGD(0.01), "mse", jit_compile=False)
+        x = np.arange(24, dtype="float32").reshape(8, 3)
+        model.fit(x, x, batch_size=4, verbose=0)
+        definition = model.train_function.graph().as_graph_def(add_shapes=False)
+        nodes = [node for each in definition.library.function for node in each.node_def]
+        return collections.Counter(node.op for node in nodes), model.get_weights()
+
+    found, weights = trained()
+    monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
+    plain, alone = trained()
+    assert found["Const"] < 0.6 * plain["Const"] and found["DivNoNan"] < plain["DivNoNan"] - 8
+    assert found["Reshape"] == plain["Reshape"] and found["MatMul"] == plain["MatMul"]
+    for one, other in zip(weights, alone):
         np.testing.assert_array_equal(one, other)
