@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.framework.func_graph import FuncGraph
 
 _OF_SCALARS = """
 Abs AddV2 Cast Const DivNoNan Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd
@@ -27,9 +26,6 @@ class _Made(threading.local):
 
 
 _made = _Made()
-_lock = threading.RLock()
-_blocks = 0
-_original: Callable[..., Any] = FuncGraph._create_op_internal
 
 
 @contextlib.contextmanager
@@ -40,46 +36,37 @@ def made_once() -> Iterator[None]:
     variables computes its bias corrections, say, for each of them, and a backward pass names each shape again and again.
     The numbers are those of an operation of its own: type, attributes, inputs, devices and control inputs are the same.
     While a gradient tape records, nothing is shared, since a tape tells equal tensors apart.
+
+    Context: a fit, in which `once_where_asked` is in place; nothing is shared elsewhere.
     """
-    _replace()
     outer, _made.operations = _made.operations, {}
     try:
         yield
     finally:
         _made.operations = outer
-        _put_back()
 
 
-def _replace() -> None:
-    global _blocks
-    with _lock:
-        _blocks += 1
-        if _blocks == 1:
-            FuncGraph._create_op_internal = _create  # pyright: ignore[reportAttributeAccessIssue]
+def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
+    """`FuncGraph._create_op_internal` in place of `create`, which makes an operation: what `made_once` says."""
 
+    @functools.wraps(create)
+    def create_or_find(
+        graph: Any, op_type: str, inputs: Sequence[Any], dtypes: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        known = _made.operations
+        attributes = kwargs.get("attrs")
+        if known is None or attributes is None or op_type not in _PURE or not _is_small(inputs, attributes):
+            return create(graph, op_type, inputs, dtypes, *args, **kwargs)
+        around = (graph, *inputs, *_surroundings(graph))
+        contents = sorted((name, value.SerializeToString()) for name, value in attributes.items())
+        key = op_type, tuple(map(id, around)), tuple(contents)
+        if (
+            key not in known
+        ):  # what the key names by its identity is kept, so that no other thing takes its place
+            known[key] = create(graph, op_type, inputs, dtypes, *args, **kwargs), around
+        return known[key][0]
 
-def _put_back() -> None:
-    global _blocks
-    with _lock:
-        _blocks -= 1
-        if _blocks == 0:
-            FuncGraph._create_op_internal = _original  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@functools.wraps(_original)
-def _create(
-    graph: Any, op_type: str, inputs: Sequence[Any], dtypes: Any = None, *args: Any, **kwargs: Any
-) -> Any:
-    known = _made.operations
-    attributes = kwargs.get("attrs")
-    if known is None or attributes is None or op_type not in _PURE or not _is_small(inputs, attributes):
-        return _original(graph, op_type, inputs, dtypes, *args, **kwargs)
-    around = (graph, *inputs, *_surroundings(graph))
-    contents = sorted((name, value.SerializeToString()) for name, value in attributes.items())
-    key = op_type, tuple(map(id, around)), tuple(contents)
-    if key not in known:  # what the key names by its identity is kept, so that no other thing takes its place
-        known[key] = _original(graph, op_type, inputs, dtypes, *args, **kwargs), around
-    return known[key][0]
+    return create_or_find
 
 
 def _is_small(inputs: Sequence[Any], attributes: Any) -> bool:

@@ -77,7 +77,6 @@ ATTRIBUTES = {
     "_concrete_variable_creation_fn _created_variables _omit_frequent_tracing_warning _variable_creation_config",
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
-    "tensorflow.python.framework.func_graph:FuncGraph": "_create_op_internal",
     "tensorflow.python.framework.ops:Graph": "_attr_scope_map _colocation_stack "
     "_control_dependencies_stack _device_function_stack _get_control_flow_context _get_function",
     "tensorflow.python.framework.ops:Operation": "_clear_attr _id _set_device _update_input",

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.equal_operations import once_where_asked
 from ..compat.graphs import gradient_of_graph
 from ..compat.host_memory import compares_on_host, keep_sizes_on_host, widened
 from ..compat.layers import drop_losses
@@ -238,7 +239,7 @@ def _new_operation(original: Any) -> Any:
             keep_sizes_on_host(operation)
         return operation
 
-    return create
+    return once_where_asked(create)
 
 
 def _register_gradient(original: Any) -> Any:
