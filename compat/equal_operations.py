@@ -29,7 +29,7 @@ _made = _Made()
 
 
 @contextlib.contextmanager
-def made_once() -> Iterator[None]:
+def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
     """Inside, an operation that this thread asks a graph for again is the one that is there already.
 
     It is so for constants of a few numbers and for operations on scalars: an update rule that is traced for each of many
@@ -37,9 +37,13 @@ def made_once() -> Iterator[None]:
     The numbers are those of an operation of its own: type, attributes, inputs, devices and control inputs are the same.
     While a gradient tape records, nothing is shared, since a tape tells equal tensors apart.
 
+    Args:
+        operations: a dictionary that keeps what was made for another block; None: one of this block alone. Blocks on
+            variables of several devices have one for each, so that no number travels.
+
     Context: a fit, in which `once_where_asked` is in place; nothing is shared elsewhere.
     """
-    outer, _made.operations = _made.operations, {}
+    outer, _made.operations = _made.operations, {} if operations is None else operations
     try:
         yield
     finally:

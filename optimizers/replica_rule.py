@@ -40,9 +40,10 @@ class ReplicaRule(keras.optimizers.Optimizer):
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
-        with made_once():
-            for gradient, variable in zip(grads, trainable_variables):
-                for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
+        on_device: dict[Any, dict[Any, Any]] = {}
+        for gradient, variable in zip(grads, trainable_variables):
+            for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
+                with made_once(on_device.setdefault(getattr(copy, "device", None), {})):
                     self.update_step(part, copy, learning_rate)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:

@@ -10,6 +10,9 @@ import tensorflow as tf
 import unisono
 from unisono.compat.equal_operations import made_once
 from unisono.compat.replaced import replaced_functions
+from unisono.trainer import replacements
+
+assert replacements  # once imported, it says what is replaced
 
 
 def types_of(fn, *args):
