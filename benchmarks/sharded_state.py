@@ -4,7 +4,8 @@
 
 A stack of Dense layers with that many megabytes of float32 weights is trained with Adam, on one row for each worker, so
 that nothing but weights, gradients and slots takes memory. Memory is what the largest worker holds at most during steps,
-beyond what it held before the model was made, in bytes for each parameter. The formula is that of the guide: 4 for weights,
+beyond what it held before the model was made and what the same program needs with layers of 64 units (graphs, threads,
+connections), in bytes for each parameter. The formula is that of the guide: 4 for weights,
 4 for gradients, 8 for slots, and with accumulation 4 for what is carried; of what is sharded a part of one in N. Of
 "weights" a layer and its gradient are whole for a moment, which the formula leaves out.
 
@@ -26,7 +27,7 @@ from typing import Any
 
 from .tables import publish
 
-WIDTH, WARM_UP = 1024, 3
+WIDTH, SMALL, WARM_UP = 1024, 64, 3
 LEVELS = ("none", "optimizer", "gradients", "weights")
 # What is free again counts no more: oneDNN's allocator and that of C would keep it.
 _GIVES_BACK = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}
@@ -112,16 +113,26 @@ def _row(key: tuple[int, int, str], results: list[dict[str, float]], found: Any)
 
 def _measure(options: Any, workers: int, accumulation: int, level: str) -> dict[str, float]:
     """The largest memory of the workers, and in a run of its own, with the allocators as they are, the longest time."""
-    memory = _run(options, workers, accumulation, level, _GIVES_BACK)
-    return {"bytes": memory["bytes"], "seconds": _run(options, workers, accumulation, level, {})["seconds"]}
+    memory, little = (
+        _run(options, workers, accumulation, level, _GIVES_BACK, width)["bytes"] for width in (WIDTH, SMALL)
+    )
+    parameters = _layers(options) * (WIDTH**2 - SMALL**2)
+    seconds = _run(options, workers, accumulation, level, {}, WIDTH)["seconds"]
+    return {"bytes": (memory - little) / parameters, "seconds": seconds}
 
 
-def _run(options: Any, workers: int, accumulation: int, level: str, env: dict[str, str]) -> dict[str, float]:
+def _layers(options: Any) -> int:
+    return max(2, options.megabytes * 2**20 // (4 * WIDTH * WIDTH))
+
+
+def _run(
+    options: Any, workers: int, accumulation: int, level: str, env: dict[str, str], width: int
+) -> dict[str, float]:
     from unisono.distribute.launcher.tasks import Layout, plan
 
     script = [sys.executable, "-m", "benchmarks.sharded_state", "--child", level]
     script += ["--megabytes", str(options.megabytes), "--steps", str(options.steps)]
-    script += ["--accumulation", str(accumulation)]
+    script += ["--accumulation", str(accumulation), "--width", str(width)]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **env}
     tasks = plan(Layout(workers=workers), [])
     processes = [
@@ -143,15 +154,15 @@ def _worker(options: Any) -> dict[str, float]:
     if options.child != "none":
         strategy = unisono.distribute.sharded(strategy, options.child)
     accumulation = options.accumulation[0]
-    layers = max(2, options.megabytes * 2**20 // (4 * WIDTH * WIDTH))
+    layers, width = _layers(options), options.width
     workers = strategy.num_replicas_in_sync
     rows = workers * accumulation * options.steps
-    x = np.random.default_rng(0).normal(size=(rows, WIDTH)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
 
     def made(count: int) -> Any:
         with strategy.scope():
-            stack = [keras.layers.Dense(WIDTH, use_bias=False) for _ in range(count)]
-            model = unisono.Sequential([keras.Input((WIDTH,)), *stack])
+            stack = [keras.layers.Dense(width, use_bias=False) for _ in range(count)]
+            model = unisono.Sequential([keras.Input((width,)), *stack])
             adam = unisono.optimizers.Adam(
                 1e-5, gradient_accumulation_steps=accumulation if accumulation > 1 else None
             )
@@ -170,7 +181,7 @@ def _worker(options: Any) -> dict[str, float]:
     began = time.monotonic()
     fit(model, options.steps)
     seconds = (time.monotonic() - began) / options.steps
-    return {"bytes": (_memory("VmHWM") - before) / (layers * WIDTH * WIDTH), "seconds": seconds}
+    return {"bytes": _memory("VmHWM") - before, "seconds": seconds}
 
 
 def _memory(name: str) -> int:
@@ -195,6 +206,7 @@ def _options() -> Any:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--width", type=int, default=WIDTH, help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=LEVELS, help=argparse.SUPPRESS)
     parser.add_argument("--json", help="file for the numbers")
     return parser.parse_args()
