@@ -260,13 +260,13 @@ def test_overflow_on_the_last_replica_skips_every_replica():
 
 def test_small_gradients_share_one_collective_with_the_same_bits(monkeypatch):
     sent = []
-    original = aggregators.all_reduce_sum
+    original = aggregators.sums
 
     def counting(tensors):
         sent.append(len(tensors))
         return original(tensors)
 
-    monkeypatch.setattr(aggregators, "all_reduce_sum", counting)
+    monkeypatch.setattr(aggregators, "sums", counting)
     strategy = helpers.mirrored(3)
     parts = [np.random.default_rng(i).normal(size=(3, 5, 4)).astype("float32") for i in range(6)]
     pairs = {}
