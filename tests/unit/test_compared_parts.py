@@ -74,6 +74,27 @@ def test_write_shows_its_rule(name):
     assert write_rule(cases, CUT / 9, 1e-6) == rule
 
 
+EQUAL = np.ones((9, 1)) * np.array([[0.5, 0.0, 1.0, 1.5]])  # both parts have the row that decides
+SAME = {
+    "the largest so far": (lambda old, x: np.maximum(old, x.max(0)), WriteRule(LARGEST)),
+    "the smallest so far": (lambda old, x: np.minimum(old, x.min(0)), WriteRule(SMALLEST)),
+    "the mean of this batch": (lambda old, x: x.mean(0), WriteRule(MEAN)),
+    "a moving average": (lambda old, x: 0.9 * old + 0.1 * x.mean(0), WriteRule(MEAN)),
+    "a sum of means": (lambda old, x: old + x.mean(0), WriteRule(MEAN)),
+    "a count of steps": (lambda old, x: old + 1, WriteRule(MEAN)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_write_shows_its_rule_where_the_parts_agree(name):
+    fn, rule = SAME[name]
+    cases = [
+        (old, *[fn(old, x) for x in (EQUAL, EQUAL[:CUT], EQUAL[CUT:])])
+        for old in (np.zeros(4), np.linspace(0.3, 2, 4))
+    ]
+    assert write_rule(cases, CUT / 9, 1e-6) == rule
+
+
 @pytest.mark.parametrize("kept", [1.0, 0.9, 0.999, 0.9997])
 @pytest.mark.parametrize("added", [0.01, 3.0, 700.0])
 def test_part_of_the_old_value_that_stays_is_exact_in_single_precision(kept, added):

@@ -97,6 +97,9 @@ def write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRul
 
     if holds(lambda old, one, first, last: old) and holds(lambda old, one, first, last: first):
         return WriteRule(SUM)  # nothing was added
+    extreme = _extreme(cases)
+    if extreme is not None:
+        return WriteRule(extreme)
     if holds(lambda old, one, first, last: share * first + (1 - share) * last):
         return WriteRule(MEAN)
     found, near = _kept(cases), 2e-6 if tolerance < 1e-2 else 8e-3
@@ -108,6 +111,22 @@ def write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRul
         return WriteRule(LARGEST)
     if holds(lambda old, one, first, last: np.minimum(first, last)):
         return WriteRule(SMALLEST)
+    return None
+
+
+def _extreme(cases: Sequence[Any]) -> str | None:
+    """Whether the largest or the smallest of what was seen is kept, where the parts agree, so that a mean would do as well.
+
+    They agree where both have the row that decides. Then what is kept is one number, m, or the old value that is beyond it:
+    at least one old value must be.
+    """
+    if any(not np.array_equal(one, part) for _, one, *parts in cases for part in parts):
+        return None
+    ones = [one for _, one, *_ in cases]
+    for kind, m, of_two in ((LARGEST, np.min(ones, 0), np.maximum), (SMALLEST, np.max(ones, 0), np.minimum)):
+        kept = all(np.array_equal(one, of_two(old, m)) for old, one, *_ in cases)
+        if kept and any(np.any((one == old) & (old != m)) for old, one, *_ in cases):
+            return kind
     return None
 
 
