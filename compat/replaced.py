@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -36,6 +36,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import random_ops_util
 from tensorflow.python.ops import while_loop as while_module
+from tensorflow.python.util import tf_stack
 
 from .shared_change import shared_change
 
@@ -154,19 +155,35 @@ ADDED = (
 )
 
 _makers: dict[str, Callable[[Any], Any]] = {}
+_FILES: set[str] = set()  # of what stands in for functions
 _made: dict[str, tuple[Any, Any]] = {}  # for each name the last original and what stands in for it
 _installed: list[tuple[Changed, Any, Any]] = []
 
 
-def provide(key: str, make: Callable[[Any], Any]) -> None:
-    """Says what stands in for a function of `REPLACED`: `make(original)`; for a property, its getter."""
+def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
+    """Says what stands in for a function of `REPLACED`: `make(original)`; for a property, its getter.
+
+    `within`: functions of other modules that stand around the original, too.
+    """
     assert key in {each.key for each in REPLACED}, key
     _makers[key] = make
+    _FILES.update(function.__code__.co_filename for function in (make, *within))
 
 
-def replaced_functions() -> contextlib.AbstractContextManager[None]:
-    """The functions of `REPLACED` are replaced inside, and the originals again when the last such block ends."""
-    return _replaced()
+@contextlib.contextmanager
+def replaced_functions() -> Iterator[None]:
+    """The functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
+
+    Where TensorFlow says in which lines of the user's an operation was made, those of the replacements are left out: over
+    several processes it sends so many characters only.
+    """
+    with _replaced(), _LeftOut():
+        yield
+
+
+class _LeftOut(tf_stack.StackTraceFilter):
+    def get_filtered_filenames(self) -> frozenset[str]:
+        return frozenset(_FILES) | self.parent.get_filtered_filenames()
 
 
 def _install() -> None:

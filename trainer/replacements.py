@@ -270,4 +270,4 @@ for _key, _make in {
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
 }.items():
-    provide(_key, _make)
+    provide(_key, _make, once_where_asked)
