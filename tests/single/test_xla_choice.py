@@ -248,7 +248,11 @@ def test_choice_draws_every_batch_of_a_pipeline_once(eager_to_try, kind):
     model = compiled()
     model.fit(data, epochs=EPOCHS, verbose=0)
     assert model.train_function.way == XLA
-    assert sorted(drawn) == sorted([*range(ROWS)] * EPOCHS)
+    in_batches = (
+        ROWS // BATCH * BATCH if kind == "known" else ROWS
+    )  # rows that are dropped may be read ahead, or not
+    assert sorted(i for i in drawn if i < in_batches) == sorted([*range(in_batches)] * EPOCHS)
+    assert all(drawn.count(i) <= EPOCHS for i in range(in_batches, ROWS))
 
 
 def test_choice_is_not_made_for_inputs_whose_shape_varies(eager_to_try):
