@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
+from benchmarks.contestants.tensorflow_loops import step_of
 from benchmarks.tables import publish, spread
 
 BATCH, WIDTH, STEPS, MOST = 32, 16, 20, 200
@@ -90,16 +91,7 @@ def by_fit(build: Callable[[Any], Any], features: int, model_class: Any) -> tupl
 def by_hand(build: Callable[[Any], Any], features: int) -> tuple[Epoch, Any]:
     """An epoch of the loop by hand, and the model."""
     model = build(keras.Model)
-    optimizer = keras.optimizers.Adam(1e-3)
-    optimizer.build(model.trainable_variables)
-    variables = model.trainable_variables
-
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
-            loss = tf.reduce_sum(losses) / BATCH
-        optimizer.apply_gradients(zip(tape.gradient(loss, [v.value for v in variables]), variables))
-        return loss
+    step = step_of(model)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(xs: Any, ys: Any, order: Any, steps: Any) -> Any:

@@ -12,7 +12,7 @@ import tensorflow as tf
 _OF_A_GRADIENT = "gradient_tape/"
 """In the names of what `tf.GradientTape.gradient` adds to a graph."""
 
-_NUMBERS = "numbers of operations that were made later"
+_NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be handed to the graphs inside of it
 
 
 def graph_of_replica() -> Any:
@@ -34,8 +34,7 @@ def number_of(op: tf.Operation) -> float:
 
     What an operation depends on has a smaller number.
     """
-    later = op.graph.get_collection_ref(_NUMBERS)
-    return later[0].get(op.name, op._id) if later and later[0] else op._id
+    return getattr(op.graph, _NUMBERS, {}).get(op.name, op._id)
 
 
 def next_number(graph: tf.Graph) -> int:
@@ -46,15 +45,16 @@ def next_number(graph: tf.Graph) -> int:
 @contextlib.contextmanager
 def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[None]:
     """What is made inside belongs to the backward pass, and has a number right before that of one of its operations."""
-    known = graph.get_collection_ref(_NUMBERS)
-    if not known:
-        known.append({})
+    if not hasattr(graph, _NUMBERS):
+        setattr(graph, _NUMBERS, {})
     count = len(graph.get_operations())
     with graph.as_default(), tf.name_scope(_OF_A_GRADIENT + "again"):
         yield
     made = graph.get_operations()[count:]
     end = number_of(before)
-    known[0].update({op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)})
+    getattr(graph, _NUMBERS).update(
+        {op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)}
+    )
 
 
 def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:

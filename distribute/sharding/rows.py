@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ...compat.parameter_servers import ShardedVariable
 from ...compat.replaced import wrap
-from ...compat.variables import put_inside, raw_value
+from ...compat.variables import is_plain, put_inside, raw_value
 
 _DEVICES = "devices_of_slots"  # attribute of a Keras variable
 
@@ -38,9 +38,11 @@ def keep_slots_on(variable: keras.Variable, devices: Sequence[str]) -> None:
 
 
 def devices_of_slots(variable: Any) -> list[str]:
-    """Where the parts of its slots are: a device for each; empty if they are not in parts."""
+    """Where the parts of its slots are: a device for each; empty if they are not in parts, or it has left the pipeline."""
     devices = getattr(variable, _DEVICES, [])
-    rows = int(variable.shape[0]) if devices and len(variable.shape) else 0
+    if not devices or not is_plain(raw_value(variable)):
+        return []
+    rows = int(variable.shape[0]) if len(variable.shape) else 0
     return devices if rows >= len(devices) else []
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored
+from own_step import OwnStep
 
 import unisono
 from unisono.distribute import devices, replicas
@@ -27,17 +28,6 @@ def as_on_gpus(monkeypatch):
     merged, original = [], run_stages.merged_rows
     monkeypatch.setattr(run_stages, "merged_rows", lambda given: merged.append(given) or original(given))
     return merged
-
-
-class OwnStep(unisono.Model):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            outputs = self(x, training=True)
-            loss = self.compute_loss(x, y, outputs)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        return {"loss": loss, "mean": tf.reduce_mean(outputs)}
 
 
 def text(rows, cls=unisono.Model):

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono.compat.edges import made_in_backward_pass, number_of
 from unisono.distribute.step_context import StepContext, step_scope
 from unisono.optimizers.recomputation import compute_again
 
@@ -137,9 +138,28 @@ def test_the_second_computation_waits_for_the_backward_pass():
         assert all("gradient_tape/" in each.name or each.type == "AddN" for each in op.control_inputs), op
 
 
-def test_plain_keras_keeps_what_it_can_do():
-    """A model of plain Keras under the scope is built, and trained as Keras trains it; nothing of it is ours."""
-    with keras.RematScope("activations"):
-        plain = keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
-    plain.compile("sgd", "mse", jit_compile=False)
-    plain.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+def test_plain_keras_has_the_numbers_that_it_has_without():
+    """A model of plain Keras under the scope is built, where Keras' own stops, and trained as Keras trains it."""
+
+    def weights(mode: str | None) -> list[np.ndarray]:
+        keras.utils.set_random_seed(3)
+        with keras.RematScope(mode):
+            plain = keras.Sequential([keras.Input((4, 6)), Block(6), layers.Dense(1, "tanh")])
+        plain.compile("sgd", "mse", run_eagerly=False, jit_compile=False)
+        plain.fit(X[:8], X[:8, :, :1], batch_size=4, shuffle=False, verbose=0)
+        return plain.get_weights()
+
+    helpers.assert_close(weights("full"), weights(None), helpers.FLOAT32)
+
+
+def test_numbers_of_operations_are_those_of_one_graph():
+    with tf.Graph().as_default() as graph:
+        first = tf.constant(1.0).op
+        with made_in_backward_pass(graph, first):
+            tf.constant(2.0)
+        inner = tf.__internal__.FuncGraph("inside")
+        with inner.as_default(), made_in_backward_pass(inner, tf.constant(1.0).op):
+            tf.constant(2.0)
+    again = [op for op in graph.get_operations() if op is not first]
+    assert [number_of(op) < number_of(first) for op in again] == [True]
+    assert number_of(first) > max(number_of(op) for op in again) > number_of(first) - 1

@@ -1,0 +1,25 @@
+"""A model with a step of its own, for tests of steps as GPUs have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+import unisono
+
+
+class OwnStep(unisono.Model):
+    """A `train_step` of its own, with logs that no metric tracks."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "mean": tf.reduce_mean(outputs), **self.more_logs(gradients)}
+
+    def more_logs(self, gradients: Any) -> dict[str, Any]:
+        return {}
