@@ -31,6 +31,17 @@ class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
                     del job.tasks[index]
         return definition
 
+    def _validate_preemption_failure(self, e: Exception) -> None:
+        """Raises `e` unless it says that a worker was lost. TensorFlow knows no cluster from which one is left out."""
+        queue = self._cluster.closure_queue
+        if not (_left_out(e) and not queue._cancellation_mgr.is_cancelled):
+            super()._validate_preemption_failure(e)
+
+
+def _left_out(error: Exception) -> bool:
+    """Whether an operation found its worker on the list of devices, but no longer on that of connections."""
+    return isinstance(error, tf.errors.InvalidArgumentError) and "Client for target /job:worker" in str(error)
+
 
 def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> None:
     """Has the coordinator go on with the workers for which `answers("worker", index)` is true when one was lost."""

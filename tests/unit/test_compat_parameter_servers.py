@@ -1,8 +1,10 @@
 """Each name of TensorFlow that `compat/parameter_servers.py` touches is there and means what we take it for."""
 
 import inspect
+import types
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import parameter_server_strategy_v2
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
@@ -28,6 +30,32 @@ def test_lost_worker_may_be_missing_from_the_cluster_for_a_while():
     assert cluster_coordinator._is_worker_failure(unknown), "a worker that is left out is tried again"
     assert not cluster_coordinator._is_worker_failure(
         tf.errors.InvalidArgumentError(None, None, "/job:worker x")
+    )
+
+
+def test_worker_that_loses_its_connection_while_others_are_joined_again_is_tried_again():
+    handler = types.SimpleNamespace(_cluster=types.SimpleNamespace(closure_queue=types.SimpleNamespace()))
+    handler._cluster.closure_queue._cancellation_mgr = types.SimpleNamespace(is_cancelled=False)
+    gone = tf.errors.InvalidArgumentError(
+        None, None, "Client for target /job:worker/replica:0/task:1 not found."
+    )
+    server = tf.errors.InvalidArgumentError(
+        None, None, "Client for target /job:ps/replica:0/task:0 not found."
+    )
+    recovery = _PartialRecovery.__new__(_PartialRecovery)
+    recovery.__dict__.update(handler.__dict__)
+    recovery._validate_preemption_failure(gone)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        recovery._validate_preemption_failure(server)
+    handler._cluster.closure_queue._cancellation_mgr.is_cancelled = True
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        recovery._validate_preemption_failure(gone)
+    names = set(
+        inspect.signature(cluster_coordinator.WorkerPreemptionHandler._validate_preemption_failure).parameters
+    )
+    assert names == {"self", "e"}
+    assert "_validate_preemption_failure(e)" in source(
+        cluster_coordinator.WorkerPreemptionHandler.wait_on_failure
     )
 
 
