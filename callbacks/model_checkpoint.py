@@ -15,7 +15,7 @@ import keras
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import number, truth, whole_number
 from ..distribute.sharding.value import read_together
-from ..distribute.workers.agreement import exchange
+from ..optimizers.held_optimizers import optimizers_of
 from .backup.save_schedule import SaveSchedule
 from .by_hand import ByHand
 from .own_files import OwnFiles, Saved
@@ -145,7 +145,10 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
     def _should_save_on_batch(self, batch: int) -> bool:
         """Whether `save_freq` steps have passed, counting every step of every epoch once; or its seconds."""
         if self._schedule.unit != "steps":
-            return self._schedule.unit == "seconds" and self._is_time()
+            strategy, now = self.model.distribute_strategy, self._clock()
+            due = self._schedule.due_on_workers(0, 0, now - self._saved_at, strategy)
+            self._saved_at = now if due else self._saved_at
+            return due
         self._batches_seen_since_last_saving += batch - (
             -1 if self._last_batch_seen is None else self._last_batch_seen
         )
@@ -153,16 +156,6 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         due, left = divmod(self._batches_seen_since_last_saving, self.save_freq)
         self._batches_seen_since_last_saving = left
         return due > 0
-
-    def _is_time(self) -> bool:
-        """Whether the seconds have passed, by the clock of whichever worker is ahead; all workers ask at the same steps."""
-        waited = self._clock() - self._saved_at
-        due = self._schedule.due(
-            0, 0, max(row[0] for row in exchange([waited], self.model.distribute_strategy))
-        )
-        if due:
-            self._saved_at = self._clock()
-        return due
 
     def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:
         """As in Keras, but any number is better than NaN."""
@@ -190,9 +183,8 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         self._remove_unwanted()
 
     def _state(self) -> list[Any]:
-        """What is saved."""
-        optimizer = None if self.save_weights_only else getattr(self.model, "optimizer", None)
-        savers = (self.model, optimizer)
+        """What is saved. Keras writes slots into files of weights, too."""
+        savers = (self.model, *optimizers_of(self.model, of_layers=True))
         return [variable for saver in savers for variable in getattr(saver, "variables", ())]
 
     def _writes_files(self) -> bool:

@@ -26,8 +26,8 @@ def sharded(strategy: _Home, level: str = "optimizer") -> _Home:
     """Lets each replica of a strategy hold a part of the training state instead of all of it; the numbers stay the same.
 
     Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
-    "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights". `docs/guides/sharded-state.md` says what travels,
-    and when which level pays.
+    "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and what is whole for a moment.
+    `docs/guides/sharded-state.md` says what travels, and when which level pays.
 
         strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy())
         with strategy.scope():

@@ -17,10 +17,12 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.edges import (
+    collectives_in,
     graph_of_replica,
     is_of_a_gradient,
     is_stateless,
     made_again,
+    newly_needed,
     number_of,
     read_instead,
 )
@@ -167,6 +169,7 @@ class BackwardPass:
         self._twins: dict[Any, tf.Tensor] = {}
         self._reads = sorted(self._found(), key=lambda read: number_of(read[0]))
         self._first = number_of(self._reads[0][0]) if self._reads else 0
+        self._leave_to_collectives()
         self._awaited: Sequence[tf.Operation] = ()
 
     def _found(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
@@ -180,6 +183,17 @@ class BackwardPass:
                 elif op.name not in seen and self._weights.makes(op):
                     seen.add(op.name)
                     todo.extend(op.outputs)
+
+    def _leave_to_collectives(self) -> None:
+        """What a collective that was made already needs reads the first tensor: a second one would come after it.
+
+        Such are those of a backward pass (batch normalization over all replicas) and what a step sums of its gradients
+        before the optimizer has them. These weights stay whole until then.
+        """
+        if self._reads:
+            needed: set[str] = set()
+            newly_needed(collectives_in(self._weights.graph, self._first), self._first, needed)
+            self._reads = [(op, tensor) for op, tensor in self._reads if op.name not in needed]
 
     def gather_until(self, tensors: Sequence[tf.Tensor] | None = None) -> None:
         """Puts together, in the order of the backward pass, what is used until the last of `tensors` is there, and the next.

@@ -31,6 +31,7 @@ def reduce_scatter(
     tensors: Sequence[tf.Tensor],
     weight: tf.Tensor | None = None,
     before: Callable[[Sequence[tf.Tensor]], None] | None = None,
+    after: Callable[[Sequence[tf.Tensor], tf.Tensor], None] | None = None,
 ) -> list[tf.Tensor]:
     """This replica's shard of the sum over all replicas of each tensor; every number is added in the order of the replicas.
 
@@ -38,6 +39,7 @@ def reduce_scatter(
         tensors: of known shapes, the same on every replica.
         weight: scalar; each tensor is multiplied with it first; where that is 0, NaN counts as 0. None: 1.
         before: called with the tensors of a pack before it is sent. None: nothing.
+        after: called with the same, and what is there as soon as their sum is. None: nothing.
 
     Returns:
         The shards, in order; flat.
@@ -53,6 +55,8 @@ def reduce_scatter(
         if weight is not None:
             rows = tf.math.multiply_no_nan(rows, tf.cast(weight, rows.dtype))
         total = _together(_OWN_SUM, rows)
+        if after is not None:
+            after([tensors[i] for i in pack], total)
         for i, shard in zip(pack, tf.split(total, [_size(tensors[i], replicas) for i in pack])):
             result[i] = shard
     return result

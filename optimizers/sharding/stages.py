@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from ...distribute.sharding.levels import level_of
 from ...distribute.sharding.moments import BackwardPass
 from ...distribute.sharding.travel import reduce_scatter
 from ...distribute.sharding.value import own_copy
+from ...distribute.sharding.window import window_here
 from ..building import inner_optimizers
 from ..call_options import CallOptions
 from ..stages import run_stages as whole
@@ -47,12 +49,24 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
     pairs = fit_to_travel(pairs)
     scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
     given = [_of_known_shape(g, v) for (g, v), cut in zip(pairs, scattered) if cut]
-    backward = BackwardPass()
-    shards = iter(reduce_scatter(given, weight, backward.gather_until))
-    backward.gather_until()
+    shards = iter(_summed_as_they_come(given, weight))
     rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
     summed = iter(whole.aggregate(optimizer, rest, options, weight))
     return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
+
+
+def _summed_as_they_come(gradients: list[Any], weight: Any) -> list[tf.Tensor]:
+    """Shards of sums: weights in shards are gathered in between, and the backward pass is kept from running far ahead."""
+    backward, window = BackwardPass(), window_here()
+
+    def before(pack: Sequence[tf.Tensor]) -> None:
+        backward.gather_until(pack)
+        if window is not None:
+            window.before(pack)
+
+    shards = reduce_scatter(gradients, weight, before, None if window is None else window.after)
+    backward.gather_until()
+    return shards
 
 
 def aggregate_and_cut(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:

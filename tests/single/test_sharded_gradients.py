@@ -1,11 +1,15 @@
-"""Gradients whose shape is not known while a step is traced: they are cut as their variables are."""
+"""Gradients in shards: cut as their variables are, and few of them whole at a time."""
 
 import helpers
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from keras import layers
 
 import unisono
+from unisono.compat.edges import is_of_a_gradient
+from unisono.distribute import replicas, sharded
 from unisono.optimizers.call_options import CallOptions
 from unisono.optimizers.sharding import stages
 
@@ -27,3 +31,110 @@ def test_gradient_of_unknown_shape_is_cut_as_its_variable():
     own, summed = map(strategy.experimental_local_results, shards(tf.constant([[1.0], [2.0], [3.0]])))
     assert [shard.numpy().tolist() for shard in own] == [[1.0, 2.0], [3.0, 0.0]]
     assert [shard.numpy().tolist() for shard in summed] == [[2.0, 4.0], [6.0, 0.0]]
+
+
+X = np.random.default_rng(1).normal(size=(10, 8)).astype("float32")
+SIDE = 8 * 8 * 4  # bytes of the gradient of a square layer
+
+
+class OwnStep(unisono.Sequential):
+    """Several gradients, optimizers or readings in one step, as its `step` says."""
+
+    def train_step(self, data):
+        return self.step(self, *data)
+
+
+def with_two_optimizers(model, x, y):
+    """One for the first layers, one for the last; the gradients of one tape."""
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    pairs = list(zip(gradients, model.trainable_variables))
+    for optimizer, part in ((model.optimizer, pairs[:8]), (model.other, pairs[8:])):
+        optimizer.apply_gradients(part)
+    return {"loss": loss}
+
+
+def with_two_tapes(model, x, y):
+    """Two gradients one after the other; the second sees what the first has written."""
+    for factor in (1.0, 0.5):
+        with tf.GradientTape() as tape:
+            loss = factor * model.compute_loss(x, y, model(x, training=True))
+        model.optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        )
+    return {"loss": loss}
+
+
+def against_the_order(model, x, y):
+    """The gradients of the first layers come last, and are sent first."""
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True))
+    variables = model.trainable_variables[::-1]
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    return {"loss": loss}
+
+
+def trained(strategy, step=None, **options):
+    keras.utils.set_random_seed(1)
+    with helpers.scope(strategy):
+        stack = [layers.Dense(8, "tanh") for _ in range(7)]
+        model = (unisono.Sequential if step is None else OwnStep)([keras.Input((8,)), *stack])
+        model.compile(unisono.optimizers.Adam(0.01), "mse", steps_per_execution=1, **options)
+        model.step, model.other = step, unisono.optimizers.SGD(0.1)
+    model.fit(X, X, batch_size=5, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("step", [None, with_two_optimizers, with_two_tapes, against_the_order])
+@pytest.mark.parametrize("level", ["gradients", "weights"])
+def test_backward_pass_waits_for_the_sums_of_its_gradients(level, step, monkeypatch):
+    monkeypatch.setattr(replicas, "_BYTES_PER_PACK", SIDE // 4)
+    model = trained(sharded(helpers.mirrored(2), level), step)
+    expected = trained(None, step, run_eagerly=True)
+    helpers.assert_close(model.get_weights(), expected.get_weights(), helpers.FLOAT32)
+    (graph,) = {each.graph for g in helpers.graphs_of(model.train_function.graph()) for each in sums_in(g)}
+    assert len(sums_in(graph)) in (14, 2 * 14)
+    # Two large gradients are there, and some vectors; against the order nothing can be sent before everything is.
+    most = 7 * SIDE + 7 * 32 if step is against_the_order else 2 * SIDE + SIDE // 4 + 2 * 32
+    assert SIDE < whole_at_once(graph) <= most
+
+
+def sums_in(graph):
+    """The sums of packs on the first replica, with the gradients in each: operations and their bytes."""
+    found = {}
+    for op in graph.get_operations():
+        if op.type == "AddN" and op.device.endswith("CPU:0") and not is_of_a_gradient(op):
+            todo, gradients = [op.inputs[0]], {}
+            while todo:
+                tensor = todo.pop()
+                if is_of_a_gradient(tensor.op):
+                    gradients[tensor.op] = int(np.prod(tensor.shape)) * tensor.dtype.size
+                elif tensor.op.type != "AddN":
+                    todo.extend(tensor.op.inputs)
+            if gradients:
+                found[op] = gradients
+    return found
+
+
+def whole_at_once(graph):
+    """The most bytes of whole gradients of which nothing in a graph says that some are summed before others are made."""
+    sums = sorted(sums_in(graph).items(), key=lambda pair: pair[0]._id)
+    most = 0
+    for index, (_, gradients) in enumerate(sums):
+        summed = set.intersection(*map(all_before, gradients))
+        kept = [earlier for total, earlier in sums[:index] if total.name not in summed]
+        most = max(most, sum(sum(each.values()) for each in (*kept, gradients)))
+    return most
+
+
+def all_before(op):
+    """The names of the operations that one waits for."""
+    found, todo = set(), [op]
+    while todo:
+        op = todo.pop()
+        for each in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if each.name not in found:
+                found.add(each.name)
+                todo.append(each)
+    return found

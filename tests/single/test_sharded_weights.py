@@ -158,15 +158,6 @@ def test_user_code_sees_whole_weights_and_gets_the_numbers_of_one_device(name, c
     assert "could not be looked at" not in caplog.text
 
 
-def graphs_of(graph):
-    yield graph
-    for operation in graph.get_operations():
-        for name in ("body", "f"):
-            function = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
-            if function and graph._get_function(function) is not None:
-                yield from graphs_of(graph._get_function(function).graph)
-
-
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
     keras.config.set_dtype_policy(policy)
@@ -179,7 +170,9 @@ def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
         model = stack()
         model.compile(optimizers.SGD(0.05), "mse", steps_per_execution=1)
     model.fit(X, X, batch_size=5, verbose=0)
-    found = [each for graph in graphs_of(model.train_function.graph()) for each in every_moment(graph)]
+    found = [
+        each for graph in helpers.graphs_of(model.train_function.graph()) for each in every_moment(graph)
+    ]
     assert len(found) == 10  # five weights on two replicas
     for moments in (found[:5], found[5:]):
         used = [users(moment.whole) for moment in moments]

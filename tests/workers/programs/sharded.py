@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
-from unisono.distribute import auto_strategy, is_chief, num_workers, sharded, worker_index
+from unisono.distribute import auto_strategy, is_chief, num_workers, replicas, sharded, worker_index
 
 random = np.random.default_rng(0)
 TOKENS = random.integers(0, 7, size=(20, 3))
@@ -57,7 +57,10 @@ def fit_with(make, strategy, out, found, *callbacks):
 def fits(strategy, out, found):
     """An optimizer that accumulates, clips and averages; models are saved in every way."""
     ours, theirs = unisono.callbacks.ModelCheckpoint, keras.callbacks.ModelCheckpoint
-    fit_with(accumulating, strategy, out, found, ours(f"{out}/ours.keras"), theirs(f"{out}/theirs.keras"))
+    savers = [ours(f"{out}/ours.keras"), theirs(f"{out}/theirs.keras")]
+    weights = {"save_weights_only": True}  # Keras writes slots into these files, too
+    savers += [ours(f"{out}/ours.weights.h5", **weights), theirs(f"{out}/theirs.weights.h5", **weights)]
+    fit_with(accumulating, strategy, out, found, *savers)
 
 
 def whole(strategy, out, found):
@@ -85,15 +88,19 @@ def eagerly(strategy, out, found):
 
 
 class AdaptsAtOnce(unisono.Model):
-    """Its loss is that after a step of gradient descent: what is read later depends on the first backward pass."""
+    """Its loss is that after a step of gradient descent: what is read later depends on the first backward pass.
+
+    Both backward passes hold collectives, those of the batch normalization.
+    """
 
     def __init__(self):
         super().__init__(dtype="float64")
         self.first = keras.layers.Dense(4, "tanh", dtype="float64")
+        self.same = keras.layers.BatchNormalization(synchronized=True, dtype="float64")
         self.last = keras.layers.Dense(2, dtype="float64")
 
     def call(self, x):
-        return self.last(self.first(x))
+        return self.last(self.same(self.first(x), training=True))
 
     def train_step(self, data):
         x, y = (tf.cast(each, tf.float64) for each in data)
@@ -214,6 +221,7 @@ def run(strategy, out, shared, level):
 
 
 if __name__ == "__main__":
+    replicas._BYTES_PER_PACK = 64  # many packs: the backward pass waits for sums
     folder = sys.argv[1]
     own = folder if is_chief() else f"{folder}/not-chief"
     strategy = auto_strategy()

@@ -1,0 +1,113 @@
+"""How far the backward pass may be ahead of the sums of its gradients.
+
+A backward pass is often faster than links: then every gradient of the model would be whole before the first sum is there.
+So what makes the gradients of a pack waits until the sum of a pack some way before has come: one large gradient travels, or
+as many small ones as fill a pack, while the next are computed. The graph is changed after the gradient was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.edges import (
+    first_of_a_gradient,
+    graph_of_replica,
+    is_of_a_gradient,
+    let_wait,
+    newly_needed,
+    number_of,
+)
+from ..replicas import bytes_of_packs, local_replica_index
+
+_NAME = "gradients that travel"
+_KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
+
+
+class Window:
+    """The gradients that the replicas of one graph have sent in packs.
+
+    No circle can arise. What is made to wait for a sum is needed for a later pack alone: nothing that is needed for any sum
+    before, on any replica of this process. Over several workers collectives run in one order everywhere, and what is
+    needed for one of them never waits for a later one.
+
+    Args:
+        graph: of the replicas.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self._first: float | None = None  # the number of the first operation of a backward pass
+        self._needed: set[str] = set()  # the operations of backward passes that sums made so far depend on
+        self._sent: dict[
+            int, list[tuple[int, tf.Operation]]
+        ] = {}  # bytes of each pack, and its sum; by local replica
+
+    def before(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Lets what makes these gradients wait for the sum of gradients some way before, if there is one.
+
+        Args:
+            tensors: of a pack that is sent next.
+        """
+        needed = self._newly_needed(tensor.op for tensor in tensors)
+        sum_before = self._last_to_come()
+        if sum_before is None:
+            return
+        waiting: set[str] = set()
+        for op in sorted(needed, key=number_of):
+            earlier = {*(tensor.op.name for tensor in op.inputs), *(each.name for each in op.control_inputs)}
+            if not earlier.isdisjoint(waiting):
+                waiting.add(op.name)
+            elif _takes_memory(op):
+                let_wait(op, sum_before)
+                waiting.add(op.name)
+
+    def after(self, tensors: Sequence[tf.Tensor], total: tf.Tensor) -> None:
+        """Notes a pack that was sent; its sum is there after those before, as over several workers in any case.
+
+        Args:
+            tensors: of the pack.
+            total: what is there when their sum is.
+        """
+        self._newly_needed([total.op])
+        size = sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors)
+        sent = self._sent.setdefault(local_replica_index(), [])
+        if sent:
+            let_wait(total.op, sent[-1][1])
+        sent.append((size, total.op))
+
+    def _last_to_come(self) -> tf.Operation | None:
+        """The sum that must be there: after it the largest pack and as many bytes of others as a pack has may travel."""
+        travelling = largest = 0
+        for size, total in reversed(self._sent.get(local_replica_index(), ())):
+            travelling, largest = travelling + size, max(largest, size)
+            if travelling - largest > bytes_of_packs():
+                return total
+        return None
+
+    def _newly_needed(self, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+        """What these depend on, themselves included, since the first gradient was taken; found before: left out."""
+        if self._first is None:
+            self._first = first_of_a_gradient(self.graph)
+        return [] if self._first is None else newly_needed(ops, self._first, self._needed)
+
+
+def window_here() -> Window | None:
+    """That of the graph in which this replica runs, for all its backward passes; None in eager mode. Context: replica."""
+    graph = graph_of_replica()
+    if graph is None:
+        return None
+    held = graph.get_collection_ref(_NAME)
+    window = next((each for each in held if each.graph is graph), None)
+    if window is None:
+        window = Window(graph)
+        held.append(window)
+    return window
+
+
+def _takes_memory(op: tf.Operation) -> bool:
+    """Whether an operation of a backward pass computes numbers: what asks for a shape alone runs in the forward pass."""
+    numbers = any(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in op.outputs)
+    return is_of_a_gradient(op) and numbers and op.type not in _KEPT
