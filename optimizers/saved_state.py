@@ -77,9 +77,8 @@ def _without_loss_scale(store: Any, count: int) -> Any:
     `store` maps "0", "1", ... to arrays; `count` is the number of this optimizer's variables without `accumulated_weight`.
     """
     keys = set(store.keys())
-    counters = [
-        np.asarray(store[key]) for key in ("0", "2", "4") if key in keys
-    ]  # int64 scalars, with a scale
+    # Int64 scalars, with a scale.
+    counters = [np.asarray(store[key]) for key in ("0", "2", "4") if key in keys]
     if len(keys) not in (count + 4, count + 5) or any(c.ndim or c.dtype.kind != "i" for c in counters):
         return store
     return {str(int(key) - 4): store[key] for key in keys if int(key) >= 4}

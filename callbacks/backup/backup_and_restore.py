@@ -31,13 +31,13 @@ from .writer_thread import BackgroundWriter
 class BackupAndRestore(ByHand, keras.callbacks.Callback):
     """Saves the whole state of training while it runs; the same script, run again, resumes it.
 
-    A backup holds the model; the optimizer with its slots, loss scale, accumulators and moving averages; the random
+    A backup holds the model; its optimizers with slots, loss scale, accumulators and moving averages; the random
     generators; the position in the data; the metrics of the current epoch; History; and the state of the callbacks.
     `fit` in the restarted script continues at the step after the last save. `docs/guides/checkpoints.md` describes the
     file format.
 
     In a `keras.callbacks.CallbackList` that a loop of your own drives, and in plain Keras, a backup holds the model, the
-    optimizer of `compile`, the random generators, the epoch and the step. The loop then goes on at `initial_epoch` and
+    optimizers that it holds, the random generators, the epoch and the step. The loop then goes on at `initial_epoch` and
     `initial_step`, skips the batches before, and keeps what else it has.
 
     Args:
@@ -247,12 +247,9 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         self.model.stop_training = content["calendar"]["stop_training"]
 
     def _is_due(self, steps: int) -> bool:
-        """Whether to save now, by the clock of whichever worker is ahead; all workers ask at the same steps."""
-        waited = 0.0
-        if self.schedule.unit == "seconds":
-            mine = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
-            waited = max(row[0] for row in exchange([mine], self.model.distribute_strategy))
-        return self.schedule.due(steps, self._saved_at_step, waited)
+        waited = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
+        strategy = self.model.distribute_strategy
+        return self.schedule.due_on_workers(steps, self._saved_at_step, waited, strategy)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self._calendar().save_and_exit

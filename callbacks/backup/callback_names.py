@@ -48,37 +48,20 @@ def matched(saved: Sequence[tuple[str, Any]], callbacks: Sequence[Any]) -> dict[
     states = dict(enumerate(saved))
     left = list(callbacks)
     found: dict[int, Any] = {}
-    for exactly in (_with_places, _with_file_names, _without_places):
+    for told_by in (_with_places, _with_file_names, _without_places, _class_alone):
         groups: dict[Hashable, tuple[list[int], list[Any]]] = collections.defaultdict(lambda: ([], []))
         for number, (name, purpose) in states.items():
-            if purpose is not None:
-                groups[name, exactly(purpose)][0].append(number)
+            if (purpose is None) == (told_by is _class_alone):
+                groups[name, told_by(purpose)][0].append(number)
         for callback in left:
-            groups[type(callback).__name__, exactly(purpose_of(callback))][1].append(callback)
-        _pair(groups.values(), found, states, left)
-    by_class: dict[Hashable, tuple[list[int], list[Any]]] = collections.defaultdict(lambda: ([], []))
-    for number, (name, purpose) in states.items():
-        if purpose is None:
-            by_class[name][0].append(number)
-    for callback in left:
-        by_class[type(callback).__name__][1].append(callback)
-    _pair(by_class.values(), found, states, left)
+            groups[type(callback).__name__, told_by(purpose_of(callback))][1].append(callback)
+        for numbers, alike in groups.values():
+            if len(numbers) == len(alike):
+                for number, callback in zip(numbers, alike):
+                    found[number] = callback
+                    del states[number]
+                    left = [each for each in left if each is not callback]
     return found
-
-
-def _pair(
-    groups: Iterable[tuple[list[int], list[Any]]],
-    found: dict[int, Any],
-    states: dict[int, Any],
-    left: list[Any],
-) -> None:
-    """Notes the pairs of groups of equal size, and takes them from what is left."""
-    for numbers, callbacks in groups:
-        if len(numbers) == len(callbacks):
-            for number, callback in zip(numbers, callbacks):
-                found[number] = callback
-                del states[number]
-                left[:] = [each for each in left if each is not callback]
 
 
 def _with_places(purpose: dict[str, str]) -> Hashable:
@@ -91,3 +74,7 @@ def _with_file_names(purpose: dict[str, str]) -> Hashable:
 
 def _without_places(purpose: dict[str, str]) -> Hashable:
     return tuple((name, v) for name, v in purpose.items() if name not in _PLACES)
+
+
+def _class_alone(purpose: Any) -> Hashable:
+    return ()

@@ -78,7 +78,7 @@ def _identity_differences(
 ) -> list[str]:
     same_versions = saved["versions"] == now["versions"]
     found = []
-    for part in ("optimizer", "loss", "loss_weights", "model"):
+    for part in ("optimizer", "other optimizers", "loss", "loss_weights", "model"):
         if part != "model" or same_variables:  # the variables say it better
             old, new = saved["settings"].get(part), now["settings"].get(part)
             found += settings.differences(part, old, new, same_versions)

@@ -113,9 +113,8 @@ def _with_arrays(state: Any) -> Any:
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     """What a value is made of, with the words that lead there."""
-    if isinstance(
-        value, dict | types.MappingProxyType
-    ):  # another mapping may open files where it is asked for items
+    # Another mapping may open files where it is asked for items.
+    if isinstance(value, dict | types.MappingProxyType):
         few = len(value) <= _MOST_ITEMS
         return [(f"[{key!r}]", value[key]) for key in sorted(value, key=str)] if few else ()
     if isinstance(value, list | tuple | collections.deque):

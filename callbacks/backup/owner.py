@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import socket
-import threading
 import time
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...distribute.workers.ticker import Ticker
 from ..process_name import ProcessName, this_process
 from ..safe_file import SaveError, open_plain, save_error, temporary_path, write_safely
 
@@ -62,8 +62,7 @@ class FolderOwner:
         self._directory, self._path = directory, directory / OWNER_FILE
         self._beat, self._patience = beat, patience
         self._mine: Owner | None = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ticker: Ticker | None = None
 
     def acquire(self) -> None:
         """Takes the folder, from a dead owner too.
@@ -86,9 +85,8 @@ class FolderOwner:
             self._mine = None
             _held.discard(mine.token)
             raise
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._keep_alive, daemon=True, name="unisono-backup-owner")
-        self._thread.start()
+        self._ticker = Ticker("backup-owner", self._keep_alive, lambda: self._beat)
+        self._ticker.start()
 
     def check(self) -> None:
         """Raises FolderInUseError if another training has taken the folder over. Does nothing before `acquire`."""
@@ -105,10 +103,9 @@ class FolderOwner:
         mine, self._mine = self._mine, None
         if mine is None:
             return
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(self._patience)  # it may be writing to a disk that hangs
-            self._thread = None
+        if self._ticker is not None:
+            self._ticker.stop(self._patience)  # it may be writing to a disk that hangs
+            self._ticker = None
         _held.discard(mine.token)
         found = read_owner(self._directory)
         if found is not None and found.token == mine.token:
@@ -174,12 +171,12 @@ class FolderOwner:
             with contextlib.suppress(OSError):
                 probe.unlink()
 
-    def _keep_alive(self) -> None:
-        while not self._stop.wait(self._beat):
-            with contextlib.suppress(OSError):
-                found = read_owner(self._directory)
-                if self._mine is not None and found is not None and found.token == self._mine.token:
-                    os.utime(self._path)
+    def _keep_alive(self) -> bool:
+        with contextlib.suppress(OSError):
+            found = read_owner(self._directory)
+            if self._mine is not None and found is not None and found.token == self._mine.token:
+                os.utime(self._path)
+        return True
 
     def _in_use(self, found: Owner | None, taken: bool = False) -> FolderInUseError:
         who = "an unknown process" if found is None else str(found)

@@ -8,7 +8,10 @@ import math
 import re
 from typing import Any
 
-from ...distribute.arguments import shown
+import tensorflow as tf
+
+from ...distribute.arguments import shown, whole_number
+from ...distribute.workers.agreement import exchange
 
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?)\s*$")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -47,11 +50,25 @@ class SaveSchedule:
             "saves before preemption only."
         )
 
-    def due(self, steps: int, saved_at_step: int, seconds_since_save: float) -> bool:
+    @classmethod
+    def every(cls, name: str, value: Any) -> SaveSchedule:
+        """The same for an argument that is "epoch" or an int of steps."""
+        value = whole_number(name, value, words=("epoch",))
+        return cls("epoch") if value == "epoch" else cls("steps", value)
+
+    def due(self, steps: int, saved_at_step: int, seconds_since_save: float = 0.0) -> bool:
         """Whether to save now, after `steps` steps since the beginning of training."""
         if self.unit == "steps":
             return steps // int(self.amount) > saved_at_step // int(self.amount)
         return self.unit == "seconds" and seconds_since_save >= self.amount
+
+    def due_on_workers(
+        self, steps: int, saved_at_step: int, seconds_since_save: float, strategy: tf.distribute.Strategy
+    ) -> bool:
+        """`due`, by the clock of whichever worker is ahead. All workers ask, at the same steps."""
+        if self.unit == "seconds":
+            seconds_since_save = max(row[0] for row in exchange([seconds_since_save], strategy))
+        return self.due(steps, saved_at_step, seconds_since_save)
 
     def steps_to_wake(self, steps: int) -> int | None:
         """Steps from `steps` to the next save; None where steps do not decide."""

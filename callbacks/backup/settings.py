@@ -17,6 +17,7 @@ import numpy as np
 
 from ...compat.layers import layers_within
 from ...compat.training import compile_config
+from ...optimizers.held_optimizers import optimizers_of
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
@@ -25,14 +26,16 @@ _CODE = " code "  # and a checksum of what Python compiled, which another versio
 
 
 def settings_of(model: Any) -> dict[str, Any]:
-    """The settings of a model with all layers in it and how they are connected, of its optimizer and of its loss."""
+    """The settings of a model with all layers in it and how they are connected, of its optimizers and of its loss."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns about functions in a configuration that is to be stored
         optimizer = getattr(model, "optimizer", None)
+        others = [plain(each) for each in optimizers_of(model) if each is not optimizer]
         compiled = compile_config(model) if optimizer is not None else {}
         return {
             "model": _settings_of_layer(model, set()),
             "optimizer": None if optimizer is None else plain(optimizer),
+            **({"other optimizers": others} if others else {}),
             "loss": plain(getattr(model, "loss", None)),
             "loss_weights": plain(compiled.get("loss_weights")),
         }

@@ -17,9 +17,8 @@ from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_p
 from . import container, parts, schema
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
-_finished: collections.Counter[str] = (
-    collections.Counter()
-)  # fits of this process that are done, by directory
+# Fits of this process that are done, by directory.
+_finished: collections.Counter[str] = collections.Counter()
 
 
 @dataclasses.dataclass(frozen=True)

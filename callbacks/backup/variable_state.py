@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from ...compat.layers import layers_of
 from ...compat.variables import is_read_together, raw_value, sums_on_read
 from ...distribute.sharding.value import ShardedValue
+from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.carried_errors import errors_of
 from ..trained_model import CompiledModel
 from .generators import reached
@@ -58,8 +60,8 @@ def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[A
 
     Returns:
         dict with "model" (weights, other layer state, seed generators), "optimizer" (slots, loss scale,
-        accumulators, averages, iterations, learning rate), "metrics", and "other" (`tf.Variable`s and
-        `tf.random.Generator`s that layers hold as attributes).
+        accumulators, averages, iterations, learning rate; of each that the model holds), "metrics", and "other"
+        (variables and generators that layers hold in objects of the user's own, or that functions of the user's own name).
     """
     seen: set[int] = set()
 
@@ -72,10 +74,10 @@ def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[A
                 result.append(variable)
         return result
 
-    optimizer = getattr(model, "optimizer", None)
+    optimizers = optimizers_of(model)
     return {
         "model": new(model.variables),
-        "optimizer": new([*(optimizer.variables if optimizer is not None else ()), *errors_of(optimizer)]),
+        "optimizer": new(v for each in optimizers for v in (*each.variables, *errors_of(each))),
         "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(_plain_variables(model)),
     }
@@ -161,9 +163,12 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
     return {group: [description(v) for v in members] for group, members in variables.items()}
 
 
+_GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
+
+
 def _plain_variables(model: CompiledModel) -> Iterable[Any]:
-    for _, found in reached(held_by(model), (tf.Variable, tf.random.Generator)):
-        yield found.state if isinstance(found, tf.random.Generator) else found
+    for _, found in reached(held_by(model), (tf.Variable, keras.Variable, *_GENERATORS)):
+        yield found.state if isinstance(found, _GENERATORS) else found
 
 
 def held_by(model: CompiledModel) -> dict[str, Any]:

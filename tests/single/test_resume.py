@@ -181,8 +181,12 @@ class Lazy(keras.Model):
         self.held = {"inner": [Holder()]}
 
     def call(self, x, training=False):
-        scale = self.held["inner"][0].generator.uniform([], 0.9, 1.1) if training else 1.0
-        return self.dense(x) * scale
+        if not training:
+            return self.dense(x)
+        held = self.held["inner"][0]
+        held.calls.assign_add(0.01)
+        drawn = keras.random.uniform([], 0.9, 1.1, seed=held.seeds) + keras.random.uniform([], seed=SEEDS)
+        return self.dense(x) * held.generator.uniform([], 0.9, 1.1) * drawn + held.calls
 
 
 class Holder:
@@ -190,12 +194,17 @@ class Holder:
 
     def __init__(self):
         self.generator = tf.random.Generator.from_seed(6)
+        self.seeds, self.calls = keras.random.SeedGenerator(7), keras.Variable(0.0, trainable=False)
+
+
+SEEDS = keras.random.SeedGenerator(8)  # that a method of a model names
 
 
 def test_model_built_at_the_first_batch_resumes_in_a_pydataset_by_index(tmp_path, capsys):
     def model():
         keras.backend.clear_session()
         keras.utils.set_random_seed(2)
+        SEEDS.state.assign([8, 0])
         model = unisono.adopt(Lazy())
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
@@ -518,3 +527,76 @@ def test_optimizer_of_an_own_step_is_there_before_it_is_restored(replicas, tmp_p
     with pytest.raises(Stop):
         train(tmp_path / "stopped", StopAt(4))
     assert train(tmp_path / "stopped") == alone
+
+
+class LearnsAlone(keras.layers.Layer):
+    """A layer with an optimizer of its own, as layers that learn without a backward pass through the model have."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(3, "tanh")
+        self.optimizer = keras.optimizers.Adam(0.05)
+
+    def call(self, x):
+        return self.inner(x)
+
+    def learn(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.reduce_mean(tf.square(self(x)), 1) - 0.5))
+        weights = self.inner.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+
+class ManyOptimizers(unisono.Model):
+    """One optimizer in an attribute, two in a list, one in a layer, one in a model within it; none given to `compile`."""
+
+    def __init__(self):
+        super().__init__()
+        self.alone = LearnsAlone()
+        self.parts = [keras.layers.Dense(2), keras.layers.Dense(2)]
+        self.within = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        self.within.compile(keras.optimizers.Adam(0.03), "mse")
+        self.head = keras.layers.Dense(1)
+        self.head_optimizer = keras.optimizers.Nadam(0.05)
+        self.optimizers = [
+            keras.optimizers.RMSprop(0.01, momentum=0.9),
+            keras.optimizers.Adam(0.02, clipnorm=0.1),
+        ]
+
+    def call(self, x):
+        return self.head(tf.concat([self.alone(x), self.within(x), *(part(x) for part in self.parts)], 1))
+
+    def train_step(self, data):
+        x, y = data
+        self.alone.learn(x)
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y[:, None], tf.float32)))
+        learners = [(self.head_optimizer, self.head), (self.within.optimizer, self.within)]
+        for optimizer, part in [*learners, *zip(self.optimizers, self.parts)]:
+            weights = part.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_every_optimizer_that_a_model_holds_is_resumed_and_is_one_of_ours(tmp_path):
+    def train(replicas, name, *extra):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        with helpers.scope(None if replicas == 1 else helpers.mirrored(replicas)):
+            model = ManyOptimizers()
+            model.compile(run_eagerly=True)
+        backup = callbacks.BackupAndRestore(tmp_path / f"{name} {replicas}", save_freq=1)
+        model.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=[backup, *extra])
+        held = [model.alone.optimizer, model.within.optimizer, model.head_optimizer, *model.optimizers]
+        assert all(isinstance(each, unisono.optimizers.Optimizer) for each in held)
+        return model.get_weights()
+
+    found = {}
+    for replicas in (1, 2):
+        found[replicas] = train(replicas, "left alone")
+        with pytest.raises(Stop):
+            train(replicas, "stopped", StopAt(4))
+        for one, other in zip(found[replicas], train(replicas, "stopped")):
+            np.testing.assert_array_equal(one, other)
+    for one, two in zip(*found.values()):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)  # sums of two replicas, in float32

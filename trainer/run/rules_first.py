@@ -85,7 +85,7 @@ class RulesFirst:
         names = finder.names
         if not isinstance(saved, dict) or saved.keys() != set(names):
             return
-        finder.adopt([[saved[name]] for name in names])
+        finder.adopt([[saved[name] for name in names]])
         self.rules, self._answers = finder.rules(), saved
         if finder.known:
             self._finder = None

@@ -1,0 +1,37 @@
+"""The optimizers that a model holds: that of `compile`, those of its own steps, and those of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from ..compat.layers import layers_of
+
+
+def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
+    """The optimizers among the attributes of a model, each once, that of `compile` first.
+
+    Attributes may be lists, tuples and dicts of them, if their names are public. Where a step of the user's own trains the
+    model, those of its layers and of models within it count too, since such a step may use them.
+
+    Args:
+        model: a model, of ours or not.
+        of_layers: whether those of layers count in any case.
+    """
+    own_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
+    holders = [model, *layers_of(model)[1:]] if own_step or of_layers else [model]
+    found = [getattr(model, "optimizer", None)]
+    for holder in holders:
+        found += _held_by(holder)
+    return list({id(each): each for each in found if each is not None}.values())
+
+
+def _held_by(holder: Any) -> Iterator[Any]:
+    for name, value in vars(holder).items():
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+        elif isinstance(value, list | tuple | dict) and not name.startswith("_"):
+            items = value.values() if isinstance(value, dict) else value
+            yield from (each for each in items if isinstance(each, keras.optimizers.Optimizer))
