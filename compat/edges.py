@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -55,6 +55,61 @@ def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[Non
     getattr(graph, _NUMBERS).update(
         {op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)}
     )
+
+
+def collectives_in(graph: tf.Graph, first: float) -> list[tf.Operation]:
+    """The collectives over several workers in a graph, from an operation's number on."""
+    found = [op for op in graph.get_operations() if op.type.startswith("Collective")]
+    return [op for op in found if number_of(op) >= first]
+
+
+def newly_needed(ops: Iterable[tf.Operation], first: float, known: set[str]) -> list[tf.Operation]:
+    """What must have run before some operations may have: themselves, and what they wait for.
+
+    That is what makes their inputs, their control inputs, and what TensorFlow puts before them when the graph is finished:
+    what has an effect on the same resource, or on none, in the order in which it was made. Of that, all that was made so
+    far counts.
+
+    Args:
+        ops: of one graph.
+        first: the smallest number of an operation that is looked at.
+        known: the names of those that are left out; it is added to.
+    """
+    found, todo, resources = [], list(ops), set[str]()
+    while todo:
+        op = todo.pop()
+        if op.name not in known and number_of(op) >= first:
+            known.add(op.name)
+            found.append(op)
+            todo.extend(_waited_for(op, resources))
+    return found
+
+
+def _waited_for(op: tf.Operation, resources: set[str]) -> Iterator[tf.Operation]:
+    """Args: `resources`: the names of those whose operations were found before; it is added to."""
+    for tensor in op.inputs:
+        yield tensor.op
+        if tensor.dtype == tf.resource and tensor.name not in resources:
+            resources.add(tensor.name)
+            yield from tensor.consumers()
+    yield from op.control_inputs
+    if _affects_no_resource(op) and "" not in resources:
+        resources.add("")
+        yield from filter(_affects_no_resource, op.graph.get_operations())
+
+
+def _affects_no_resource(op: tf.Operation) -> bool:
+    return op._is_stateful and all(tensor.dtype != tf.resource for tensor in op.inputs)
+
+
+def let_wait(op: tf.Operation, for_op: tf.Operation) -> None:
+    """Lets an operation run after another one, which may not depend on it."""
+    op._add_control_input(for_op)
+
+
+def first_of_a_gradient(graph: tf.Graph) -> float | None:
+    """The number of the first operation that `tf.GradientTape.gradient` made in a graph; None: there is none."""
+    return next((number_of(op) for op in graph.get_operations() if is_of_a_gradient(op)), None)
 
 
 def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:

@@ -16,7 +16,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
-from tensorflow.python.framework import config, op_def_registry, ops
+from tensorflow.python.framework import config, ops
 
 __all__ = ["control_status_ctx"]
 
@@ -90,9 +90,8 @@ def inlined(function: Any) -> Callable[..., Any] | None:
     converted = py_func_from_autograph(function.python_function)
 
     def computed(*args: Any, **kwargs: Any) -> Any:
-        with ag_ctx.ControlStatusCtx(
-            status=ag_ctx.Status.UNSPECIFIED
-        ):  # Keras switches conversion off around steps
+        # Keras switches conversion off around steps.
+        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
             return converted(*args, **kwargs)
 
     return computed
@@ -111,67 +110,6 @@ def converted(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
 
 _NOT_COMPUTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
 _VIEWS = ("ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
-_DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
-_LEAVE_NO_TRACE = """
-Arg Assert Case CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
-CudnnRNNV3 FakeParam HashTableV2 If LookupTableExportV2 LookupTableFindV2 LookupTableSizeV2
-Multinomial PartitionedCall Placeholder RandomGamma RandomGammaV2 RandomPoissonV2 RandomShuffle
-RandomStandardNormal RandomUniform RandomUniformInt ReadVariableOp ResourceGather ResourceGatherNd
-ResourceStridedSlice StackPopV2 StackPushV2 StackV2 StatefulPartitionedCall StatelessCase
-StatelessIf StatelessWhile TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3
-TensorArrayGradV3 TensorArrayGradWithShapeV3 TensorArrayReadV3 TensorArrayScatterV3
-TensorArraySizeV3 TensorArraySplitV3 TensorArrayV3 TensorArrayWriteV3 TruncatedNormal VarHandleOp
-VarIsInitializedOp VariableShape While
-"""
-_HARMLESS = frozenset(_LEAVE_NO_TRACE.split())  # stateful operations
-
-
-class Pruned:
-    """A function that computes what it returns and nothing else. Called with tensors; returns a nest of NumPy arrays.
-
-    Attributes:
-        draws_numbers: whether random numbers are drawn in it.
-    """
-
-    def __init__(self, function: Any, structure: Any, draws_numbers: bool) -> None:
-        self.function, self.structure, self.draws_numbers = function, structure, draws_numbers
-
-    def __call__(self, *tensors: Any) -> Any:
-        """Computes it."""
-        results = self.function(*tensors)
-        return tf.nest.pack_sequence_as(self.structure, [result.numpy() for result in results])
-
-
-def prune_to(fn: Callable[..., Any], signature: list[tf.TensorSpec]) -> Pruned:
-    """`fn(*tensors)` as a graph that holds what its result (a nest of tensors) depends on, and nothing else.
-
-    Raises:
-        RuntimeError: the result depends on an operation that leaves a trace (a write, Python code).
-    """
-    kept: dict[str, Any] = {}
-
-    def traced(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        kept["result"] = fn(*tensors)
-        return [tf.identity(value) for value in tf.nest.flatten(kept["result"])]
-
-    wrapped: Any = tf.compat.v1.wrap_function(traced, signature)
-    outputs = list(wrapped.graph.structured_outputs)
-    structure = tf.nest.map_structure(lambda value: 0, kept["result"])
-    if not outputs:
-        return Pruned(lambda *tensors: [], structure, False)
-    pruned = wrapped.prune(wrapped.inputs[: len(signature)], outputs)
-    definition = pruned.graph.as_graph_def(add_shapes=False)
-    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
-    types = {node.op for node in nodes}
-    traces = {name for name in types - _HARMLESS if _is_stateful(name)}
-    if traces:
-        raise RuntimeError(f"What is computed leaves a trace: {', '.join(sorted(traces))}.")
-    return Pruned(pruned, structure, any(name.startswith(_DRAWS) for name in types))
-
-
-def _is_stateful(operation: str) -> bool:
-    definition = op_def_registry.get(operation)
-    return definition is not None and definition.is_stateful
 
 
 def first_graph(function: Any) -> Any:
@@ -231,13 +169,6 @@ def _rounds(loop: Any) -> int:
 
 def _bytes(tensor: Any) -> int:
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
-
-
-def drawing_operations(graph: Any) -> list[str]:
-    """The names of the operations of a graph, its functions included, that draw random numbers from a state of their own."""
-    definition = graph.as_graph_def(add_shapes=False)
-    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
-    return sorted({node.name for node in nodes if node.op.startswith(_DRAWS) and _is_stateful(node.op)})
 
 
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:

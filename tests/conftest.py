@@ -11,12 +11,17 @@ import threading
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if os.environ.get("UNISONO_TEST_GPUS", "") in ("", "cpu"):  # only tests/gpu computes on GPUs
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    # What XLA compiles runs for a moment: LLVM need not make it fast, which is a third of the cost of such a test.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-from forked import Forked
+from forked import Forked, Forks
+from shared_out import in_order
+
+_FORKS = pytest.StashKey[Forks]()
 
 
 def pytest_configure(config):
@@ -28,18 +33,19 @@ def pytest_configure(config):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     else:
         gc.enable()
+        config.stash[_FORKS] = forks = Forks()
+        config.add_cleanup(forks.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tells a test process of `-n` where all of them have programs forked."""
+    node.workerinput["forks"] = node.config.stash[_FORKS].address
 
 
 def pytest_collection_modifyitems(items):
-    """The longest first, so that no process has one left when the other is done: `--dist worksteal` takes from the end."""
-    folders = ("fuzz", "workers")
-    items.sort(
-        key=lambda item: (
-            item.path.parent.name not in folders,
-            item.get_closest_marker("process") is None,
-            item.path.parent.name == "unit",
-        )
-    )
+    """Lets no process of `-n` have long tests left when the others are done."""
+    items[:] = in_order(items)
 
 
 def pytest_collection_finish():
@@ -96,7 +102,7 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def forked():
+def forked(request):
     """Programs in processes of their own; see `Forked`. One process that forks serves all tests of a test process."""
-    with Forked() as forked:
+    with Forked(forks=getattr(request.config, "workerinput", {}).get("forks")) as forked:
         yield forked

@@ -12,9 +12,12 @@ import os
 import pathlib
 import runpy
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
@@ -57,28 +60,62 @@ class Child:
             os.kill(self.pid, number)
 
 
+class Forks:
+    """Owns a process that imports everything once, and forks for each `Forked` that connects to it a process that forks.
+
+    Attributes:
+        address: the path of a Unix socket.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="unisono-forks-")
+        self.address = os.path.join(self._folder, "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            self._process = _started("connections", listener.fileno(), stdin=subprocess.PIPE)
+
+    def close(self) -> None:
+        """Ends the process, once those that it has forked need no more of it."""
+        self._process.communicate(timeout=60)
+        shutil.rmtree(self._folder)
+
+
+def _started(*arguments: Any, stdin: int) -> subprocess.Popen[bytes]:
+    """This file in a new interpreter, which keeps the descriptors among the arguments."""
+    environment = {**os.environ, **QUIET}
+    environment.pop("TF_CONFIG", None)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    kept = [each for each in arguments if isinstance(each, int)]
+    command = [sys.executable, __file__, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, pass_fds=kept, stdin=stdin)
+
+
 class Forked:
     """Owns the process that forks. Use as a context manager.
 
     Args:
         here: fork that process from this one, which has not yet used TensorFlow.
+        forks: the address of `Forks`, where that process is to be forked from the one there.
     """
 
-    def __init__(self, here: bool = False) -> None:
-        self._here = here
+    def __init__(self, here: bool = False, forks: str | None = None) -> None:
+        self._here, self._forks = here, forks
+        self._process: subprocess.Popen[bytes] | None = None
         self._count, self._rest = 0, b""
         self._pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
 
     def __enter__(self) -> Forked:
+        if self._forks is not None:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(self._forks)
+            self._orders = connection.detach()
+            self._answers = os.dup(self._orders)
+            return self
         orders, answers = os.pipe(), os.pipe()
         if not self._here:
-            environment = {**os.environ, **QUIET}
-            environment.pop("TF_CONFIG", None)
-            environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-            fds = (orders[0], answers[1])
-            command = [sys.executable, __file__, *map(str, fds)]
-            self._process = subprocess.Popen(command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL)
+            self._process = _started("pipes", orders[0], answers[1], stdin=subprocess.DEVNULL)
         else:
             _import_everything()
             if os.fork() == 0:
@@ -93,7 +130,7 @@ class Forked:
     def __exit__(self, *_: Any) -> None:
         os.close(self._orders)  # the process kills what still runs, and ends
         os.close(self._answers)
-        if not self._here:
+        if self._process is not None:
             self._process.wait(60)
 
     def start(
@@ -251,6 +288,27 @@ def _import_everything() -> None:
     gc.enable()
 
 
+def _serve_connections(listener: int) -> None:
+    """Forks a process that serves, for each that connects, until the standard input ends. Imports before the first."""
+    imported = False
+    with socket.socket(fileno=listener) as waiting:
+        while sys.stdin not in select.select([waiting, sys.stdin], [], [])[0]:
+            if not imported:
+                _import_everything()
+                imported = True
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they end
+            connection = waiting.accept()[0].detach()
+            if os.fork() == 0:
+                waiting.close()
+                _serve(connection, os.dup(connection))
+                return
+            os.close(connection)
+
+
 if __name__ == "__main__":
-    _import_everything()
-    _serve(*map(int, sys.argv[1:]))
+    kind, *files = sys.argv[1:]
+    if kind == "connections":
+        _serve_connections(int(files[0]))
+    else:
+        _import_everything()
+        _serve(*map(int, files))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,13 @@ def open_files() -> set[str]:
         if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
             found.add(target)
     return found
+
+
+def graphs_of(graph: Any) -> Iterator[Any]:
+    """A graph, and those of the loops and functions in it."""
+    yield graph
+    for operation in graph.get_operations():
+        for name in ("body", "f"):
+            function = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
+            if function and graph._get_function(function) is not None:
+                yield from graphs_of(graph._get_function(function).graph)

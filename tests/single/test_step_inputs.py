@@ -79,8 +79,11 @@ class Batches(keras.utils.PyDataset):
 
 
 def dataset(*elements):
+    """A pipeline that no thread tunes: TensorFlow waits for that thread, up to 60 s, when it frees an iterator."""
     element = elements[0] if len(elements) == 1 else elements
-    return tf.data.Dataset.from_tensor_slices(element).batch(BATCH)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return tf.data.Dataset.from_tensor_slices(element).batch(BATCH).with_options(options)
 
 
 def generator(make):

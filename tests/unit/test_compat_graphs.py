@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from unisono.compat.graphs import (
@@ -13,6 +14,7 @@ from unisono.compat.graphs import (
     graph_function,
     only_graph,
 )
+from unisono.compat.pruning import prune_to
 from unisono.compat.variables import plain_variable
 
 
@@ -137,3 +139,26 @@ def test_graph_for_runs_the_graph_of_arguments_that_came_before():
     ragged = tf.ragged.constant([[1], [2, 3]])
     for _ in range(2):
         assert graph_for(function, ({"a": ragged}, None)) is function
+
+
+def test_a_pruned_function_computes_what_it_returns_and_nothing_else():
+    counter, weight = tf.Variable(0.0), tf.Variable(3.0)
+
+    def step(x):
+        counter.assign_add(1.0)
+        return {"product": x * weight, "drawn": tf.random.stateless_uniform([2], [1, 2])}
+
+    pruned = prune_to(step, [tf.TensorSpec([None], tf.float32)])
+    found = pruned(tf.constant([1.0, 2.0]))
+    np.testing.assert_array_equal(found["product"], [3.0, 6.0])
+    weight.assign(4.0)
+    np.testing.assert_array_equal(pruned(tf.constant([1.0]))["product"], [4.0])
+    assert pruned.draws_numbers and found["drawn"].shape == (2,)
+    assert float(counter) == 0.0
+    assert prune_to(lambda x: {}, [tf.TensorSpec([], tf.float32)])(tf.constant(1.0)) == {}
+
+
+def test_what_depends_on_a_write_cannot_be_pruned():
+    counter = tf.Variable(0.0)
+    with pytest.raises(RuntimeError, match="leaves a trace: AssignAddVariableOp"):
+        prune_to(lambda x: x + counter.assign_add(x), [tf.TensorSpec([], tf.float32)])

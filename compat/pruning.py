@@ -1,0 +1,106 @@
+"""Functions that compute what they return and nothing else, and what may not be left out of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.atomic_function import from_func_graph
+from tensorflow.python.framework import op_def_registry, ops
+
+_DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
+_LEAVE_NO_TRACE = """
+Arg Assert Case CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
+CudnnRNNV3 FakeParam HashTableV2 If LookupTableExportV2 LookupTableFindV2 LookupTableSizeV2
+Multinomial PartitionedCall Placeholder RandomGamma RandomGammaV2 RandomPoissonV2 RandomShuffle
+RandomStandardNormal RandomUniform RandomUniformInt ReadVariableOp ResourceGather ResourceGatherNd
+ResourceStridedSlice StackPopV2 StackPushV2 StackV2 StatefulPartitionedCall StatelessCase
+StatelessIf StatelessWhile TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3
+TensorArrayGradV3 TensorArrayGradWithShapeV3 TensorArrayReadV3 TensorArrayScatterV3
+TensorArraySizeV3 TensorArraySplitV3 TensorArrayV3 TensorArrayWriteV3 TruncatedNormal VarHandleOp
+VarIsInitializedOp VariableShape While
+"""
+_HARMLESS = frozenset(_LEAVE_NO_TRACE.split())  # stateful operations
+
+
+class Pruned:
+    """A function that computes what it returns and nothing else. Called with tensors; returns a nest of NumPy arrays.
+
+    Attributes:
+        draws_numbers: whether random numbers are drawn in it.
+    """
+
+    def __init__(self, function: Any, structure: Any, draws_numbers: bool) -> None:
+        self.function, self.structure, self.draws_numbers = function, structure, draws_numbers
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Computes it."""
+        results = self.function(*tensors)
+        return tf.nest.pack_sequence_as(self.structure, [result.numpy() for result in results])
+
+
+def prune_to(fn: Callable[..., Any], signature: list[tf.TensorSpec]) -> Pruned:
+    """`fn(*tensors)` as a graph that holds what its result (a nest of tensors) depends on, and nothing else.
+
+    Raises:
+        RuntimeError: the result depends on an operation that leaves a trace (a write, Python code).
+    """
+    kept: dict[str, Any] = {}
+
+    def traced(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        kept["result"] = fn(*tensors)
+        return [tf.identity(value) for value in tf.nest.flatten(kept["result"])]
+
+    graph: Any = tf.compat.v1.wrap_function(traced, signature).graph
+    structure = tf.nest.map_structure(lambda value: 0, kept["result"])
+    if not graph.outputs:
+        return Pruned(lambda *tensors: [], structure, False)
+    part: Any = _NeededPart(graph)
+    library = graph.as_graph_def(add_shapes=False).library.function
+    types = {op.type for op in part.operations} | {node.op for each in library for node in each.node_def}
+    traces = {name for name in types - _HARMLESS if _is_stateful(name)}
+    if traces:
+        raise RuntimeError(f"What is computed leaves a trace: {', '.join(sorted(traces))}.")
+    function = from_func_graph(f"{graph.name}_{ops.uid()}", part, {})
+    function._cached_graph = None  # nothing else needs the graph
+    captured = graph.external_captures
+    return Pruned(
+        lambda *tensors: function.call_flat(*tensors, *captured),
+        structure,
+        any(name.startswith(_DRAWS) for name in types),
+    )
+
+
+class _NeededPart:
+    """A graph as if it held only what its outputs depend on: TensorFlow makes a function of that, and copies nothing."""
+
+    def __init__(self, graph: Any) -> None:
+        self.whole = graph
+        self.operations: list[Any] = []
+        waiting, seen = [output.op for output in graph.outputs], set()
+        while waiting:
+            operation = waiting.pop()
+            if operation in seen:
+                continue
+            seen.add(operation)
+            self.operations.append(operation)
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+
+    def get_operations(self) -> list[Any]:
+        return self.operations
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+
+def _is_stateful(operation: str) -> bool:
+    definition = op_def_registry.get(operation)
+    return definition is not None and definition.is_stateful
+
+
+def drawing_operations(graph: Any) -> list[str]:
+    """The names of the operations of a graph, its functions included, that draw random numbers from a state of their own."""
+    definition = graph.as_graph_def(add_shapes=False)
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    return sorted({node.name for node in nodes if node.op.startswith(_DRAWS) and _is_stateful(node.op)})

@@ -1,0 +1,31 @@
+"""The order in which the processes of `pytest -n N --dist worksteal` get the tests."""
+
+import itertools
+import os
+
+LONG = ("fuzz", "workers")  # folders whose tests take long
+
+
+def in_order(items):
+    """Long tests first, short ones at the end of each process's part, where one that is done takes from the others.
+
+    `worksteal` gives each of N processes one Nth of the list, and takes from the end of what another has left. The list is
+    N parts after one another. The first has the tests that take long, above all those that start processes: too many for the
+    machine if all began with them. Unit tests fill the parts up. Tests of one file share what was prepared for them, so they
+    stay together.
+    """
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    parts = [[] for _ in range(count)]
+    parts[0] += (item for item in items if _is_long(item))
+    others = [item for item in items if not _is_long(item)]
+    for is_unit in (False, True):
+        of_a_kind = (item for item in others if (item.path.parent.name == "unit") == is_unit)
+        where = parts if is_unit or count == 1 else parts[1:]
+        for _, of_a_file in itertools.groupby(of_a_kind, key=lambda item: item.path):
+            part = min(where, key=len)
+            part += of_a_file
+    return list(itertools.chain(*parts))
+
+
+def _is_long(item):
+    return item.path.parent.name in LONG or item.get_closest_marker("process") is not None
