@@ -2,6 +2,7 @@
 
     python -m benchmarks [--quick] [--models mlp,cnn] [--replicas 1,2] [--inputs arrays,dataset] [--out bench]
     python -m benchmarks --write [TABLE ...]      # this and all others, and writes the tables of the guides
+    python -m benchmarks --write --try            # the same with small settings: whether each makes its tables
 
 Writes `speed.md` (tables of ratios), `speed.png` (a chart) and `speed.json` (every number) into the folder. What is not
 installed is left out, and the tables say so. Let nothing else run on the machine meanwhile.
@@ -41,7 +42,7 @@ def main() -> None:
     """Reads the arguments, measures, writes."""
     o = _arguments()
     if o.write is not None:
-        raise SystemExit(write(o.write))
+        raise SystemExit(write(o.write, o.only_try))
     plan = Plan(o.rounds, o.starts, o.steps, longest=0.5 if o.quick else 2.0)
     out = pathlib.Path(o.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,9 @@ def _arguments() -> argparse.Namespace:
         nargs="*",
         metavar="TABLE",
         help="runs every benchmark that these tables of the guides need",
+    )
+    parser.add_argument(
+        "--try", dest="only_try", action="store_true", help="with --write: small settings, and writes nothing"
     )
     parser.add_argument("--models", type=_names(MODELS), help=f"of {','.join(MODELS)}")
     parser.add_argument("--replicas", type=_numbers, help="logical replicas, for instance 1,2,4")

@@ -1,6 +1,7 @@
 """Runs the benchmarks whose figures are in the guides, one after the other, and writes their tables there.
 
     python -m benchmarks --write [TABLE ...]
+    python -m benchmarks --write [TABLE ...] --try     # with small settings: writes nothing, says which tables are made
 
 Each benchmark is a process of its own. One that fails or takes too long leaves its tables as they are and is named at the
 end; the others go on.
@@ -20,7 +21,6 @@ from typing import NamedTuple
 from .tables import tables_in, with_tables
 
 GUIDES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "guides"
-_LIMIT = 6 * 3600  # seconds of one benchmark
 
 
 class Benchmark(NamedTuple):
@@ -29,12 +29,16 @@ class Benchmark(NamedTuple):
     Attributes:
         module: of `benchmarks`; "" is the comparison of frameworks itself.
         tables: the names of the regions that it writes.
+        minutes: what it takes, about, on two cores; it is ended after three times as many.
         arguments: of its command line.
+        quick: the same where it is only tried: settings with which it ends in a minute or two.
     """
 
     module: str
     tables: tuple[str, ...]
+    minutes: int
     arguments: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
 
 
 SPEED = (
@@ -46,74 +50,130 @@ SPEED = (
     "speed_growth",
 )
 BENCHMARKS = (
-    Benchmark("", SPEED, ("--replicas", "1,2,4")),
-    Benchmark("step_logs", ("step_logs",)),
-    Benchmark("user_code", ("user_code",)),
-    Benchmark("evaluate_predict", ("evaluate_predict",)),
-    Benchmark("short_fits", ("short_fits",)),
-    Benchmark("start", ("start",)),
-    Benchmark("many_variables", ("many_variables",)),
-    Benchmark("cnn_kernels", ("cnn_kernels",)),
-    Benchmark("feeding", ("feeding",)),
-    Benchmark("backup_stall", ("backup_stall",)),
-    Benchmark("workers_efficiency", ("workers_efficiency",)),
+    Benchmark(
+        "",
+        SPEED,
+        300,
+        ("--replicas", "1,2,4"),
+        ("--replicas", "1,2,4", "--models", "mlp", "--contestants", "ours,tf_graph,keras", "--rounds", "1")
+        + ("--starts", "1", "--scale", "0.02", "--out", "bench/try"),
+    ),
+    Benchmark("step_logs", ("step_logs",), 3, quick=("1",)),
+    Benchmark("user_code", ("user_code",), 3, quick=("2",)),
+    Benchmark("evaluate_predict", ("evaluate_predict",), 4, quick=("1",)),
+    Benchmark("short_fits", ("short_fits",), 8, quick=("1",)),
+    Benchmark("start", ("start",), 6, ("1",), quick=("1", "ResNet-50")),
+    Benchmark("many_variables", ("many_variables",), 8, quick=("1", "32 hidden layers")),
+    Benchmark("cnn_kernels", ("cnn_kernels",), 2, quick=("40",)),
+    Benchmark("cnn_settings", ("cnn_settings",), 8, quick=("1",)),
+    Benchmark("feeding", ("feeding",), 10, quick=("2000",)),
+    Benchmark("backup_stall", ("backup_stall",), 8, quick=("--seconds", "6", "--every", "2")),
+    Benchmark("workers_efficiency", ("workers_efficiency",), 10, quick=("--rounds", "1", "--steps", "10")),
     Benchmark(
         "workers_efficiency",
         ("workers_efficiency_25",),
+        10,
         ("--mbyte", "25", "--steps", "20", "--only", "ours,tensorflow,torch"),
+        ("--mbyte", "25", "--steps", "10", "--only", "ours", "--rounds", "1"),
     ),
-    Benchmark("workers_efficiency", ("all_reduce_limit",), ("--what", "limits")),
     Benchmark(
-        "workers_efficiency", ("all_reduce_limit_25",), ("--what", "limits", "--mbyte", "25", "--steps", "20")
+        "workers_efficiency",
+        ("all_reduce_limit",),
+        10,
+        ("--what", "limits"),
+        ("--what", "limits", "--rounds", "1", "--steps", "5", "--only", "bare_1,bare_gather"),
     ),
-    Benchmark("scaling_check", ("scaling_check",)),
-    Benchmark("mixed_memory", ("mixed_memory",)),
-    Benchmark("counted_memory", ("counted_memory",)),
-    Benchmark("sharded_state", ("sharded_state",)),
-    Benchmark("parameter_servers", ("parameter_servers", "parameter_servers_slowed")),
-    Benchmark("pipeline_memory", ("pipeline_memory",)),
-    Benchmark("pipeline_speed", ("pipeline_speed",)),
+    Benchmark(
+        "workers_efficiency",
+        ("all_reduce_limit_25",),
+        10,
+        ("--what", "limits", "--mbyte", "25", "--steps", "20"),
+        (
+            "--what",
+            "limits",
+            "--mbyte",
+            "25",
+            "--steps",
+            "5",
+            "--rounds",
+            "1",
+            "--only",
+            "bare_1,bare_gather",
+        ),
+    ),
+    Benchmark("scaling_check", ("scaling_check",), 5, quick=("--workers", "2")),
+    Benchmark("mixed_memory", ("mixed_memory",), 3, quick=("--rows", "4096", "--layers", "4")),
+    Benchmark("counted_memory", ("counted_memory",), 5),
+    Benchmark("recomputation", ("recomputation",), 2, quick=("--rounds", "1")),
+    Benchmark(
+        "sharded_state",
+        ("sharded_state",),
+        60,
+        quick=("--megabytes", "20", "--workers", "2", "--accumulation", "1", "--rounds", "1", "--steps", "2"),
+    ),
+    Benchmark(
+        "parameter_servers",
+        ("parameter_servers", "parameter_servers_slowed"),
+        15,
+        quick=("--steps", "100", "--workers", "1"),
+    ),
+    Benchmark("pipeline_memory", ("pipeline_memory",), 5, quick=("--stages", "1", "2", "--megabytes", "4")),
+    Benchmark(
+        "pipeline_speed",
+        ("pipeline_speed",),
+        5,
+        quick=("--micro-batches", "1", "4", "--width", "128", "--steps", "2", "--repeats", "1"),
+    ),
 )
 
 
-def write(names: Sequence[str]) -> int:
-    """Measures the tables of these names, none for all, and writes them into the guides; returns an exit status."""
+def write(names: Sequence[str], only_try: bool = False) -> int:
+    """Measures the tables of these names, none for all, and writes them into the guides; returns an exit status.
+
+    `only_try`: with small settings, and writes nothing.
+    """
     chosen = [b for b in BENCHMARKS if not names or set(names) & set(b.tables)]
     unknown = set(names).difference(*(b.tables for b in BENCHMARKS))
     if unknown:
         known = ", ".join(table for b in BENCHMARKS for table in b.tables)
         print(f"no table {', '.join(sorted(unknown))}: give some of {known}", file=sys.stderr)
         return 2
+    if not only_try:
+        print(f"{len(chosen)} benchmarks, about {sum(b.minutes for b in chosen)} minutes", flush=True)
     failed = []
     for benchmark in chosen:
         began = time.perf_counter()
-        found = {name: table for name, table in run(benchmark).items() if not names or name in names}
+        found = {n: table for n, table in run(benchmark, only_try).items() if not names or n in names}
         missing = [name for name in benchmark.tables if name not in found and (not names or name in names)]
         failed += missing
-        replace(found)
-        words = f"written: {', '.join(found) or 'nothing'}"
+        if not only_try:
+            replace(found)
+        words = f"{'made' if only_try else 'written'}: {', '.join(found) or 'nothing'}"
         if missing:
             words += f"; not measured: {', '.join(missing)}"
         print(
             f"{time.perf_counter() - began:6.0f} s  {benchmark.module or 'benchmarks'}: {words}", flush=True
         )
     if failed:
-        print(f"these tables are as they were: {', '.join(failed)}", file=sys.stderr)
+        what = "not made" if only_try else "as they were"
+        print(f"these tables are {what}: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def run(benchmark: Benchmark) -> dict[str, str]:
+def run(benchmark: Benchmark, only_try: bool = False) -> dict[str, str]:
     """The tables that a benchmark prints; fewer where it fails, and the end of its errors is shown."""
     module = f"benchmarks.{benchmark.module}" if benchmark.module else "benchmarks"
-    command = [sys.executable, "-m", module, *benchmark.arguments]
+    arguments = benchmark.quick if only_try else benchmark.arguments
+    command = [sys.executable, "-m", module, *arguments]
+    limit = 600 if only_try else 180 * benchmark.minutes
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     process = subprocess.Popen(command, **pipes)
     try:
-        out, err = process.communicate(timeout=_LIMIT)
+        out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        err += f"\n{module} took more than {_LIMIT} s"
+        err += f"\n{module} took more than {limit} s"
     if process.returncode:
         print(f"{module} ended with status {process.returncode}:\n{err[-2000:]}", file=sys.stderr, flush=True)
     return tables_in(out)

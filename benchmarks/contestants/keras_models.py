@@ -37,7 +37,8 @@ def _mlp(keras: Any, task: Task) -> Any:
 
 
 def _cnn(keras: Any, task: Task) -> Any:
-    inputs = h = keras.Input((SIDE, SIDE, 1))
+    first = keras.backend.image_data_format() == "channels_first"
+    inputs = h = keras.Input((1, SIDE, SIDE) if first else (SIDE, SIDE, 1))
     for filters in (32, 64):
         h = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(h)
         h = keras.layers.MaxPooling2D()(h)

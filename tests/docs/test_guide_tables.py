@@ -87,10 +87,12 @@ def test_a_benchmark_that_fails_leaves_its_tables_and_the_others_go_on(
     guide = tmp_path / "guide.md"
     guide.write_text("\n".join(tables.region(name, "| old |") for name in ("bad", "good")))
     monkeypatch.setattr(guide_tables, "GUIDES", tmp_path)
-    cases = (guide_tables.Benchmark("bad", ("bad",)), guide_tables.Benchmark("good", ("good",)))
+    cases = (guide_tables.Benchmark("bad", ("bad",), 1), guide_tables.Benchmark("good", ("good",), 1))
     monkeypatch.setattr(guide_tables, "BENCHMARKS", cases)
     run = {"bad": {}, "good": {"good": "| new |"}}
-    monkeypatch.setattr(guide_tables, "run", lambda benchmark: run[benchmark.module])
+    monkeypatch.setattr(guide_tables, "run", lambda benchmark, only_try: run[benchmark.module])
+    assert guide_tables.write([], only_try=True) == 1
+    assert tables.tables_in(guide.read_text()) == {"bad": "| old |", "good": "| old |"}
     assert guide_tables.write([]) == 1
     assert tables.tables_in(guide.read_text()) == {"bad": "| old |", "good": "| new |"}
     assert "bad" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """How often a step is traced: once for all sizes of batches in a short fit, and never only to be looked at."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -94,3 +96,32 @@ def test_own_step_is_traced_to_be_built_and_to_be_run():
     _, history = trained(compiled(OwnStep))
     assert OwnStep.traces == 2
     assert history[1] == [3, 3] and np.isfinite(history).all()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_layers_of_a_known_graph_are_called_once_for_each_replica(replicas, monkeypatch):
+    calls, call = [], keras.layers.Dense.call
+
+    def counted(self, inputs, training=None):
+        calls.append(self)
+        return call(self, inputs, training=training)
+
+    monkeypatch.setattr(keras.layers.Dense, "call", counted)
+    with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+        inputs = {"a": keras.Input((3,), name="a"), "b": keras.Input((3,), dtype="int32", name="b")}
+        both = (
+            keras.layers.Dense(1)(inputs["a"]),
+            keras.layers.Dense(1)(keras.ops.cast(inputs["b"], "float32")),
+        )
+        named = unisono.Model(inputs, list(both))
+        sequential = unisono.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(2, "relu"), keras.layers.Dense(1)]
+        )
+    y = np.stack([Y, Y], 0)
+    for model, x, targets in ((named, {"a": X, "b": X}, list(y)), (sequential, X, Y)):
+        model.compile("sgd", "mse", metrics=["mae"] if model is sequential else [["mae"], ["mae"]])
+        calls.clear()
+        model.fit(x, targets, batch_size=ROWS, verbose=0)
+        assert len(calls) == 2 * replicas
+        model.evaluate(x, targets, batch_size=ROWS, verbose=0)
+        assert len(calls) == 4 * replicas
