@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..distribute.workers.cluster import is_chief
+from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from .fit_state import FitState
 
 
@@ -66,6 +67,17 @@ class ByHand:
     def _optimizer(self) -> Any:
         """The model's optimizer; None for a model that was not compiled."""
         return getattr(self.model, "optimizer", None)
+
+    def _watched_gradients(self) -> GradientWatch | None:
+        """What measures the gradients in the steps, which are compiled anew with it; None where nothing can."""
+        optimizer = self._optimizer
+        if not (hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)):
+            return None
+        with self._scope():
+            watch, new = watch_gradients(optimizer)
+        if new and self._in_fit:
+            self.model.make_train_function(force=True)
+        return watch
 
     def _scope(self) -> Any:
         """The scope of the model's strategy; a null context where it is entered already."""

@@ -13,8 +13,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..distribute.arguments import function, whole_number
+from ..distribute.arguments import function
 from ..distribute.arguments import path as a_path
+from .backup.save_schedule import SaveSchedule
 from .by_hand import ByHand
 
 
@@ -96,9 +97,7 @@ class JSONLines(ByHand, keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self._every: int | None = None
-        if every != "epoch":
-            self._every = whole_number("every", every, words=("epoch",))
+        self._schedule = SaveSchedule.every("every", every)
         self.path = Path(a_path("path", path))
         self._file = LineFile(self.path)
         self._clock = function("clock", clock)
@@ -106,7 +105,7 @@ class JSONLines(ByHand, keras.callbacks.Callback):
 
     def steps_to_wake(self, step: int) -> int | None:
         """After `every` steps."""
-        return None if self._every is None else self._every - step % self._every
+        return self._schedule.steps_to_wake(step)
 
     def get_state(self) -> dict[str, int]:
         """For backups: where the file ends now."""
@@ -123,7 +122,7 @@ class JSONLines(ByHand, keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when one is due."""
         self._calendar(batch=batch)
-        if self._every is not None and (batch + 1) % self._every == 0:
+        if self._schedule.due(batch + 1, batch):
             self._write({"epoch": self._epoch, "step": batch + 1, "steps": True}, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

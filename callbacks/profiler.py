@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import tempfile
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -21,34 +20,13 @@ from ..distribute.arguments import path, shown, whole_number
 from ..distribute.environment import peer_timeout
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
+from ..distribute.workers.ticker import ended_in_time
 from .by_hand import ByHand
 
 
 def _longest_stop() -> float:
     """Seconds; less than the time after which the waiting workers take this one for lost."""
     return min(20.0, peer_timeout() / 2)
-
-
-def _stopped_in_time() -> bool:
-    """Ends TensorFlow's profiling session, which writes the file; False where that hangs, as it can on a loaded machine.
-
-    Raises:
-        The error of the profiler.
-    """
-    failed: list[Exception] = []
-
-    def stop() -> None:
-        try:
-            tf.profiler.experimental.stop()
-        except Exception as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=stop, name="unisono-profiler-stop", daemon=True)
-    thread.start()
-    thread.join(_longest_stop())
-    if failed:
-        raise failed[0]
-    return not thread.is_alive()
 
 
 class Profiler(ByHand, keras.callbacks.Callback):
@@ -173,7 +151,8 @@ class Profiler(ByHand, keras.callbacks.Callback):
     def _end(self) -> None:
         """Stops, and moves this worker's file to where those of the others are."""
         assert self._temporary is not None  # narrows the type
-        if not _stopped_in_time():
+        # It writes the file, and can hang on a loaded machine.
+        if not ended_in_time("profiler-stop", tf.profiler.experimental.stop, _longest_stop()):
             warnings.warn(
                 f"TensorFlow's profiler did not stop within {_longest_stop():g} s; the profile of worker {worker_index()} "
                 "is missing, and training goes on."

@@ -21,12 +21,8 @@ _SEAL = re.compile(rb"BLAKE2b of all bytes before this line: ([0-9a-f]{128})\n")
 _SEAL_BYTES = len(b"BLAKE2b of all bytes before this line: \n") + 128
 _ZIP_BEGIN, _ZIP_END, _ZIP_END_BYTES = b"PK\3\4", b"PK\5\6", 22
 _HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
-_HDF5_END_AT = {
-    0: 40,
-    1: 44,
-    2: 28,
-    3: 28,
-}  # version of the superblock to where in it the end of the file is named
+# Version of the superblock to where in it the end of the file is named.
+_HDF5_END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 _OLD_SUFFIX = ".b2"
 _MOST_SUM_BYTES = 4096
 

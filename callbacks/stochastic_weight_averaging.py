@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from ..distribute.arguments import whole_number
+from .backup.save_schedule import SaveSchedule
 from .trained_model import ModelInFit
 
 
@@ -45,8 +46,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
     def __init__(self, start_from_epoch: int = 0, every: int | str = "epoch") -> None:
         super().__init__()
         self.start_from_epoch = whole_number("start_from_epoch", start_from_epoch, least=0)
-        every = whole_number("every", every, words=("epoch",))
-        self._every = None if every == "epoch" else int(every)
+        self._schedule = SaveSchedule.every("every", every)
         self._forget()
 
     def _forget(self) -> None:
@@ -56,9 +56,8 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
 
     def steps_to_wake(self, step: int) -> int | None:
         """After every so many steps."""
-        if self._every is None or self.model.fit_state.epoch < self.start_from_epoch:
-            return None
-        return self._every - (self._steps + step) % self._every
+        begun = self.model.fit_state.epoch >= self.start_from_epoch
+        return self._schedule.steps_to_wake(self._steps + step) if begun else None
 
     def get_state(self) -> dict[str, Any]:
         """For backups: the sums of the weights."""
@@ -87,19 +86,18 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the weights where that is due."""
-        if self._every is None or self.model.fit_state.epoch < self.start_from_epoch:
-            return
-        due = (self._steps + batch + 1) // self._every > (self._steps + self._seen) // self._every
-        self._seen = batch + 1
-        if due:
-            self._add()
+        if self.model.fit_state.epoch >= self.start_from_epoch:
+            due = self._schedule.due(self._steps + batch + 1, self._steps + self._seen)
+            self._seen = batch + 1
+            if due:
+                self._add()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Counts the weights after an epoch."""
         if epoch < self.start_from_epoch:
             return
         self._steps, self._seen = self._steps + self.model.fit_state.step, 0
-        if self._every is None:
+        if self._schedule.unit == "epoch":
             self._add()
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -64,9 +64,8 @@ def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
         around = (graph, *inputs, *_surroundings(graph))
         contents = sorted((name, value.SerializeToString()) for name, value in attributes.items())
         key = op_type, tuple(map(id, around)), tuple(contents)
-        if (
-            key not in known
-        ):  # what the key names by its identity is kept, so that no other thing takes its place
+        # What the key names by its identity is kept, so that no other thing takes its place.
+        if key not in known:
             known[key] = create(graph, op_type, inputs, dtypes, *args, **kwargs), around
         return known[key][0]
 

@@ -66,9 +66,8 @@ class thread_state:
     """
 
     def __init__(self) -> None:
-        drawn = (
-            random.getstate()
-        )  # one device makes the generator, from a random seed, only where one is used
+        # One device makes the generator, from a random seed, only where one is used.
+        drawn = random.getstate()
         with tf.init_scope(), direct_writes():  # not in the graph or the scope that is at work here
             seed_generator.global_seed_generator()
         random.setstate(drawn)

@@ -225,13 +225,7 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     original = getattr(owner, name)
     if not hasattr(original, "__unisono_original__"):
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        vars(wrapper)["__unisono_original__"] = original
-        setattr(owner, name, wrapper)
+        setattr(owner, name, _called_by(around, original))
 
 
 def wrap_within(name: str, around: Callable[..., Any]) -> None:
@@ -244,13 +238,16 @@ def wrap_within(name: str, around: Callable[..., Any]) -> None:
     cell = method.__closure__[method.__code__.co_freevars.index("fn")]
     original = cell.cell_contents
     if not hasattr(original, "__unisono_original__"):
+        cell.cell_contents = _called_by(around, original)
 
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
 
-        vars(wrapper)["__unisono_original__"] = original
-        cell.cell_contents = wrapper
+def _called_by(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    vars(wrapper)["__unisono_original__"] = original
+    return wrapper
 
 
 def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

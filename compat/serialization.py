@@ -34,10 +34,8 @@ def pickled(reduced: Any) -> tuple[Any, Any]:
     """What `unpickle` takes, of what `__reduce__` of Keras returned, or of a tool with a way of its own."""
     read, (content,) = reduced
     own = getattr(read, "__func__", None) is getattr(KerasSaveable._unpickle_model, "__func__", None)
-    return (
-        content,
-        None if own else read,
-    )  # Keras' function is bound to a class, which need not be found again by its name
+    # Keras' function is bound to a class, which need not be found again by its name.
+    return content, None if own else read
 
 
 def unpickle(content: Any, read: Any) -> Any:

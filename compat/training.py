@@ -21,7 +21,8 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.trainers.trainer import Trainer as KerasTrainer
 from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
-from keras.src.utils.tracking import no_automatic_dependency_tracking
+
+from .functional import known_outputs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -126,7 +127,19 @@ def set_strategy_of(model: Any, strategy: Any) -> None:
 
 
 def build_symbolically(model: Any, batch: Any) -> None:
-    """Makes the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`."""
+    """Makes the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`.
+
+    Keras calls the whole model for the outputs that losses and metrics are built with: a second trace of its forward
+    pass. Where the model's graph says what they are, losses and metrics are built before.
+    """
+    x, y, sample_weight = unpack_x_y_sample_weight(batch)
+    y_pred = known_outputs(model, x)
+    if y_pred is not None:
+        if model._compile_metrics is not None and not model._compile_metrics.built:
+            compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
+        if model._compile_loss is not None and not model._compile_loss.built:
+            options = {"sample_weight": sample_weight, "training": False}
+            compute_output_spec(model._compute_loss, x, y, y_pred, **options)
     model._symbolic_build(data_batch=batch)
 
 

@@ -61,8 +61,9 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": "_all_gather _device _get_ordering_token "
     "_group_key _group_size _next_instance_key _options",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:ClusterCoordinator": "_cluster",
-    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": "_server_def",
-    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:_CoordinatedClosureQueue": "_error",
+    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": "_server_def "
+    "_validate_preemption_failure",
+    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:_CoordinatedClosureQueue": "_cancellation_mgr _error",
     f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase": "_replica_id",
     f"{_DISTRIBUTE}.distribute_lib:StrategyExtendedV2": "_container_strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDataset": "_original_dataset",
@@ -73,13 +74,15 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_config _handle _rng",
+    "tensorflow.python.eager.polymorphic_function.atomic_function:AtomicFunction": "_cached_graph",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph "
     "_concrete_variable_creation_fn _created_variables _omit_frequent_tracing_warning _variable_creation_config",
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_attr_scope_map _colocation_stack "
     "_control_dependencies_stack _device_function_stack _get_control_flow_context _get_function",
-    "tensorflow.python.framework.ops:Operation": "_clear_attr _id _set_device _update_input",
+    "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _id _is_stateful _set_device "
+    "_update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
     "_shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",
@@ -110,8 +113,11 @@ OVERRIDDEN = {
         "_compute_steps_per_second": _ONCE,
         "_write_keras_model_train_graph": "the graph is that of our own step function",
     },
+    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": {
+        "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again",
+    },
 }
-"""The private methods of Keras that classes of ours override: the class of Keras, the names, and why."""
+"""The private methods of Keras and TensorFlow that classes of ours override: the class, the names, and why."""
 
 
 def missing_attributes() -> list[str]:

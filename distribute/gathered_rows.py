@@ -136,7 +136,7 @@ def _gather_dense(value: tf.Tensor, step: StepContext, share: Any) -> tf.Tensor:
     per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
     own = _with_gradient_over_share(_trimmed(value, step), tf.cast(share, value.dtype))
     everyone = _all_gather(tf.stop_gradient(own))
-    first = _first_row(step) * per_row
+    first = step.rows_before * per_row
     last = first + tf.shape(own)[0]
     result = tf.concat([everyone[:first], own, everyone[last:]], 0)
     return tf.ensure_shape(result, [None, *value.shape[1:]])
@@ -145,13 +145,6 @@ def _gather_dense(value: tf.Tensor, step: StepContext, share: Any) -> tf.Tensor:
 @tf.custom_gradient
 def _with_gradient_over_share(value: tf.Tensor, share: tf.Tensor) -> Any:
     return tf.identity(value), lambda gradient: (tf.math.divide_no_nan(gradient, share), None)
-
-
-def _first_row(step: StepContext) -> Any:
-    """The number of this replica's first row in the global batch."""
-    if step.first_row is not None:
-        return step.first_row
-    return (step.replica_id * step.global_rows) // step.num_replicas
 
 
 def rows_of_all_workers(outputs: Any, step: StepContext) -> Any:
@@ -173,7 +166,7 @@ def _rows_of_all(value: Any, step: StepContext) -> Any:
             _all_gather(value.flat_values), lengths, validate=False
         )
     if isinstance(value, tf.SparseTensor):
-        first = tf.cast(_first_row(step), tf.int64)
+        first = tf.cast(step.rows_before, tf.int64)
         moved = tf.concat([value.indices[:, :1] + first, value.indices[:, 1:]], 1)
         sizes = tf.reduce_max(_all_gather(value.dense_shape[None]), 0)
         shape = tf.concat([tf.cast([step.global_rows], tf.int64), sizes[1:]], 0)

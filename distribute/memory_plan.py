@@ -199,9 +199,8 @@ def _plan(
     gradients = model.trained / stages / shard["gradients"]
     at_once, held = _rows_of_device(rows, replicas, accumulation, stages)
     activations = model.activations * held / stages + model.always / stages
-    if (
-        half_precision
-    ):  # half of each, and a copy of the weights in half precision that waits for the backward pass
+    # Half of each, and a copy of the weights in half precision that waits for the backward pass.
+    if half_precision:
         copies = 0 if level == 3 else model.trained / 2 / stages
         activations = activations / 2 + copies
     sizes: dict[str, Any] = {
@@ -223,9 +222,8 @@ def _rows_of_device(rows: int, replicas: int, accumulation: int, stages: int) ->
         at_once = -(-of_copy // accumulation)
         return at_once, at_once
     at_once = -(-of_copy // min(of_copy, _MICRO_BATCHES * stages))
-    return at_once, min(
-        of_copy, at_once * stages
-    )  # 1F1B keeps at most as many micro-batches as there are stages
+    # 1F1B keeps at most as many micro-batches as there are stages.
+    return at_once, min(of_copy, at_once * stages)
 
 
 def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> int:

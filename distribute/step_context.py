@@ -57,11 +57,16 @@ class ReplicaRows:
         return isinstance(self.rows, int) and self.rows > 0
 
     @property
+    def rows_before(self) -> Any:
+        """The rows of the global batch that are before those of this replica: an int or an int tensor."""
+        if self.first_row is not None:
+            return self.first_row
+        return (self.replica_id * self.global_rows) // self.num_replicas
+
+    @property
     def holds_first_row(self) -> Any:
         """Whether the first row of the global batch is this replica's: a bool or a bool tensor."""
-        before = self.first_row
-        if before is None:
-            before = (self.replica_id * self.global_rows) // self.num_replicas
+        before = self.rows_before
         first = before == 0 if isinstance(before, int) else tf.equal(before, 0)
         return tf.logical_and(first, self.alive)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from .. import mixed_precision
 from ..mixed_precision.skipped_steps import step_logs
+from ..optimizers.held_optimizers import optimizers_of
 from .run.batch_statistics import check_renewal, renew_batch_statistics
-from .step.variable_placement import optimizers_of
 
 
 class ForCallbacks:

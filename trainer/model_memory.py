@@ -51,8 +51,8 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
         rows = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
         per_row = few / rows
     return ModelMemory(
-        weights=sum(map(_size, model.variables)),
-        trained=sum(map(_size, model.trainable_variables)),
+        weights=sum(map(bytes_of, model.variables)),
+        trained=sum(map(bytes_of, model.trainable_variables)),
         slots=slots,
         activations=per_row,
         always=max(0.0, few - per_row * _ROWS[0]) if many != few else 0.0,
@@ -63,7 +63,7 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
 
 def largest_layer(model: Any) -> int:
     """Bytes of the trained weights of the layer that has most of its own."""
-    return max((sum(map(_size, each)) for each in map(_own_weights, layers_of(model))), default=0)
+    return max((sum(map(bytes_of, each)) for each in map(_own_weights, layers_of(model))), default=0)
 
 
 def _known_inputs(model: keras.Model) -> Any:
@@ -121,12 +121,12 @@ def _loss(model: keras.Model, x: Any, outputs: Any, targets: Any, rows: int) -> 
 
 def _slot_bytes(model: keras.Model) -> int:
     if not model.compiled or model.optimizer is None:
-        return 2 * sum(map(_size, model.trainable_variables))
+        return 2 * sum(map(bytes_of, model.trainable_variables))
     optimizer: Any = model.optimizer
     if not optimizer.built:  # a copy: the model's own is built by the training
         optimizer = type(optimizer).from_config(optimizer.get_config())
         optimizer.build(model.trainable_variables)
-    return sum(map(_size, optimizer.variables))
+    return sum(map(bytes_of, optimizer.variables))
 
 
 def _own_weights(layer: Any) -> list[Any]:
@@ -136,5 +136,6 @@ def _own_weights(layer: Any) -> list[Any]:
     return [weight for weight in layer.trainable_variables if id(weight) not in inside]
 
 
-def _size(variable: Any) -> int:
+def bytes_of(variable: Any) -> int:
+    """What a variable takes, in the dtype in which it is kept."""
     return (tf.TensorShape(variable.shape).num_elements() or 0) * tf.as_dtype(stored_dtype(variable)).size

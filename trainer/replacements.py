@@ -74,9 +74,8 @@ def _maybe_build(original: Any) -> Any:
 def _seed(original: Any) -> Any:
     def next(self: Any, ordered: bool = True) -> Any:
         step = current_step()
-        if (
-            step is not None and step.shares and on_parameter_servers()
-        ):  # no two workers draw with the same number
+        # No two workers draw with the same number.
+        if step is not None and step.shares and on_parameter_servers():
             with direct_writes():
                 return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
         seed = original(self, ordered)

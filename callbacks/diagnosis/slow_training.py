@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from ...distribute.arguments import number, whole_number
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
-from ...optimizers.stages.gradient_watch import watch_gradients
 from ..by_hand import ByHand
 from ..fit_state import FitState
 
@@ -65,14 +64,8 @@ class Diagnosis(ByHand, keras.callbacks.Callback):
         self._warned: set[type[Warning]] = set()
         self._layouts: list[list[tuple[str, str]]] = []
         self._compiled = 0
-        self._watch = None
-        optimizer = self._optimizer
-        ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
-        if ours and spans_workers(self.model.distribute_strategy):
-            with self._scope():
-                self._watch, new = watch_gradients(optimizer)
-            if new and self._in_fit:
-                self.model.make_train_function(force=True)
+        several = spans_workers(self.model.distribute_strategy)
+        self._watch = self._watched_gradients() if several else None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes what had been measured before the epoch."""
@@ -198,21 +191,10 @@ def part_names(spec: Any) -> list[str]:
     >>> part_names(({"a": 1, "b": 2}, 3))
     ["x['a']", "x['b']", 'y']
     """
-    names: list[str] = []
-
-    def walk(name: str, part: Any) -> None:
-        if isinstance(part, dict):
-            for key in sorted(part):
-                walk(f"{name}[{key!r}]", part[key])
-        elif isinstance(part, list | tuple) and not hasattr(part, "dtype"):
-            for index, each in enumerate(part):
-                walk(f"{name}[{index}]", each)
-        else:
-            names.append(name)
-
-    if isinstance(spec, tuple) and len(spec) > 3:
-        walk("data", spec)
-    else:
-        for name, part in zip(("x", "y", "sample_weight"), spec if isinstance(spec, tuple) else (spec,)):
-            walk(name, part)
-    return names
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    named = {"data": spec} if len(parts) > 3 else dict(zip(("x", "y", "sample_weight"), parts))
+    return [
+        name + "".join(f"[{key!r}]" for key in place)
+        for name, part in named.items()
+        for place, _ in keras.tree.flatten_with_path(part)
+    ]

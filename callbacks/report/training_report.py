@@ -15,7 +15,6 @@ from ...distribute.arguments import function, number, truth
 from ...distribute.arguments import path as a_path
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.workers.agreement import gather_json
-from ...optimizers.stages.gradient_watch import watch_gradients
 from ..by_hand import ByHand
 from ..json_lines import LineFile
 from ..safe_file import write_safely
@@ -93,14 +92,8 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch, self._recent = False, None, None, None
         self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
-        optimizer = self._optimizer
-        ours = hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)
-        if not self.gradient_norm or not ours or on_parameter_servers(self.model.distribute_strategy):
-            return
-        with self._scope():
-            self._watch, new = watch_gradients(optimizer)
-        if new and self._in_fit:
-            self.model.make_train_function(force=True)
+        if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
+            self._watch = self._watched_gradients()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Writes the facts of the run when it begins."""

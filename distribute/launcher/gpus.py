@@ -162,8 +162,6 @@ def environment_of(names: Sequence[str], environ: Mapping[str, str] | None = Non
     wanted = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
     if "CUDA_VISIBLE_DEVICES" not in environ:  # else the numbers are the user's, who may count as CUDA does
         wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts
-    ours = {
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_DEBUG": "WARN",
-    }  # all workers are on this machine; errors say why
+    # All workers are on this machine; errors say why.
+    ours = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN"}
     return wanted | {name: value for name, value in ours.items() if name not in environ}

@@ -21,10 +21,8 @@ from typing import Any
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
-_TRIED = (
-    "net",
-    "user",
-)  # a network namespace of its own right, then one that a user namespace gives the right to
+# A network namespace of its own right, then one that a user namespace gives the right to.
+_TRIED = "net", "user"
 
 NO_NAME = (
     "Temporary failure in name resolution",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import tensorflow as tf
 from ..environment import STAGES, peer_timeout, stage_addresses
 from ..workers.addresses import connect as connect_to
 from ..workers.addresses import free_ports, join_address, split_address
+from ..workers.ticker import ended_in_time
 from .stage_watch import StageWatch, answers
 
 JOB = "worker"
@@ -77,25 +77,19 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
 def _join(watch: StageWatch, addresses: Sequence[str]) -> None:
     """Has TensorFlow join the cluster, in a thread: it would wait without end for a process that is lost meanwhile."""
     cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
-    errors: list[Exception] = []
 
     def join() -> None:
-        try:
-            tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster))
-            tf.config.list_logical_devices()
-        except Exception as error:
-            errors.append(error)
+        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster))
+        tf.config.list_logical_devices()
 
-    thread = threading.Thread(target=join, name="unisono-connect", daemon=True)
-    thread.start()
-    thread.join(watch.timeout + _JOINING)
-    if thread.is_alive():
-        errors.append(
-            TimeoutError(f"the stages at {list(addresses)} were not connected within {watch.timeout:g} s")
-        )
-    for error in errors:
+    try:
+        if not ended_in_time("connect", join, watch.timeout + _JOINING):
+            raise TimeoutError(
+                f"the stages at {list(addresses)} were not connected within {watch.timeout:g} s"
+            )
+    except Exception as error:
         _raise_if_lost(watch, error, {task: [task] for task in watch.addresses})
-        raise error
+        raise
 
 
 def connect_if_launched(devices: Any) -> None:

@@ -30,9 +30,8 @@ def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
 def first_local_replica(strategy: tf.distribute.Strategy) -> int:
     """The number, over all workers, of the first replica of this worker."""
     worker = place_among_workers(strategy)[0]
-    return (
-        worker * len(strategy.extended.worker_devices) if worker else 0
-    )  # only these strategies say their devices
+    # Only these strategies say their devices.
+    return worker * len(strategy.extended.worker_devices) if worker else 0
 
 
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:

@@ -103,9 +103,8 @@ class _RollCall:
                     break
             failure, seen, sees_us = self._failure, set(self._seen), set(self._sees_us)
         if failure is not None:
-            self.over.wait(
-                max(0.0, min(_ASK, self._until - time.monotonic()))
-            )  # the others are to learn of it too
+            # The others are to learn of it too.
+            self.over.wait(max(0.0, min(_ASK, self._until - time.monotonic())))
             raise failure
         late = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in seen]
         if late:
@@ -137,9 +136,8 @@ class _RollCall:
         with connect(self.peers[index], max(0.1, until - time.monotonic())) as connection:
             answer = _line(connection, until)
             if is_grpc(answer):
-                return (
-                    index in self._seen
-                )  # only whoever was seen before is known to be the one that went ahead
+                # Only whoever was seen before is known to be the one that went ahead.
+                return index in self._seen
             mark = _Mark.read(answer)
             if mark is None:
                 return False

@@ -1,4 +1,4 @@
-"""A thread that looks after something again and again: what all watchers are made of."""
+"""Threads: one that looks after something again and again, as all watchers do, and one that is not waited for long."""
 
 from __future__ import annotations
 
@@ -33,3 +33,21 @@ class Ticker:
     def _run(self) -> None:
         while not self._ended.wait(self._pause()) and self._tick():
             pass
+
+
+def ended_in_time(name: str, job: Callable[[], object], seconds: float) -> bool:
+    """Runs `job()` in a thread; whether it has ended within `seconds`. Raises what it raised."""
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            job()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=f"unisono-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    return not thread.is_alive()

@@ -154,6 +154,7 @@ class Case:
         "train_step Loss object none",
         "train_step gathered",
         "train_step clips",
+        "train_step two optimizers",
         "train_step tracks a mean",
         "train_step tracks a sum",
         "train_step of x alone",

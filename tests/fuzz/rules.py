@@ -199,6 +199,9 @@ IMPOSSIBLE: Rules = (
     ("a test step of its own belongs to a train step of its own", lambda c: (
         c.own_test_step and (not c.step.startswith("train_step") or not has_targets(c))
     )),
+    ("Keras applies averages, and optimizers of parts, to all weights of a model, not to those of one of two", lambda c: (
+        c.step == "train_step two optimizers" and (c.ema or c.optimizer == "two optimizers")
+    )),
     ("a batch that is clipped, weighted by micro-batches, must have that many rows", lambda c: (
         c.accumulation > 1 and c.rows < c.batch
     )),

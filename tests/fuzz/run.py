@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
+from unisono.optimizers.held_optimizers import optimizers_of
 
 from .case import Case
 from .parts.data import Rows, fit_arguments, make_rows
@@ -44,7 +45,9 @@ def strategy_of(name: str) -> Any:
         return unisono.distribute.Pipeline(devices, micro_batches=int(count))
     # The default collectives abort when strategies of different sizes share a process.
     mirrored = tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    if kind == "sharded":
+    if kind == "sharded":  # in many packs, so that the backward pass waits for sums
+        packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=64)
+        mirrored.extended._communication_options = packs
         return unisono.distribute.sharded(
             mirrored, {"2": "weights", "3": "gradients"}.get(count, "optimizer")
         )
@@ -102,7 +105,8 @@ def _shown(model: keras.Model, history: Any, case: Case, rows: Rows) -> dict[str
     if "predict" in case.then:
         found["predict"] = model.predict(rows.x, case.batch, verbose=0)
     found["weights"] = {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.weights)}
-    found["slots"] = {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.optimizer.variables)}
+    slots = [v for each in optimizers_of(model) for v in each.variables]
+    found["slots"] = {f"{i} {v.name}": v.numpy() for i, v in enumerate(slots)}
     return dict(_flat(found))
 
 

@@ -50,8 +50,8 @@ class Net(unisono.Model):
 
 def own_step(loss_of):
     class Stepping(Net):
-        def __init__(self):
-            super().__init__()
+        def __init__(self, between=L.Identity):
+            super().__init__(between)
             self.mine = keras.metrics.Mean(name="mine")
 
         def train_step(self, data):
@@ -318,10 +318,10 @@ def test_rules_are_part_of_backups_and_a_resumed_run_does_not_look_again(tmp_pat
         keras.backend.clear_session()
         keras.utils.set_random_seed(3)
         with mirrored(2).scope():
-            model = make()
+            model = make(Counts)
             model.compile(unisono.optimizers.SGD(0.05, momentum=0.5))
-        model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
-        return model.get_weights()
+        history = model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+        return [*model.get_weights(), *map(np.array, history.history.values())]
 
     left_alone = fit()
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: 1 / epoch)

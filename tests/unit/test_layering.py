@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -200,3 +201,16 @@ def test_private_attributes_are_touched_in_compat_only(package):
             assert owner in ("self", "cls") or owner.startswith("super(") or name not in names_in_compat(), (
                 where
             )
+
+
+def test_architecture_page_names_every_package_and_no_file_that_is_gone():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = set(re.findall(r"^ *(\w+)/ ", page, re.MULTILINE))
+    packages = {path.parent.name for name in LEVELS for path in (ROOT / name).rglob("__init__.py")}
+    assert packages <= listed
+    files = re.findall(r"`(?:tests/)?([\w/]+\.py)`", page)
+    homes = [ROOT, ROOT / "tests", *(ROOT / name for name in LEVELS)]
+    assert len(files) > 10
+    assert not [file for file in files if not any((home / file).is_file() for home in homes)]
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "._"}
+    assert folders <= set(re.findall(r"`tests/(\w+)`", page))

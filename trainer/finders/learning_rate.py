@@ -15,10 +15,8 @@ from .trial import check_model, trial
 
 _SMOOTHING = 0.9  # the share of the average that is kept at every step
 _DIVERGED = 4.0  # times the smallest loss so far
-_SKIPPED = (
-    10,
-    1,
-)  # points at the beginning, where the average is young, and at the end, where the loss explodes
+# Points at the beginning, where the average is young, and at the end, where the loss explodes.
+_SKIPPED = 10, 1
 
 
 class LearningRates(NamedTuple):

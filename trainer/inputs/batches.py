@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,17 @@ def noting_place(place: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"Raised by the input: {place} (counted from 0).")
         raise
+
+
+def noted(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
+    """`items`; an error of the code that gives one has a note with its place."""
+    for place in places:
+        with noting_place(place):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
 
 
 def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> Any:

@@ -189,9 +189,8 @@ class DatasetSource(Source):
             return
         self._outside.restore(state)
         over = self.calendar.is_over()
-        for number in range(
-            self.calendar.passes + over
-        ):  # each pass that is started gives a shuffle another order
+        # Each pass that is started gives a shuffle another order.
+        for number in range(self.calendar.passes + over):
             self._open()
             next(self._iterator, None)  # some parts of a pipeline start with the first element
             if self._outside.draws_all or (self._outside.draws_first and number == 0):

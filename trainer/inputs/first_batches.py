@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from . import checks
-from .batches import noting_place
+from .batches import noted
 from .convert import is_array, standard_arrays
 from .make_source import kind_of
 from .split import rows_of
@@ -74,6 +74,7 @@ def first_batches(
 
 
 def _first_of(x: Any, kind: str, count: int) -> Any:
+    places = (f"batch {number} of the {kind}" for number in itertools.count())
     if kind == "Keras data adapter":
         return x.get_tf_dataset().take(count).cache()
     if kind == "tf.data.Dataset":
@@ -83,8 +84,8 @@ def _first_of(x: Any, kind: str, count: int) -> Any:
     if kind == "PyDataset":
         numbers = range(min(count, count if x.num_batches is None else x.num_batches))
         items = (x[number] for number in numbers)
-        return KeptBatches((item,) if is_array(item) else item for item in _noted(items, kind))
-    return KeptBatches(itertools.islice(_noted(iter(x), kind), count))
+        return KeptBatches((item,) if is_array(item) else item for item in noted(items, places))
+    return KeptBatches(itertools.islice(noted(iter(x), places), count))
 
 
 def _first_of_function(function: Any, count: int) -> Callable[[tf.distribute.InputContext], Any]:
@@ -94,13 +95,3 @@ def _first_of_function(function: Any, count: int) -> Callable[[tf.distribute.Inp
         return dataset.take(count * parts).cache() if isinstance(dataset, tf.data.Dataset) else dataset
 
     return first
-
-
-def _noted(items: Iterator[Any], kind: str) -> Iterator[Any]:
-    for number in itertools.count():
-        with noting_place(f"batch {number} of the {kind}"):
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-        yield item

@@ -21,9 +21,8 @@ def save_iterator(iterator: Any) -> bytes:
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for name in _FILES:
                 with open(os.path.join(folder, name), "rb") as file:
-                    archive.writestr(
-                        zipfile.ZipInfo(name), file.read()
-                    )  # without a time: the same bytes on all workers
+                    # Without a time: the same bytes on all workers.
+                    archive.writestr(zipfile.ZipInfo(name), file.read())
     return packed.getvalue()
 
 

@@ -10,7 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from .batches import PythonBatches, noting_place
+from .batches import PythonBatches, noted, noting_place
 from .calendar import RowOrder
 from .content import checksum, drawn_ahead, notes_random_numbers
 from .feed import FedSource, Group
@@ -119,15 +119,10 @@ class PyDatasetSource(FedSource):
             order.advance(run.batches)
             chosen, last = order.indices(run.a_pass), run.first_row + run.batches
             numbers += range(run.first_row, last) if chosen is None else chosen[run.first_row : last].tolist()
+        ordered = enumerate(numbers, first)
+        places = (f"item {number} of the PyDataset, batch {step} of the epoch" for step, number in ordered)
         with contextlib.closing(_items(self._dataset, numbers)) as items:
-            yield from self._batches.groups(_noted(items, numbers, first), first, waiting)
-
-
-def _noted(items: Iterator[Any], numbers: list[int], first: int) -> Iterator[Any]:
-    for step, number in enumerate(numbers, first):
-        with noting_place(f"item {number} of the PyDataset, batch {step} of the epoch"):
-            item = next(items)
-        yield item
+            yield from self._batches.groups(noted(items, places), first, waiting)
 
 
 def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | None) -> RowOrder:

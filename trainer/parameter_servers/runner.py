@@ -17,9 +17,9 @@ from ...compat.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import mode_of, pool_of
 from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
+from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
 from ..run.plain_runner import PlainRunner
-from ..step.variable_placement import optimizers_of
 from .schedule import Schedule, next_stop, wants_each_step
 from .synchronous import SynchronousSteps
 from .worker_function import WorkerFunction, WorkerPrediction

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.functional import run_node
+from ..model_memory import bytes_of
 from .graph import Block, Chain
 from .state import NotedWrites
 
@@ -69,8 +70,8 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
                 forward=count.forward,
                 backward=count.backward,
                 activations=count.inside + sum(_bytes(tensor, rows) for tensor in own),
-                weights=float(sum(_size(v) for v in variables if v.trainable)),
-                fixed=float(sum(_size(v) for v in variables if not v.trainable)),
+                weights=float(sum(bytes_of(v) for v in variables if v.trainable)),
+                fixed=float(sum(bytes_of(v) for v in variables if not v.trainable)),
                 sends=sum(_bytes(tensor, rows) for tensor in chain.crossing(index + 1)),
                 unit="operations",
             )
@@ -176,10 +177,6 @@ def _loop_operations(node: Any, specs: list[tf.TensorSpec], rows: int) -> float:
         return 0.0
     length = (specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1) or 1
     return 2.0 * rows * length * sum(v.shape.num_elements() or 0 for v in node.operation.weights)
-
-
-def _size(variable: Any) -> int:
-    return int(variable.shape.num_elements() or 0) * tf.as_dtype(variable.dtype).size
 
 
 def _operations(ops: list[Any]) -> float:

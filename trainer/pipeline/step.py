@@ -19,8 +19,8 @@ from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.step_context import StepContext, this_step
 from ...optimizers.gradients import apply_contributions
+from ...optimizers.held_optimizers import optimizers_of
 from ..step.train_step import track_loss
-from ..step.variable_placement import optimizers_of
 from .engine import PipelinedStep
 from .loss import head_of, micro_slices, own_loss, track_single_losses
 from .placement import follow_inputs, move_slots

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
+from ..inputs.rows import concat_rows
 
 
 def flatten(value: Any) -> list[Any]:
@@ -88,9 +89,9 @@ def join_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], trim:
     if len(parts) == 1:
         return parts[0]
     masks = [get_keras_mask(part) for part in parts]
-    joined = _concat([_own_rows(part, step) if trim else part for part, step in zip(parts, steps)])
+    joined = concat_rows([_own_rows(part, step) if trim else part for part, step in zip(parts, steps)])
     if all(mask is not None for mask in masks):
-        mask = _concat([_own_rows(mask, step) if trim else mask for mask, step in zip(masks, steps)])
+        mask = concat_rows([_own_rows(mask, step) if trim else mask for mask, step in zip(masks, steps)])
         set_keras_mask(joined, mask)
     return joined
 
@@ -100,9 +101,3 @@ def _own_rows(value: Any, step: StepContext) -> Any:
     if isinstance(value, tf.Tensor) and value.shape.rank == 0:
         return value[None]
     return value if isinstance(step.rows, int) and step.rows > 0 else value[: step.rows]
-
-
-def _concat(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
-    return tf.concat(list(parts), 0)

@@ -28,9 +28,10 @@ from ...distribute.sharding.value import ShardedValue, read_together
 from ...distribute.step_context import StepContext, step_scope
 from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.building import ensure_built
+from ...optimizers.held_optimizers import optimizers_of
 from .. import checks
+from ..step.first_call import placeholder
 from ..step.observed_step import Observed
-from ..step.variable_placement import optimizers_of
 from .misfits import explained
 
 
@@ -102,7 +103,7 @@ def _build_by_own_step(
         with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
             with _step_of_a_replica(model, built) as step:
                 step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
-                own_step(keras.tree.map_structure(_placeholder, spec))
+                own_step(keras.tree.map_structure(placeholder, spec))
             seen = built
         for optimizer, variables in used:  # which have values only now
             ensure_built(optimizer, variables)
@@ -171,7 +172,7 @@ def _build_with_placeholders(model: TrainedModel, spec: Any) -> None:
     """Creates the variables of layers, metrics and losses by calling them in a scratch graph on tensors of `spec`."""
 
     def call_everything() -> Any:
-        x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(_placeholder, spec))
+        x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(placeholder, spec))
         y_pred = model(x, training=False)
         if y is None:
             return y_pred
@@ -184,15 +185,6 @@ def _build_with_placeholders(model: TrainedModel, spec: Any) -> None:
         return y_pred
 
     compute_output_spec(call_everything)
-
-
-def _placeholder(spec: Any) -> Any:
-    if spec is None:
-        return None
-    parts = [
-        tf.compat.v1.placeholder(s.dtype, s.shape) for s in tf.nest.flatten(spec, expand_composites=True)
-    ]
-    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 
 def _can_be_called(model: TrainedModel) -> bool:

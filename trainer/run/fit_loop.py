@@ -92,9 +92,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         model.stop_training = False
         model.make_train_function()
         callbacks.on_train_begin()
-        state.epoch = (
-            epoch_to_begin_with(model) or state.epoch
-        )  # a callback of Keras may set it in on_train_begin
+        # A callback of Keras may set it in on_train_begin.
+        state.epoch = epoch_to_begin_with(model) or state.epoch
         runner.begin_fit(model, state)
         if (state.epoch, state.step, state.epoch_logs) == (a.initial_epoch, 0, {}):  # else it is resumed
             _try_validation(model, a, runner)

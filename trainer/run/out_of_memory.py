@@ -6,17 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import bytes_kept_for_backward
 from ...compat.strategies import devices_of
-from ...compat.variables import stored_dtype
 from ...distribute.gpu_memory import StepMemory, less_memory
 from ...distribute.sharding.levels import SHARDABLE, level_of
-from ..model_memory import largest_layer
-from ..step.variable_placement import accumulates, optimizers_of
+from ...optimizers.held_optimizers import optimizers_of
+from ..model_memory import bytes_of, largest_layer
+from ..step.variable_placement import accumulates
 
 
 @contextlib.contextmanager
@@ -41,11 +40,11 @@ def with_advice(model: TrainedModel, function: Any, rows: int | None) -> Iterato
 def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory:
     """What a step needs; `graph` is that of its loop, None where there is none."""
     replicas = model.distribute_strategy.num_replicas_in_sync
-    slots = sum(_size(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
+    slots = sum(bytes_of(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
     kept = 0 if graph is None else bytes_kept_for_backward(graph)
     return StepMemory(
-        weights=sum(map(_size, model.variables)),
-        gradients=sum(map(_size, model.trainable_weights)),
+        weights=sum(map(bytes_of, model.variables)),
+        gradients=sum(map(bytes_of, model.trainable_weights)),
         slots=slots,
         activations=kept // len(devices_of(model.distribute_strategy)),
         rows=-(-(rows or 1) // replicas),
@@ -53,7 +52,3 @@ def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory
         sharded=level_of(model.distribute_strategy),
         largest_layer=largest_layer(model),
     )
-
-
-def _size(variable: Any) -> int:
-    return int(np.prod(variable.shape)) * tf.as_dtype(stored_dtype(variable)).size

@@ -10,8 +10,8 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...mixed_precision import diagnose as diagnose_batch
 from ...mixed_precision import skipped_steps
+from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Chunk
-from ..step.variable_placement import optimizers_of
 
 
 def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:

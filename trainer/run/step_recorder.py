@@ -11,7 +11,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.variables import plain_variable
 from ...mixed_precision.skipped_steps import step_values
-from ..step.variable_placement import optimizers_of
+from ...optimizers.held_optimizers import optimizers_of
 
 MOST_STEPS = 4096
 """Of an execution whose steps are recorded, unless the user fixed more."""

@@ -37,9 +37,8 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
     variables = [v for group in variable_state.variables_of(model).values() for v in group]
     values = [variable_state.capture(v, strategy, lambda _, array: np.array(array)) for v in variables]
     names = _ATTRIBUTES
-    if (
-        vars(model).get("_step_hooks", {}).get("test")
-    ):  # what callbacks put into steps of evaluation is left out
+    # What callbacks put into steps of evaluation is left out.
+    if vars(model).get("_step_hooks", {}).get("test"):
         names = (*names, "test_function")
     attributes = {name: vars(model).pop(name, _ABSENT) for name in names}
     model.fit_state = None if attributes["fit_state"] is _ABSENT else attributes["fit_state"]

@@ -28,8 +28,8 @@ from ...compat.layers import computes_again, layers_of
 from ...distribute.devices import is_gpu
 from ...distribute.sharding.levels import level_of
 from ...distribute.workers.agreement import spans_workers
+from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Chunk, Source
-from ..step.variable_placement import optimizers_of
 from . import row_layouts, xla_loops
 from .compiled import GRAPH, XLA
 from .executions import Execution

@@ -38,7 +38,7 @@ def build_outside(layer: Any, call_spec: Any) -> None:
 
 
 def _call(layer: Any, specs: Any) -> Any:
-    args, kwargs = tf.nest.map_structure(_placeholder, specs)
+    args, kwargs = tf.nest.map_structure(placeholder, specs)
     return layer(*args, **kwargs)
 
 
@@ -49,7 +49,8 @@ def _spec(value: Any) -> Any:
     return tf.type_spec_from_value(value)
 
 
-def _placeholder(spec: Any) -> Any:
+def placeholder(spec: Any) -> Any:
+    """What takes the place of tensors of this spec, with any number of rows; what is no spec as it is."""
     if not isinstance(spec, tf.TypeSpec):
         return spec
     parts = [

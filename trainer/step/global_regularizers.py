@@ -78,8 +78,7 @@ def _on_all_rows(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         with step_scope(step.on_all_rows()):
             value = tf.convert_to_tensor(original(everyone))
         own, total = tf.shape(output)[0], tf.shape(everyone)[0]
-        return (
-            value * tf.cast(own, value.dtype) / tf.cast(total, value.dtype)
-        )  # Keras divides by its own rows
+        # Keras divides by its own rows.
+        return value * tf.cast(own, value.dtype) / tf.cast(total, value.dtype)
 
     return regularizer

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import Pruned, prune_to
+from ...compat.pruning import Pruned, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.step_context import StepContext, step_scope

@@ -11,9 +11,10 @@ from ... import optimizers
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
 from ...compat.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
-from ...compat.training import no_automatic_dependency_tracking, set_strategy_of, strategy_of
+from ...compat.training import set_strategy_of, strategy_of
 from ...compat.variables import raw_value
 from ...distribute.variables import move_variables
+from ...optimizers.held_optimizers import optimizers_of
 from ..checks import check_home
 from .global_metrics import metrics_of
 
@@ -24,15 +25,11 @@ def place_with_model(model: TrainedModel) -> None:
     A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;
     the TensorFlow variables inside them are made again under the strategy, with their values.
     """
-    for name, value in list(vars(model).items()):
-        if isinstance(value, keras.optimizers.Optimizer):
-            adopted = optimizers.adopt(value)
-            if adopted is not value:
-                no_automatic_dependency_tracking(setattr)(model, name, adopted)
+    held = [optimizers.adopt(optimizer) for optimizer in optimizers_of(model)]
     home = strategy_of(model)
     if home is None:
         return
-    for optimizer in optimizers_of(model):
+    for optimizer in held:
         for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
             if part is not None and optimizer_strategy(part) is not home:
                 set_strategy(part, home)
@@ -67,15 +64,6 @@ def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
         return tf.distribute.get_strategy()
     owners = (getattr(raw_value(variable), "distribute_strategy", None) for variable in model.variables)
     return next((owner for owner in owners if owner is not None), None)
-
-
-def optimizers_of(model: TrainedModel) -> list[keras.optimizers.Optimizer]:
-    """The optimizers that are attributes of the model, each once."""
-    found: list[Any] = []
-    for value in vars(model).values():
-        if isinstance(value, keras.optimizers.Optimizer) and not any(value is other for other in found):
-            found.append(value)
-    return found
 
 
 def accumulates(optimizer: Any) -> bool:

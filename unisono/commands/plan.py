@@ -23,9 +23,8 @@ optimizer's slots, and the activations that the backward pass waits for; a tenth
 def main(argv: Sequence[str]) -> int:
     """Prints the plans; returns 0 if the training fits in some way, 1 if in none, 2 for what cannot be read."""
     options = _parser().parse_args(argv)
-    from ..distribute.memory_plan import (
-        memory_plans,
-    )  # imports no TensorFlow, but its package's arguments NumPy
+    # Imports no TensorFlow, but its package's arguments NumPy.
+    from ..distribute.memory_plan import memory_plans
     from .planned_model import read_model
 
     try:

@@ -25,6 +25,8 @@ def own_step(step: str, batch: int, own_test_step: bool) -> list[type]:
         return [_with_compute_loss(COMPUTED[name], batch)]
     if name == "of x alone":
         return [_of_x_alone()]
+    if name == "two optimizers":
+        return [_with_two_optimizers()]
     mixins = [_with_train_step(STEPPED[name], batch, clips=name == "clips", tracks=name.startswith("tracks"))]
     return [_with_test_step(), *mixins] if own_test_step else mixins
 
@@ -77,6 +79,28 @@ def _apply_clipped(optimizer: Any, pairs: list[Any]) -> None:
     gradients = [gradient for gradient, _ in (optimizer.aggregate_gradients(pairs) if ours else pairs)]
     clipped = zip(tf.clip_by_global_norm(gradients, 0.1)[0], [variable for _, variable in pairs])
     optimizer.apply_gradients(clipped, **({"skip_gradients_aggregation": True} if ours else {}))
+
+
+def _with_two_optimizers() -> type:
+    class TwoOptimizers:
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.second = keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                y_pred = self(x, training=True)
+                loss = tf.reduce_mean(_squares(y, y_pred))
+                scaled = self.optimizer.scale_loss(loss)
+            mine, others = self.trainable_variables[::2], self.trainable_variables[1::2]
+            self.optimizer.apply_gradients(zip(tape.gradient(scaled, mine), mine))
+            self.second.apply_gradients(zip(tape.gradient(loss, others), others))
+            logs = self.compute_metrics(x, y, y_pred)
+            logs.pop("loss", None)  # no loss has been counted
+            return {**logs, "error": loss}
+
+    return TwoOptimizers
 
 
 def _of_x_alone() -> type:
