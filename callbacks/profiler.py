@@ -16,17 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ..compat.profiles import discard
 from ..distribute.arguments import path, shown, whole_number
-from ..distribute.environment import peer_timeout
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
-from ..distribute.workers.ticker import ended_in_time
 from .by_hand import ByHand
-
-
-def _longest_stop() -> float:
-    """Seconds; less than the time after which the waiting workers take this one for lost."""
-    return min(20.0, peer_timeout() / 2)
+from .profile_end import end_profile
 
 
 class Profiler(ByHand, keras.callbacks.Callback):
@@ -122,7 +117,7 @@ class Profiler(ByHand, keras.callbacks.Callback):
         """Ends the session, whatever ended the training."""
         if self._temporary is not None:
             with contextlib.suppress(Exception):
-                tf.profiler.experimental.stop(save=False)
+                discard()
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
 
@@ -151,12 +146,8 @@ class Profiler(ByHand, keras.callbacks.Callback):
     def _end(self) -> None:
         """Stops, and moves this worker's file to where those of the others are."""
         assert self._temporary is not None  # narrows the type
-        # It writes the file, and can hang on a loaded machine.
-        if not ended_in_time("profiler-stop", tf.profiler.experimental.stop, _longest_stop()):
-            warnings.warn(
-                f"TensorFlow's profiler did not stop within {_longest_stop():g} s; the profile of worker {worker_index()} "
-                "is missing, and training goes on."
-            )
+        if reason := end_profile():
+            warnings.warn(f"The profile of worker {worker_index()} is missing: {reason}. Training goes on.")
         moment = int(from_chief([float(int(time.time()))], self.model.distribute_strategy)[0])
         run = self.log_dir / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(moment))
         run.mkdir(parents=True, exist_ok=True)

@@ -82,3 +82,13 @@ def start_profile(callback: Any) -> None:
 def stop_profile(callback: Any) -> None:
     """Ends the profile and writes it."""
     callback._stop_trace()
+
+
+def profiler_has_begun(callback: Any) -> bool:
+    """Whether TensorFlow's profiler was begun by the callback."""
+    return callback._profiler_started
+
+
+def profiler_has_ended(callback: Any) -> None:
+    """Says that it was ended by somebody else."""
+    callback._profiler_started = False

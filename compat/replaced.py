@@ -145,6 +145,11 @@ WRAPPED = (
     ),
     Changed(TensorFlowTrainer, "evaluate", "the same"),
     Changed(TensorFlowTrainer, "predict", "the same"),
+    Changed(
+        keras.callbacks.TensorBoard,
+        "_stop_profiler",
+        "TensorFlow can end the process that writes a profile, which must not be the one that trains",
+    ),
     Changed(cloning, "_clone_sequential_model", "the clone of a model of ours is one"),
 )
 

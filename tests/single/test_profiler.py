@@ -1,19 +1,20 @@
 """Profiles of a range of steps, and on demand from outside."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
+import types
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import unisono
+from unisono.compat import profiles
 from unisono.distribute.workers.addresses import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -35,24 +36,40 @@ def test_profile_of_steps_is_written_where_the_plugin_looks(tmp_path, steps):
     assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
 
 
-def test_profiler_that_does_not_stop_is_left_behind(tmp_path, monkeypatch):
-    stop, released = tf.profiler.experimental.stop, threading.Event()
+class Session:
+    """A profile that ends the process that writes it, or never ends."""
 
-    def stop_later(*args, **options):
-        released.wait(60)
-        stop(*args, **options)
+    def __init__(self, write):
+        self.export_to_tb = write
 
-    monkeypatch.setattr(tf.profiler.experimental, "stop", stop_later)
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "TensorFlow failed with SIGSEGV while it wrote it"),
+        (lambda: time.sleep(60), "TensorFlow did not write it within 0.5 s"),
+        (lambda: 1 / 0, "TensorFlow could not write it"),
+    ],
+)
+@pytest.mark.parametrize("callback", ["Profiler", "TensorBoard"])
+def test_profile_that_cannot_be_written_ends_no_training(
+    tmp_path, monkeypatch, capfd, callback, write, reason
+):
     monkeypatch.setenv("UNISONO_TIMEOUT", "1")
-    with pytest.warns(UserWarning, match="did not stop within 0.5 s; the profile of worker 0 is missing"):
-        model().fit(
-            X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))]
-        )
-    released.set()
-    for thread in threading.enumerate():
-        if thread.name == "unisono-profiler-stop":
-            thread.join(60)
-    assert not list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+    real = profiles.profiler_v2
+    monkeypatch.setattr(profiles, "profiler_v2", types.SimpleNamespace(_profiler=Session(write)))
+    make = {
+        "Profiler": lambda: unisono.callbacks.Profiler(tmp_path, steps=(2, 3)),
+        "TensorBoard": lambda: keras.callbacks.TensorBoard(tmp_path, profile_batch=(2, 3)),  # pyright: ignore[reportArgumentType]
+    }[callback]
+    with pytest.warns(UserWarning, match=f"is missing: {reason}. Training goes on."):
+        history = model().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[make()])
+    assert len(history.history["loss"]) == 2
+    assert not list(tmp_path.rglob("*.xplane.pb"))
+    assert real._profiler is None  # the next one can begin
+    monkeypatch.setattr(profiles, "profiler_v2", real)
+    model().fit(X, Y, batch_size=8, verbose=0, callbacks=[make()])
+    assert list(tmp_path.rglob("*.xplane.pb"))
 
 
 def test_executions_end_at_the_range_alone():

@@ -20,6 +20,10 @@ def write(name, text):
 
 write(f"pid-{worker}-{restart}", str(os.getpid()))
 if order == "fail once" and worker == "1" and restart == "0":
+    # The launcher ends the others at once: they shall have begun, at the least the first of them.
+    until = time.monotonic() + 30
+    while not os.path.exists(f"{out}/pid-0-0") and time.monotonic() < until:
+        time.sleep(0.01)
     print("what went wrong", file=sys.stderr, flush=True)
     sys.exit(7)
 if order == "fail once" and restart == "1":
