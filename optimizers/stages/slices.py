@@ -7,7 +7,7 @@ are added up, so `run_stages` does that once, right after aggregation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -59,6 +59,20 @@ def values_of(gradient: Gradient) -> tf.Tensor:
 def dense(gradient: Gradient) -> tf.Tensor:
     """The gradient as one tensor of the variable's shape."""
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def shorter(gradient: Gradient, shape: Sequence[int], replicas: int) -> Gradient:
+    """Slices as one tensor of this shape if those of so many replicas name as many rows as it has, or more; else as given.
+
+    Then it is what travels with fewer bytes, and no row of it has to be looked for: the table of a feature that has fewer
+    values than a batch has rows.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    named = gradient.indices.shape.num_elements()
+    if named is None or shape[0] > replicas * named:
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
 
 
 def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:

@@ -11,6 +11,7 @@ from ...distribute.devices import computes_on_gpu
 from ...distribute.replicas import all_reduce_sum, num_replicas
 from ...distribute.sharding.travel import numbers_are_known, rows_of_all
 from ...distribute.step_context import current_step
+from .slices import shorter
 
 Pairs = list[tuple[Any, Any]]
 
@@ -22,21 +23,20 @@ def is_on_gpu() -> bool:
 
 
 def fit_to_travel(pairs: Pairs) -> Pairs:
-    """On GPUs the gradients to be summed over the replicas, the sparse ones in the form that is shorter.
+    """On GPUs the gradients to be summed over the replicas, the sparse ones in the form that is `shorter`.
 
-    Slices become one tensor where those of all replicas would name more rows than the variable has. Else the host is told
-    what they are of: to XLA's results it would have to ask the GPU.
+    Else the host is told what slices are of: to XLA's results it would have to ask the GPU.
     """
     if not is_on_gpu():
         return pairs
-    return [(_of_variable(g, list(v.shape)) if isinstance(g, tf.IndexedSlices) else g, v) for g, v in pairs]
+    short = [(shorter(g, list(v.shape), num_replicas()), v) for g, v in pairs]
+    return [(_of_known_shape(g, list(v.shape)), v) for g, v in short]
 
 
-def _of_variable(slices: tf.IndexedSlices, shape: Sequence[int]) -> Any:
-    named = slices.indices.shape.num_elements()
-    if named is not None and shape[0] <= num_replicas() * named:
-        return tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
-    return tf.IndexedSlices(slices.values, slices.indices, tf.constant(shape, tf.int32))
+def _of_known_shape(gradient: Any, shape: Sequence[int]) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape, tf.int32))
 
 
 def sums(gradients: Sequence[Any]) -> list[Any]:
