@@ -132,10 +132,12 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
         pairs = [(largest(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
     elif not options.skip_aggregation and aggregator not in (None, no_aggregation):
         pairs = checks.same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
-    elif num_replicas() == 1:  # several could decide differently: outside of a graph each has rows of its own
-        pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), 1), v) for g, v in pairs]
-    if is_on_gpu() and not has_code_of_users(optimizer, [v for _, v in pairs]):
+    if has_code_of_users(optimizer, [v for _, v in pairs]):  # it may update the named rows alone
+        return [(unique_rows(g), v) for g, v in pairs]
+    if is_on_gpu():
         return [(merged_rows(g), v) for g, v in pairs]
+    if num_replicas() == 1:  # several could decide differently: outside of a graph each has rows of its own
+        pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), 1), v) for g, v in pairs]
     return [(unique_rows(g, densely=step is not None and step.in_xla), v) for g, v in pairs]
 
 

@@ -132,6 +132,34 @@ def test_rows_of_a_table_under_xla(rule, table):
     assert_close(found[True][1], found[False][1], FLOAT32, "variables")
 
 
+class Lazy(keras.optimizers.SGD):
+    """A rule of a user's own that shrinks the rows of a table that a batch names, and no others."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        assert isinstance(gradient, tf.IndexedSlices) == ("embeddings" in variable.name)
+        if not isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        rows = tf.gather(variable, gradient.indices)
+        new = rows * 0.9 - tf.convert_to_tensor(learning_rate) * gradient.values
+        variable.scatter_update(tf.IndexedSlices(new, gradient.indices))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_rule_that_updates_named_rows_alone_is_given_rows(jit):
+    words = keras.layers.Embedding(9, 4)
+    model = unisono.Sequential(
+        [keras.Input((6,), dtype="int32"), words, keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(Lazy(0.1), loss, jit_compile=jit)
+    before = words.embeddings.numpy()
+    model.fit(WORDS[:BATCH] % 5, LABELS[:BATCH], batch_size=BATCH, verbose=0)
+    after = words.embeddings.numpy()
+    assert np.array_equal(after[5:], before[5:])
+    assert not np.any(after[:5] == before[:5])
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_whole_loop_under_xla_gives_the_numbers_of_the_plain_graph(kind):
     found = {}
