@@ -137,6 +137,7 @@ def main() -> None:
         for name, result in results.items()
         if name in WORDS
     ]
+    rows.append(["a plain write and `fsync` of as many bytes", f"{plain:.2f} s", ""])
     publish("backup_stall", ["saving", "training is held up for", "the whole training takes"], rows)
     size = results["in the background"]["bytes"]
     print(f"one backup: {size / 1e6:.1f} MB; a plain write and fsync of as many bytes: {plain:.2f} s")

@@ -67,6 +67,9 @@ BENCHMARKS = (
     Benchmark("cnn_kernels", ("cnn_kernels",), 2, quick=("40",)),
     Benchmark("cnn_settings", ("cnn_settings",), 8, quick=("1",)),
     Benchmark("feeding", ("feeding",), 10, quick=("2000",)),
+    Benchmark(
+        "progress_cost", ("progress_cost",), 4, ("--rounds", "20"), ("--rounds", "2", "--steps", "400")
+    ),
     Benchmark("backup_stall", ("backup_stall",), 8, quick=("--seconds", "6", "--every", "2")),
     Benchmark("workers_efficiency", ("workers_efficiency",), 10, quick=("--rounds", "1", "--steps", "10")),
     Benchmark(

@@ -1,11 +1,10 @@
-"""What the progress bar costs: `fit(verbose=1)` to a pipe and to a terminal, beside `fit(verbose=0)`.
+"""What the progress bar and the report cost: `fit` with each of them, beside `fit(verbose=0)`.
 
 Trains the small MLP of the speed comparison in rounds. In each round every way has its turn, in an order that changes from
-round to round: without output twice, which shows how large a difference is that means nothing; with a bar that is written
-into a pipe; with a bar that is redrawn on a pseudo-terminal. Another process reads what is printed. Prints for each way the
-median and the quartiles of its time as a ratio to that without output in the same round. Run it on a quiet machine:
-
-    python benchmarks/progress_cost.py --rounds 40
+round to round: without either twice, which shows how large a difference is that means nothing; with a bar that is written
+into a pipe; with a bar that is redrawn on a pseudo-terminal; with a report. Another process reads what is printed. The table
+has the median and the quartiles of each way's time as a ratio to that without either in the same round.
+`python -m benchmarks.progress_cost --rounds 40`, on a quiet machine.
 """
 
 from __future__ import annotations
@@ -14,30 +13,28 @@ import argparse
 import contextlib
 import os
 import pty
-import statistics
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 
 import unisono
 from benchmarks.contestants import keras_models
 from benchmarks.contestants.task import BATCH, Task, arrays
+from benchmarks.tables import publish, spread
 
-WAYS = ("nothing", "nothing again", "bar in a pipe", "bar on a terminal")
+WAYS = ("nothing", "nothing again", "bar in a pipe", "bar on a terminal", "report")
 
 
 @contextlib.contextmanager
 def output(way: str) -> Iterator[Any]:
     """The stream that a way prints to; `cat` reads it in a process of its own. None: nothing is printed."""
-    if way.startswith("nothing"):
+    if "bar" not in way:
         yield None
         return
     read, write = pty.openpty() if way == "bar on a terminal" else os.pipe()
@@ -61,10 +58,12 @@ def make_model() -> Any:
 def seconds(model: Any, way: str, steps: int, epochs: int) -> float:
     """The time of one `fit`."""
     x, y = arrays("mlp", steps)
-    with output(way) as stream:
-        bar = [] if stream is None else [unisono.callbacks.ProgressBar(stream)]
+    with output(way) as stream, tempfile.TemporaryDirectory() as folder:
+        shows: list[Any] = [] if stream is None else [unisono.callbacks.ProgressBar(stream)]
+        if way == "report":
+            shows = [unisono.callbacks.TrainingReport(f"{folder}/report.html", gradient_norm=False)]
         began = time.perf_counter()
-        model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=1 if bar else 0, callbacks=bar)
+        model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0 if stream is None else 1, callbacks=shows)
         return time.perf_counter() - began
 
 
@@ -85,17 +84,14 @@ def main() -> None:
         for way in WAYS[first:] + WAYS[:first]:
             times[way].append(seconds(model, way, arguments.steps, arguments.epochs))
     base = times["nothing"]
-    print(
-        f"{arguments.rounds} rounds of {arguments.epochs} epochs of {arguments.steps} steps of {BATCH} rows"
-    )
+    rows = []
     for way, taken in times.items():
         ratios = [a / b for a, b in zip(taken, base)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        print(
-            f"{way:18} {1e6 * statistics.median(taken) / arguments.epochs / arguments.steps:8.1f} us/step   "
-            f"{middle:.4f} of no output (quartiles {low:.4f} to {high:.4f})",
-            flush=True,
+        rows.append(
+            [way, spread(taken, 1e6 / arguments.epochs / arguments.steps), spread(ratios, form="{:.3f}")]
         )
+    head = f"{arguments.epochs} epochs of {arguments.steps:,} steps, {arguments.rounds} rounds"
+    publish("progress_cost", [head, "us a step", "ratio"], rows)
 
 
 if __name__ == "__main__":
