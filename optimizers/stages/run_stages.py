@@ -42,7 +42,7 @@ from .overwriting import largest
 from .skipping import skips_by_choice
 from .slices import divided, map_values, shorter, unique_rows, values_of
 from .slices_on_gpus import fit_to_travel, is_on_gpu, merged_rows
-from .users_code import has_code_of_users
+from .users_code import has_code_of_users, makes_slices_dense
 from .way import Way, once
 
 Pairs = list[tuple[Any, Any]]
@@ -136,7 +136,8 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
         return [(unique_rows(g), v) for g, v in pairs]
     if is_on_gpu():
         return [(merged_rows(g), v) for g, v in pairs]
-    if num_replicas() == 1:  # several could decide differently: outside of a graph each has rows of its own
+    # Several replicas could decide differently: outside of a graph each has rows of its own.
+    if num_replicas() == 1 and makes_slices_dense(optimizer):
         pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), 1), v) for g, v in pairs]
     return [(unique_rows(g, densely=step is not None and step.in_xla), v) for g, v in pairs]
 

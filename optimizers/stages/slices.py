@@ -69,7 +69,7 @@ def shorter(gradient: Gradient, shape: Sequence[int], replicas: int) -> Gradient
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    named = gradient.indices.shape.num_elements()
+    named = tf.convert_to_tensor(gradient.indices).shape.num_elements()
     if named is None or shape[0] > replicas * named:
         return gradient
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
@@ -91,7 +91,7 @@ def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
 
 
 def _is_dense_enough(slices: tf.IndexedSlices) -> bool:
-    named = slices.indices.shape.num_elements()
+    named = tf.convert_to_tensor(slices.indices).shape.num_elements()
     shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
     return named is not None and shape is not None and shape[0] <= DENSEST * named
 

@@ -1,4 +1,4 @@
-"""Whether a user's own code takes part in an update: then its sums must be kept in one order on all replicas."""
+"""What is known of the code that takes part in an update: whether some is a user's, and whether it writes single rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ...compat.optimizers import own_learning_rate
 from ..building import inner_optimizers
 
 _KNOWN = ("keras", "unisono")
+_DENSE_RULES = (keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers.Nadam, keras.optimizers.Lamb)
 
 
 def has_code_of_users(optimizer: Any, variables: Sequence[Any]) -> bool:
@@ -24,6 +25,15 @@ def has_code_of_users(optimizer: Any, variables: Sequence[Any]) -> bool:
         for v in variables
         if isinstance(v, keras.Variable)
     )
+
+
+def makes_slices_dense(optimizer: Any) -> bool:
+    """Whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient: they add it to a whole slot.
+
+    Others, such as SGD's and Adagrad's, write to the weights those rows alone that it names.
+    """
+    rules = inner_optimizers(optimizer) or [optimizer]
+    return all(isinstance(rule, _DENSE_RULES) for rule in rules)
 
 
 def is_of_users(optimizer: Any) -> bool:

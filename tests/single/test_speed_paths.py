@@ -125,9 +125,8 @@ def test_rows_of_a_table_under_xla(rule, table):
         found[jit] = fit(model, WORDS[FULL], LABELS[FULL])
         graph = model.train_function.graph().as_graph_def()
         sorts = any(node.op == "Unique" for f in graph.library.function for node in f.node_def)
-        assert sorts == (
-            table == 5000
-        )  # a table of fewer rows than the batch names has a gradient that is one tensor
+        densely = jit or rule == "adam"  # SGD writes single rows
+        assert sorts == (table == 5000 or not densely)
         assert np.array_equal(words.embeddings.numpy()[WORDS.max() + 1 :], before[WORDS.max() + 1 :])
     assert_close(found[True][1], found[False][1], FLOAT32, "variables")
 
