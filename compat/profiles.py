@@ -50,10 +50,14 @@ def write_in_fork(seconds: float) -> str | None:
     with warnings.catch_warnings():
         # Python warns of forks beside threads: this one takes no lock of Python's, and runs no code of the user's.
         warnings.simplefilter("ignore", DeprecationWarning)
-        fork = os.fork()
+        try:
+            fork = os.fork()
+        except OSError as error:  # memory that the system may not promise twice, or a limit on processes
+            del session
+            discard()
+            return f"no process could be made to write it ({error.strerror})"
     if not fork:
-        keep_what_is_freed()
-        _write_and_exit(session)
+        _write_and_exit(session, keep_what_is_freed)
     del session  # else it would not end below
     reason = _ended(fork, seconds)
     discard()
@@ -74,11 +78,12 @@ def _stop_unread() -> None:
     tf.profiler.experimental.stop(save=False)
 
 
-def _write_and_exit(session: Any) -> None:
-    """Does not return: nothing of what this process does at its end may happen twice."""
-    faulthandler.disable()  # what became of it is said in one sentence
+def _write_and_exit(session: Any, keep_what_is_freed: Callable[[], object]) -> None:
+    """Does not return: nothing of what this process does at its end, or after an error, may happen twice."""
     status = 1
     try:
+        faulthandler.disable()  # what became of it is said in one sentence
+        keep_what_is_freed()
         session.export_to_tb()
         status = 0
     finally:

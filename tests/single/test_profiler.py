@@ -1,5 +1,6 @@
 """Profiles of a range of steps, and on demand from outside."""
 
+import errno
 import os
 import signal
 import socket
@@ -70,6 +71,18 @@ def test_profile_that_cannot_be_written_ends_no_training(
     monkeypatch.setattr(profiles, "profiler_v2", real)
     model().fit(X, Y, batch_size=8, verbose=0, callbacks=[make()])
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_profile_without_memory_for_a_fork_is_a_warning(tmp_path, monkeypatch):
+    def fork():
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="Cannot allocate memory"):
+        patch.setattr(os, "fork", fork)
+        model().fit(
+            X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))]
+        )
+    assert profiles.profiler_v2._profiler is None
 
 
 def test_executions_end_at_the_range_alone():

@@ -72,10 +72,9 @@ class StepRecorder:
             loss = tf.convert_to_tensor(logs["loss"])
             self._halted.assign(tf.logical_not(tf.reduce_all(tf.math.is_finite(loss))))
         if self.records and self._can_keep(logs):
-            row = [tf.reshape(tf.cast(logs[log.name], tf.float64), [log.size]) for log in self._layout or ()]
             assert self._buffer is not None
             at = self._count.assign_add(1).read_value() - 1
-            self._buffer.scatter_update(tf.IndexedSlices(tf.concat(row, 0), at))
+            self._buffer.scatter_update(tf.IndexedSlices(_row(logs, self._layout or []), at))
 
     def goes_on(self, more: Any) -> Any:
         """Whether there is `more` to do and the loss is good; bool tensor."""
@@ -117,6 +116,13 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in sorted(logs.items()):
         result.update(flat(value) if isinstance(value, dict) else {name: value})
     return result
+
+
+def _row(logs: Mapping[str, Any], layout: list[_Log]) -> tf.Tensor:
+    """The logs one after the other, as float64; where all are scalars of one dtype with two operations."""
+    if {(log.shape, log.dtype) for log in layout} == {((), layout[0].dtype)}:
+        return tf.cast(tf.stack([logs[log.name] for log in layout]), tf.float64)
+    return tf.concat([tf.reshape(tf.cast(logs[log.name], tf.float64), [log.size]) for log in layout], 0)
 
 
 def _described(name: str, value: Any) -> _Log | None:
