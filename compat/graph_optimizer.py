@@ -11,9 +11,8 @@ from tensorflow.core.protobuf.config_pb2 import ConfigProto
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
 
-_made: list[
-    tuple[Any, Any]
-] = []  # TensorFlow's options of a call of a function, and ours that were made of them
+# TensorFlow's options of the calls of functions, and ours that were made of them.
+_made: list[tuple[Any, Any]] = []
 
 
 @contextlib.contextmanager
@@ -25,12 +24,12 @@ def optimized_briefly() -> Iterator[None]:
     has set stays. With a GPU or TPU all is left to TensorFlow.
     """
     current: Any = context.context()
-    usual = current.function_call_options
-    current.function_call_options = _briefly(usual)
+    usual = current.function_call_options  # an object of this thread's
+    ours = current.function_call_options = _briefly(usual)
     try:
         yield
     finally:
-        if current.function_call_options is _briefly(usual):  # else somebody has set something inside
+        if current.function_call_options is ours:  # else somebody has set something inside
             current.function_call_options = usual
 
 

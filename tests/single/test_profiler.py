@@ -1,7 +1,9 @@
 """Profiles of a range of steps, and on demand from outside."""
 
+import ctypes
 import errno
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -71,6 +73,22 @@ def test_profile_that_cannot_be_written_ends_no_training(
     monkeypatch.setattr(profiles, "profiler_v2", real)
     model().fit(X, Y, batch_size=8, verbose=0, callbacks=[make()])
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the instructions are not known")
+def test_nothing_that_is_freed_is_used_again_in_the_fork():
+    keep = profiles._keeper()
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    child = os.fork()
+    if not child:
+        keep()
+        freed = library.malloc(512)
+        ctypes.memset(freed, 7, 512)
+        library.free(ctypes.c_void_p(freed))
+        kept = ctypes.string_at(freed, 512) == bytes([7]) * 512 and library.malloc(512) != freed
+        os._exit(0 if kept else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_profile_without_memory_for_a_fork_is_a_warning(tmp_path, monkeypatch):
