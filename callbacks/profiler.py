@@ -146,12 +146,13 @@ class Profiler(ByHand, keras.callbacks.Callback):
     def _end(self) -> None:
         """Stops, and moves this worker's file to where those of the others are."""
         assert self._temporary is not None  # narrows the type
-        if reason := end_profile():
+        reason = end_profile()
+        if reason:
             warnings.warn(f"The profile of worker {worker_index()} is missing: {reason}. Training goes on.")
         moment = int(from_chief([float(int(time.time()))], self.model.distribute_strategy)[0])
         run = self.log_dir / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(moment))
         run.mkdir(parents=True, exist_ok=True)
-        for file in Path(self._temporary).rglob("*.xplane.pb"):
+        for file in () if reason else Path(self._temporary).rglob("*.xplane.pb"):  # it may be written in part
             name = f"worker-{worker_index()}.xplane.pb" if num_workers() > 1 else file.name
             os.replace(file, run / name)
         shutil.rmtree(self._temporary, ignore_errors=True)

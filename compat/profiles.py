@@ -31,9 +31,8 @@ _RETURN = b"\xc3"  # the instruction of an x86-64
 
 def can_be_written_in_fork() -> bool:
     """Whether nothing but the host is profiled: what records a GPU or TPU works in its own process alone."""
-    return not any(device.device_type != "CPU" for device in tf.config.list_physical_devices()) and bool(
-        _levels()
-    )
+    on_host = all(device.device_type == "CPU" for device in tf.config.list_physical_devices())
+    return on_host and bool(_levels())
 
 
 def write_in_fork(seconds: float) -> str | None:
@@ -99,27 +98,36 @@ def _keeper() -> Callable[[], object]:
         return lambda: None
     library = ctypes.CDLL(None)
     free = ctypes.cast(library.free, ctypes.c_void_p).value or 0
-    page, everything = (
-        ctypes.c_void_p(free // mmap.PAGESIZE * mmap.PAGESIZE),
-        7,
-    )  # to be read, written and run
+    page = ctypes.c_void_p(free // mmap.PAGESIZE * mmap.PAGESIZE)
+    everything = 7  # to be read, written and run
     change = library.mprotect
     return lambda: change(page, mmap.PAGESIZE, everything) or ctypes.memmove(free, _RETURN, 1)
 
 
 def _ended(fork: int, seconds: float) -> str | None:
-    """Waits for the fork, at most so long; None if it wrote the profile, or what became of it."""
-    until = time.monotonic() + seconds
-    while not (ended := os.waitpid(fork, os.WNOHANG))[0]:
-        if time.monotonic() > until:
-            os.kill(fork, signal.SIGKILL)
-            os.waitpid(fork, 0)
-            return f"TensorFlow did not write it within {seconds:g} s"
-        time.sleep(0.01)
-    status = os.waitstatus_to_exitcode(ended[1])
+    """Waits for the fork, at most so long and a second after it was killed; None if it wrote the profile, or why not."""
+    status = _status(fork, seconds)
+    if status is None:
+        os.kill(fork, signal.SIGKILL)
+        _status(fork, 1.0)  # on a disk that hangs it ends later
+        return f"TensorFlow did not write it within {seconds:g} s"
     if status < 0:
         return f"TensorFlow failed with {signal.Signals(-status).name} while it wrote it"
     return "TensorFlow could not write it" if status else None
+
+
+def _status(fork: int, seconds: float) -> int | None:
+    """How a child ended, a signal as a negative number; None: it has not after so long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            ended, status = os.waitpid(fork, os.WNOHANG)
+        except ChildProcessError:  # the program ignores SIGCHLD, or waits for all its children itself
+            return 0
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    return None
 
 
 def _levels() -> list[ctypes.c_int]:

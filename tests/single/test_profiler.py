@@ -91,6 +91,31 @@ def test_nothing_that_is_freed_is_used_again_in_the_fork():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_part_of_a_profile_is_not_taken_for_one(tmp_path, monkeypatch):
+    def write_a_part():
+        (folder,) = tmp_path.glob(".profile-*")
+        (folder / "host.xplane.pb").write_bytes(b"part")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(profiles, "profiler_v2", types.SimpleNamespace(_profiler=Session(write_a_part)))
+    with pytest.warns(UserWarning, match="SIGKILL"):
+        model().fit(
+            X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))]
+        )
+    assert not list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_program_that_ignores_its_children_has_its_profile(tmp_path):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        model().fit(
+            X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))]
+        )
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+
+
 def test_profile_without_memory_for_a_fork_is_a_warning(tmp_path, monkeypatch):
     def fork():
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
