@@ -41,9 +41,8 @@ class Window:
         self.graph = graph
         self._first: float | None = None  # the number of the first operation of a backward pass
         self._needed: set[str] = set()  # the operations of backward passes that sums made so far depend on
-        self._sent: dict[
-            int, list[tuple[int, tf.Operation]]
-        ] = {}  # bytes of each pack, and its sum; by local replica
+        # The bytes of each pack, and its sum; by local replica.
+        self._sent: dict[int, list[tuple[int, tf.Operation]]] = {}
 
     def before(self, tensors: Sequence[tf.Tensor]) -> None:
         """Lets what makes these gradients wait for the sum of gradients some way before, if there is one.
