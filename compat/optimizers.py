@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -95,6 +96,19 @@ def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Whether weight decay is applied to `variable`."""
     return optimizer._use_weight_decay(variable)
+
+
+def slots_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
+    """What gives the slots of a trained variable: what each list that is as long as that of those variables has for it."""
+    number, every = len(trained_variables(optimizer)), own_variables(optimizer)
+    lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == number]
+    lists = [each for each in lists if each is not every]
+
+    def slots(variable: Any) -> list[Any]:
+        index = optimizer._get_variable_index(variable)
+        return [each[index] for each in lists if isinstance(each[index], keras.Variable)]
+
+    return slots
 
 
 def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:

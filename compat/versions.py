@@ -82,7 +82,7 @@ ATTRIBUTES = {
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_attr_scope_map _colocation_stack "
-    "_control_dependencies_stack _device_function_stack _get_control_flow_context _get_function",
+    "_control_dependencies_stack _create_op_internal _device_function_stack _get_control_flow_context _get_function",
     "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _id _is_stateful _set_device "
     "_update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",

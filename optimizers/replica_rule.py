@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ..compat.copied_operations import TracedOnce
 from ..compat.equal_operations import made_once
 from ..compat.guarded_writes import writes_only_where
-from ..compat.optimizers import averages_of, decays, trained_variables
+from ..compat.optimizers import averages_of, decays, slots_of, trained_variables
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
 from ..distribute.sharding.value import own_copy
-from .shard_updates import updates_of
+from .shard_updates import is_elementwise_of_keras, updates_of
 from .stages import clipping
 from .stages.skipping import skips_by_choice
 
@@ -41,10 +43,16 @@ class ReplicaRule(keras.optimizers.Optimizer):
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         on_device: dict[Any, dict[Any, Any]] = {}
+        slots, traced = slots_of(self), TracedOnce() if is_elementwise_of_keras(self) else None
         for gradient, variable in zip(grads, trainable_variables):
+            own = [local_copy(slot) for slot in slots(variable)] if traced else []
             for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
+                rule = functools.partial(self.update_step, part, copy, learning_rate)
                 with made_once(on_device.setdefault(getattr(copy, "device", None), {})):
-                    self.update_step(part, copy, learning_rate)
+                    if traced is None:
+                        rule()
+                    else:
+                        traced(rule, [part, copy, *own])
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:
@@ -70,22 +78,31 @@ class ReplicaRule(keras.optimizers.Optimizer):
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         if self.weight_decay is None:
             return
+        traced = TracedOnce()
+
+        def decay(copy: Any) -> None:
+            rate = tf.cast(self.learning_rate, copy.dtype) * tf.cast(self.weight_decay, copy.dtype)
+            copy.assign_sub(copy * rate)
+
         for variable in variables:
             whole = getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
             if decays(self, whole):
                 copy = own_copy(variable)
-                rate = tf.cast(self.learning_rate, copy.dtype) * tf.cast(self.weight_decay, copy.dtype)
-                copy.assign_sub(copy * rate)
+                traced(functools.partial(decay, copy), [copy])
 
     def _update_model_variables_moving_average(self, trainable_variables: Sequence[Any]) -> None:
         if not self.use_ema:
             return
-        started = tf.not_equal(self.iterations, 0)
+        started, traced = tf.not_equal(self.iterations, 0), TracedOnce()
+
+        def move(mean: Any, copy: Any) -> None:
+            momentum = tf.cast(started, copy.dtype) * self.ema_momentum
+            mean.assign(momentum * mean + (1 - momentum) * copy)
+
         for variable, average in zip(trainable_variables, averages_of(self)):
             if average is not None:
                 copy, mean = local_copy(variable), local_copy(average)
-                momentum = tf.cast(started, copy.dtype) * self.ema_momentum
-                mean.assign(momentum * mean + (1 - momentum) * copy)
+                traced(functools.partial(move, mean, copy), [mean, copy])
 
     def overwrite_with_average_when_due(self) -> None:
         """Every `ema_overwrite_frequency` updates the weights become their moving average."""

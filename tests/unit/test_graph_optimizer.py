@@ -31,6 +31,7 @@ def test_one_round_inside_and_everything_as_before_after_it():
     with optimized_briefly():
         assert rewriter().meta_optimizer_iterations == RewriterConfig.ONE
         assert rewriter().memory_optimization == RewriterConfig.NO_MEM_OPT
+        assert rewriter().disable_tfg_optimizer
         inside = context.context().function_call_options
     assert context.context().function_call_options is usual
     with pytest.raises(ValueError), optimized_briefly():
