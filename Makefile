@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 # uv into .venv it installs in half the time of pip, which does it where uv does not find what pip is configured to find.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || )$(PIP_INSTALL) $(1)
+comma := ,
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: demo install test test-gpu test-long keras-tests pytest check lint format bench docs notebooks dist release clean
@@ -19,6 +20,11 @@ $(BIN)/unisono-dev.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call INSTALL,-e ".[dev]")
 	touch $@ $(BIN)/unisono-demo.stamp
+
+# What the benchmarks compare with, too: JAX, PyTorch, Lightning, tf_keras.
+$(BIN)/unisono-bench.stamp: $(BIN)/unisono-dev.stamp
+	$(call INSTALL,-e ".[dev$(comma)bench]")
+	touch $@
 
 install: $(BIN)/unisono-dev.stamp
 
@@ -61,7 +67,7 @@ format: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BIN)/unisono-dev.stamp
+bench: $(BIN)/unisono-bench.stamp
 	$(BIN)/python -m benchmarks --write
 
 docs: $(BIN)/unisono-dev.stamp

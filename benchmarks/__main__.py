@@ -43,7 +43,8 @@ def main() -> None:
     o = _arguments()
     if o.write is not None:
         raise SystemExit(write(o.write, o.only_try))
-    plan = Plan(o.rounds, o.starts, o.steps, longest=0.5 if o.quick else 2.0)
+    longest, short_fits = (0.5, None) if o.quick else (1.0, 1) if o.guide else (2.0, None)
+    plan = Plan(o.rounds, o.starts, o.steps, longest, short_fits=short_fits)
     out = pathlib.Path(o.out)
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -54,15 +55,18 @@ def main() -> None:
     settings: Settings = []
     growth: Settings = []
     tasks = [Task(m, r, i) for m in o.models for r in o.replicas for i in o.inputs]
+    if o.guide:
+        tasks = [task for task in tasks if task.input == "arrays" or task.replicas == 1]
     for task in tasks:
         say(str(task))
         settings.append((task, measure(task, o.contestants, plan, say)))
         _write(out, settings, growth, o)
-    fits = [c for c in o.contestants if c.name in ("ours", "ours_graph", "keras", "keras_jax")]
+    shown = ("ours", "keras") if o.guide else ("ours", "ours_graph", "keras", "keras_jax")
+    fits = [c for c in o.contestants if c.name in shown]
     for task in _GROWTH if o.growth and fits else []:
         say(f"growth: {task}")
         smaller = dataclasses.replace(
-            plan, starts=1, short_fits=False, steps={"mlp": plan.steps["mlp"] // 4 or 1}
+            plan, starts=1, short_fits=0, steps={"mlp": plan.steps["mlp"] // 4 or 1}
         )
         growth.append((task, measure(task, fits, smaller, say)))
         _write(out, settings, growth, o)
@@ -74,6 +78,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--quick", action="store_true", help="ten minutes: two models, one replica, arrays, 3 rounds"
+    )
+    parser.add_argument(
+        "--guide",
+        action="store_true",
+        help="what the tables of the guide need: an hour on two cores, 3 rounds",
     )
     parser.add_argument(
         "--write",
@@ -95,11 +104,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", default="bench", help="folder for the tables and the chart")
     o = parser.parse_args()
     o.models = o.models or (["mlp", "cnn"] if o.quick else list(MODELS))
-    o.replicas = o.replicas or ([1] if o.quick else [1, 2])
+    o.replicas = o.replicas or ([1] if o.quick else [1, 2, 4] if o.guide else [1, 2])
     o.inputs = o.inputs or (["arrays"] if o.quick else ["arrays", "dataset"])
     o.contestants = [c for c in ALL if o.contestants is None or c.name in o.contestants]
-    o.rounds = o.rounds or (3 if o.quick else 7)
-    o.starts = o.starts or (1 if o.quick else 3)
+    o.rounds = o.rounds or (3 if o.quick or o.guide else 7)
+    o.starts = o.starts or (1 if o.quick or o.guide else 3)
     o.steps = {model: max(1, round(steps * o.scale)) for model, steps in _STEPS.items()}
     o.growth = not o.quick if o.growth is None else o.growth
     return o

@@ -53,9 +53,9 @@ BENCHMARKS = (
     Benchmark(
         "",
         SPEED,
-        300,
-        ("--replicas", "1,2,4"),
-        ("--replicas", "1,2,4", "--models", "mlp", "--contestants", "ours,tf_graph,keras", "--rounds", "1")
+        60,
+        ("--guide",),
+        ("--guide", "--models", "mlp", "--contestants", "ours,tf_graph,keras", "--rounds", "1")
         + ("--starts", "1", "--scale", "0.02", "--out", "bench/try"),
     ),
     Benchmark("step_logs", ("step_logs",), 3, quick=("1",)),

@@ -7,6 +7,7 @@ whatever else the machine does, and what the turn before leaves behind, falls on
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import select
@@ -33,7 +34,7 @@ class Plan:
         steps: steps of an epoch, for each model.
         longest: seconds that an epoch may take; a slower contestant gets shorter ones.
         epochs: epochs of a turn; the first one is left out of the step time.
-        short_fits: whether short fits are measured.
+        short_fits: rounds in which a short fit is measured, the first ones; None: all.
     """
 
     rounds: int
@@ -41,7 +42,7 @@ class Plan:
     steps: dict[str, int]
     longest: float = 2.0
     epochs: int = 3
-    short_fits: bool = True
+    short_fits: int | None = None
 
 
 @dataclasses.dataclass
@@ -148,9 +149,8 @@ def measure(
             say(f"round {number + 1} of {plan.rounds}")
             first = number % max(1, len(running))
             for process, result in running[first:] + running[:first]:
-                _guarded(
-                    result, say, lambda process=process, result=result: _turn(process, task, plan, result)
-                )
+                turn = functools.partial(_turn, process, task, plan, result, number)
+                _guarded(result, say, turn)
         for process, result in running:
             _guarded(
                 result,
@@ -204,8 +204,8 @@ def _warm_up(process: Process, task: Task, plan: Plan, result: Result, last: boo
     process.tell({"do": "steady", "epochs": 1, "steps": result.steps})
 
 
-def _turn(process: Process, task: Task, plan: Plan, result: Result) -> None:
-    if plan.short_fits:
+def _turn(process: Process, task: Task, plan: Plan, result: Result, number: int) -> None:
+    if plan.short_fits is None or number < plan.short_fits:
         result.add("short_fit", process.tell(SHORT_FIT)["seconds"])
     steps = result.steps
     answer = process.tell({"do": "steady", "epochs": plan.epochs, "steps": steps})
