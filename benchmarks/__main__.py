@@ -1,6 +1,6 @@
 """Compares the speed of training with that of other frameworks and of loops written by hand, in one run.
 
-    python -m benchmarks [--quick] [--models mlp,cnn] [--replicas 1,2] [--inputs arrays,dataset] [--out bench]
+    python -m benchmarks [--quick | --guide] [--models mlp,cnn] [--replicas 1,2] [--inputs arrays,dataset] [--out bench]
     python -m benchmarks --write [TABLE ...]      # this and all others, and writes the tables of the guides
     python -m benchmarks --write --try            # the same with small settings: whether each makes its tables
 
@@ -26,7 +26,7 @@ from .contestants.task import MODELS, Task
 from .guide_tables import write
 from .speed import Plan, measure
 from .speed_chart import draw
-from .speed_guide import publish_all
+from .speed_guide import GROWTH, is_shown, publish_all
 from .speed_tables import Settings, page
 
 _PACKAGES = ("tensorflow", "keras", "jax", "tf_keras", "torch", "lightning", "numpy")
@@ -43,7 +43,7 @@ def main() -> None:
     o = _arguments()
     if o.write is not None:
         raise SystemExit(write(o.write, o.only_try))
-    longest, short_fits = (0.5, None) if o.quick else (1.0, 1) if o.guide else (2.0, None)
+    longest, short_fits = (0.5, None) if o.quick else (0.5, 1) if o.guide else (2.0, None)
     plan = Plan(o.rounds, o.starts, o.steps, longest, short_fits=short_fits)
     out = pathlib.Path(o.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -55,13 +55,13 @@ def main() -> None:
     settings: Settings = []
     growth: Settings = []
     tasks = [Task(m, r, i) for m in o.models for r in o.replicas for i in o.inputs]
-    if o.guide:
-        tasks = [task for task in tasks if task.input == "arrays" or task.replicas == 1]
     for task in tasks:
-        say(str(task))
-        settings.append((task, measure(task, o.contestants, plan, say)))
-        _write(out, settings, growth, o)
-    shown = ("ours", "keras") if o.guide else ("ours", "ours_graph", "keras", "keras_jax")
+        contestants = [c for c in o.contestants if not o.guide or is_shown(c, task)]
+        if contestants:
+            say(str(task))
+            settings.append((task, measure(task, contestants, plan, say)))
+            _write(out, settings, growth, o)
+    shown = GROWTH if o.guide else (*GROWTH, "ours_graph", "keras_jax")
     fits = [c for c in o.contestants if c.name in shown]
     for task in _GROWTH if o.growth and fits else []:
         say(f"growth: {task}")
@@ -82,7 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--guide",
         action="store_true",
-        help="what the tables of the guide need: an hour on two cores, 3 rounds",
+        help="what the tables of the guide need: 40 minutes on two cores, 3 rounds",
     )
     parser.add_argument(
         "--write",

@@ -53,7 +53,7 @@ BENCHMARKS = (
     Benchmark(
         "",
         SPEED,
-        60,
+        40,
         ("--guide",),
         ("--guide", "--models", "mlp", "--contestants", "ours,tf_graph,keras", "--rounds", "1")
         + ("--starts", "1", "--scale", "0.02", "--out", "bench/try"),

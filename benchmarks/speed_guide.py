@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .contestants import ALL
+from .contestants import ALL, Contestant
 from .contestants.task import MODELS, Task
 from .speed_tables import Settings, aims_of, find
 from .tables import publish, spread
@@ -17,7 +17,17 @@ _REPLACED = {
     "jit_compile=False": "`jit_compile=False`",
     "jit_compile=True": "`jit_compile=True`",
 }
+GROWTH = ("ours", "keras")  # shown where step times grow
+_SEVERAL = ("ours", "tf_graph", "keras", "tf_keras")
+_PIPELINES = ("ours", "tf_graph", "keras", "keras_100", "keras_jax_100")
 _HEADS = {"mlp": "MLP", "cnn": "CNN", "transformer": "transformer"}
+
+
+def is_shown(contestant: Contestant, task: Task) -> bool:
+    """Whether the guide's table of this setting has a line for the contestant."""
+    if task.replicas > 1:
+        return task.input == "arrays" and contestant.name in _SEVERAL
+    return task.input == "arrays" or contestant.name in _PIPELINES
 
 
 def guide_name(words: str) -> str:
@@ -60,8 +70,7 @@ def publish_all(settings: Settings, growth: Settings) -> None:
         if measured is not None
     ]
     publish("speed_aims", ["setting", "`fit` against", "aim, at most", "measured", "reached"], rows)
-    shown = ("ours", "keras")
-    rows = [[_in_words(task), *_times(results, shown)] for task, results in growth]
+    rows = [[_in_words(task), *_times(results, GROWTH)] for task, results in growth]
     publish("speed_growth", ["MLP from arrays", "`unisono` fit", "Keras 3 on TensorFlow"], rows)
 
 
