@@ -70,7 +70,9 @@ BENCHMARKS = (
     Benchmark(
         "progress_cost", ("progress_cost",), 4, ("--rounds", "20"), ("--rounds", "2", "--steps", "400")
     ),
-    Benchmark("backup_stall", ("backup_stall",), 8, quick=("--seconds", "6", "--every", "2")),
+    Benchmark(
+        "backup_stall", ("backup_stall",), 4, ("--seconds", "40"), quick=("--seconds", "6", "--every", "2")
+    ),
     Benchmark("workers_efficiency", ("workers_efficiency",), 10, quick=("--rounds", "1", "--steps", "10")),
     Benchmark(
         "workers_efficiency",
@@ -111,13 +113,14 @@ BENCHMARKS = (
     Benchmark(
         "sharded_state",
         ("sharded_state",),
-        60,
+        20,
         quick=("--megabytes", "20", "--workers", "2", "--accumulation", "1", "--rounds", "1", "--steps", "2"),
     ),
     Benchmark(
         "parameter_servers",
         ("parameter_servers", "parameter_servers_slowed"),
-        15,
+        10,
+        ("--steps", "1000"),
         quick=("--steps", "100", "--workers", "1"),
     ),
     Benchmark("pipeline_memory", ("pipeline_memory",), 5, quick=("--stages", "1", "2", "--megabytes", "4")),
