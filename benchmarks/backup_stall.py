@@ -5,7 +5,7 @@ Trains the same model three times for the same number of steps: without backups,
 training (the stall) as a share of training time, the size of a backup, and the time a plain copy of as many bytes to the
 same disk takes, as a floor.
 
-    python benchmarks/backup_stall.py --seconds 60 --every 10
+    python -m benchmarks.backup_stall --seconds 60 --every 10
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The long version of `tests/unit/test_broken_files.py`: more power cuts, more forged files, with seeds of your own.
 
-    python benchmarks/broken_files.py --seeds 20000 --first 1000
+    python -m benchmarks.broken_files --seeds 20000 --first 1000
 
 Every call of a save and of a checkpoint fails once with each error; power is cut after every call, with `--seeds / 100`
 choices of what was lost; and `--seeds` forged files are read. It ends with an error at the first case that loses something.

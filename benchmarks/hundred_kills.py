@@ -6,7 +6,7 @@ The scenarios are those of `tests/kill_driver.py`: shuffled arrays with dropout,
 checkpoints; mixed_float16 with a loss scale and accumulation; a shuffled tf.data pipeline with three steps per execution;
 each under two strategies; and every input of `tests/resumed_inputs.py` that can be resumed exactly.
 
-    python benchmarks/hundred_kills.py --kills 100 --seed 0
+    python -m benchmarks.hundred_kills --kills 100 --seed 0
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A child process limits its own anonymous memory (`RLIMIT_DATA`: what it allocates, not what it maps from files), then
 trains one epoch from an `np.memmap`. The same child that reads the whole file first dies of a `MemoryError`, which proves
-that the limit bites. Run it: `python benchmarks/memmap_memory.py [LIMIT_MIB]`. Linux only.
+that the limit bites. Run it: `python -m benchmarks.memmap_memory [LIMIT_MIB]`. Linux only.
 """
 
 from __future__ import annotations

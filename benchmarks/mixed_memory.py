@@ -5,7 +5,7 @@ batch large, so that nearly all memory is activations kept for the backward pass
 its layers hand on (counted from shapes and dtypes) and the measured peak: of the device on a GPU
 (`tf.config.experimental.get_memory_info`), else of the process, less what the process held before the step.
 
-    python benchmarks/mixed_memory.py [--rows 65536] [--layers 24] [--width 64]
+    python -m benchmarks.mixed_memory [--rows 65536] [--layers 24] [--width 64]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Peak activation memory of a pipelined step, by stages, schedule and rematerialization, beside what the paper says.
 
-    python benchmarks/pipeline_memory.py --stages 1 2 4 --micro-batches 8 --json memory.json
+    python -m benchmarks.pipeline_memory --stages 1 2 4 --micro-batches 8 --json memory.json
 
 On GPUs it is each stage's peak from TensorFlow's allocator. On a CPU it is what the process has grown by in its
 first step, all stages together.

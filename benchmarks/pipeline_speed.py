@@ -1,6 +1,6 @@
 """Two stages in two processes, each pinned to a core, beside the ideal M K / (M + K - 1) and what the simulator says.
 
-    python benchmarks/pipeline_speed.py --micro-batches 1 2 4 8 16 32 --json speed.json
+    python -m benchmarks.pipeline_speed --micro-batches 1 2 4 8 16 32 --json speed.json
 
 One process with one core runs the same step with one stage: the ratio of the times is the speed-up. They take turns, and
 the best time of each counts, since both are slowed by whatever else runs. Transfers are the time that remains. Run it on a

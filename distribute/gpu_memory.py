@@ -53,6 +53,7 @@ class StepMemory(NamedTuple):
         replicas: that may hold the state in parts; 1: it cannot be sharded.
         sharded: the level at which they do; None: they hold all of it.
         largest_layer: of the weights of the layer that has most.
+        vectors: of the weights of rank one and less.
     """
 
     weights: int
@@ -63,6 +64,7 @@ class StepMemory(NamedTuple):
     replicas: int = 1
     sharded: str | None = None
     largest_layer: int = 0
+    vectors: int = 0
 
 
 def less_memory(need: StepMemory, half_precision: bool, accumulates: bool, stages: int = 1) -> str:
@@ -74,7 +76,14 @@ def less_memory(need: StepMemory, half_precision: bool, accumulates: bool, stage
         accumulates: whether gradients are summed over several calls already.
         stages: devices that the model is cut over.
     """
-    model = ModelMemory(need.weights, need.gradients, need.slots, 0.0, largest_layer=need.largest_layer)
+    model = ModelMemory(
+        need.weights,
+        need.gradients,
+        need.slots,
+        0.0,
+        largest_layer=need.largest_layer,
+        vectors=need.vectors,
+    )
 
     def state(level: str | None) -> MemoryPlan:
         return memory_of_state(model, need.replicas, level, accumulates)

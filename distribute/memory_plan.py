@@ -7,14 +7,16 @@ A replica holds, of a model with weights of W bytes of which T are trained, with
 ================  ============  ============  ==================  =============================================
 as it is          W             T             S                   T
 "optimizer"       W             T             S / N               T / N
-"gradients"       W             T / N         S / N               T / N
-"weights"         W - T + T/N   T / N         S / N               T / N; and the largest layer, gathered, twice
+"gradients"       W             T / N + 2 L   S / N               T / N
+"weights"         W / N + 2 L   T / N + 2 L   S / N               T / N
 pipeline over K   W / K         T / K         S / K               none: micro-batches are summed where they are
   "optimizer"     W / K         T / K         S / N               the same
 ================  ============  ============  ==================  =============================================
 
-and the activations of the rows of one micro-batch that the backward pass waits for. With float32 and Adam that is
-4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054. No tensors.
+and the activations of the rows of one micro-batch that the backward pass waits for. L bytes are the weights of the largest
+layer: two layers' weights or gradients are whole at a time. Weights of rank one stay whole at every level. With float32 and
+Adam that is, but for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv
+1910.02054. No tensors.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class ModelMemory:
         activations: float; bytes that the backward pass waits for, for each row of the batch.
         always: float; bytes that it waits for whatever the batch, such as half-precision copies of the weights.
         largest_layer: int; bytes of the weights of the layer that has most.
+        vectors: int; bytes of the weights of rank one and less, of which every replica has all.
         half_precision: bool; whether layers compute in float16 or bfloat16 already.
     """
 
@@ -50,6 +53,7 @@ class ModelMemory:
     activations: float
     always: float = 0.0
     largest_layer: int = 0
+    vectors: int = 0
     half_precision: bool = False
 
 
@@ -194,9 +198,13 @@ def _plan(
         kind: replicas // stages if level >= least else 1
         for kind, least in (("slots", 1), ("gradients", 2), ("weights", 3))
     }
-    trained = model.trained / stages / shard["weights"]
-    gathered = 2 * model.largest_layer if level == 3 else 0
-    gradients = model.trained / stages / shard["gradients"]
+    two_layers = 2 * model.largest_layer  # at most this is whole at a time of what is in parts
+    weights, gradients = model.weights / stages, model.trained / stages / shard["gradients"]
+    if level == 3:
+        parts = (model.weights - model.vectors) / shard["weights"]
+        weights = min(model.weights, model.vectors + parts + two_layers)
+    if level >= 2:
+        gradients = min(model.trained, gradients + two_layers)
     at_once, held = _rows_of_device(rows, replicas, accumulation, stages)
     activations = model.activations * held / stages + model.always / stages
     # Half of each, and a copy of the weights in half precision that waits for the backward pass.
@@ -204,7 +212,7 @@ def _plan(
         copies = 0 if level == 3 else model.trained / 2 / stages
         activations = activations / 2 + copies
     sizes: dict[str, Any] = {
-        "weights": (model.weights - model.trained) / stages + trained + gathered,
+        "weights": weights,
         "gradients": gradients,
         "slots": model.slots / stages / shard["slots"],
         "accumulators": model.trained / stages / shard["slots"] if accumulation > 1 else 0,

@@ -4,7 +4,7 @@ from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
 from .hardware import SlowPrecisionWarning, enable_tensor_float_32
 from .non_finite import Diagnosis, NonFinite, batch_statistics, diagnose
 from .policy import Policy, global_policy, policy_scope, set_global_policy
-from .skipped_steps import LossScaleError
+from .skipped_steps import LossScaleError, check_progress
 
 __all__ = [
     "Diagnosis",
@@ -14,6 +14,7 @@ __all__ = [
     "Policy",
     "SlowPrecisionWarning",
     "batch_statistics",
+    "check_progress",
     "diagnose",
     "enable_tensor_float_32",
     "global_policy",

@@ -57,6 +57,7 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
         activations=per_row,
         always=max(0.0, few - per_row * _ROWS[0]) if many != few else 0.0,
         largest_layer=largest_layer(model),
+        vectors=bytes_of_vectors(model),
         half_precision=any(layer.compute_dtype in _HALF for layer in layers_of(model)),
     )
 
@@ -64,6 +65,11 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
 def largest_layer(model: Any) -> int:
     """Bytes of the trained weights of the layer that has most of its own."""
     return max((sum(map(bytes_of, each)) for each in map(_own_weights, layers_of(model))), default=0)
+
+
+def bytes_of_vectors(model: Any) -> int:
+    """Bytes of the weights of rank one and less, which `unisono.distribute.sharded` leaves whole."""
+    return sum(bytes_of(variable) for variable in model.variables if len(variable.shape) < 2)
 
 
 def _known_inputs(model: keras.Model) -> Any:

@@ -127,8 +127,8 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
                 shuffled, that is used for validation.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or any input that gives batches of these; evaluated after
                 an epoch. It takes precedence over `validation_split`.
-            shuffle: bool; read arrays, or the batches of a PyDataset, in a new order in every epoch, which depends on the
-                seed alone. "batch": shuffle arrays within each batch only.
+            shuffle: bool; read arrays, or the batches of a PyDataset, in a new order in every epoch, which is made of
+                the state of Python's `random` when `fit` begins. "batch": shuffle arrays within each batch only.
             class_weight: dict from class (int) to weight (float), for one output; other classes weigh 1.
             sample_weight: weights `[rows]` of the losses of the rows, or `[rows, steps]` for sequences.
             initial_epoch: int; the epoch, counted from 0, at which training begins.

@@ -22,6 +22,7 @@ def test_bytes_of_a_small_model_are_those_counted_by_hand():
     memory = unisono.model_memory(mlp())
     weights = NUMBER * (9 * 16 + 17 * 4)
     assert (memory.weights, memory.trained, memory.largest_layer) == (weights, weights, NUMBER * 9 * 16)
+    assert memory.vectors == NUMBER * (16 + 4)
     assert memory.slots == 2 * weights + NUMBER + 8, "two for each weight, the learning rate and the count"
     kept = (
         8 + 16 + 4

@@ -1,5 +1,7 @@
 """Which remedies a training needs to fit into the memory of its devices: arithmetic, without a model."""
 
+import dataclasses
+
 import pytest
 
 from unisono.commands.plan import code_of
@@ -81,9 +83,24 @@ def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
     assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
 
 
-def test_frozen_weights_are_whole_on_every_replica():
-    lora = ModelMemory(weights=100 * WEIGHTS, trained=WEIGHTS, slots=2 * WEIGHTS, activations=0.0)
-    assert _plan(lora, 1.0, 8, 4, sharded="weights").weights == 99 * WEIGHTS + WEIGHTS / 4
+def test_frozen_weights_are_in_parts_and_vectors_are_whole():
+    lora = ModelMemory(
+        weights=100 * WEIGHTS, trained=WEIGHTS, slots=2 * WEIGHTS, activations=0.0, vectors=4 * WEIGHTS
+    )
+    assert _plan(lora, 1.0, 8, 4, sharded="weights").weights == (4 + 96 / 4) * WEIGHTS
+
+
+def test_two_layers_are_whole_at_a_time():
+    model = dataclasses.replace(ADAM, largest_layer=WEIGHTS // 10)
+    found = {
+        level: _plan(model, 1.0, 8, 4, sharded=level) for level in (None, "optimizer", "gradients", "weights")
+    }
+    two = WEIGHTS // 5
+    assert [p.gradients for p in found.values()] == [4 * WEIGHTS, 4 * WEIGHTS, WEIGHTS + two, WEIGHTS + two]
+    assert [p.weights for p in found.values()] == [4 * WEIGHTS] * 3 + [WEIGHTS + two]
+    one_layer = dataclasses.replace(ADAM, largest_layer=4 * WEIGHTS)
+    plan = _plan(one_layer, 1.0, 8, 4, sharded="weights")
+    assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "no more than there is"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ...compat.strategies import devices_of
 from ...distribute.gpu_memory import StepMemory, less_memory
 from ...distribute.sharding.levels import SHARDABLE, level_of
 from ...optimizers.held_optimizers import optimizers_of
-from ..model_memory import bytes_of, largest_layer
+from ..model_memory import bytes_of, bytes_of_vectors, largest_layer
 from ..step.variable_placement import accumulates
 
 
@@ -51,4 +51,5 @@ def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory
         replicas=replicas if isinstance(model.distribute_strategy, SHARDABLE) else 1,
         sharded=level_of(model.distribute_strategy),
         largest_layer=largest_layer(model),
+        vectors=bytes_of_vectors(model),
     )
