@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
+from .edges import holds_functions, made_again
 from .variables import is_plain
 
 
 class TracedOnce:
     """Runs code that makes operations for variables and tensors, its places: once for all places of a kind.
 
-    For later places of the same dtypes, shapes and devices the operations are made again with these places in place of the
-    first: types, attributes and order are as if the code had run, in a third of the time. So the code may look at nothing
-    else of its places, and may do nothing but make operations. What depends on no place and has no effect serves all.
+    For later places of the same dtypes, shapes and devices the operations are made again, with these in place of the first
+    places: types, attributes, devices and order are as if the code had run; the stacks in error messages are the first's.
+    So the code may look at nothing else of its places, and may do nothing but make operations. What depends on no place
+    and has no effect serves all.
 
-    Context: one graph and one block of it (a branch, a loop's body). Where a gradient tape records, outside of graphs of
-    functions, and for places that are no plain variables or dense tensors of a graph, the code is run each time.
+    Args:
+        is_allowed: whether the code is known to be like that. False: it is run each time.
+
+    Context: one graph and one block of it (a branch, a loop's body). Outside of graphs of functions, where a gradient tape
+    records, and for places that are no plain variables or dense tensors of a graph, the code is run each time.
     """
 
-    def __init__(self) -> None:
-        self.first: dict[Any, _Made] = {}
+    def __init__(self, is_allowed: bool = True) -> None:
+        self.is_allowed = is_allowed
+        self.first: dict[Any, _First] = {}
 
     def __call__(self, make: Callable[[], Any], places: Sequence[Any]) -> None:
-        """Has what `make` makes for `places` (tensors, and TensorFlow's variables) in the graph."""
+        """Puts into the graph what `make`, called for `places` (tensors and TensorFlow's variables), would put there."""
         graph: Any = tf.compat.v1.get_default_graph()
-        if not _can_be_copied(graph, places):
+        if not (self.is_allowed and _can_be_copied(graph, places)):
             make()
             return
         kind = graph, tuple((place.dtype, tuple(place.shape.as_list()), place.device) for place in places)
@@ -37,71 +45,78 @@ class TracedOnce:
         if first is None:
             begin = graph.num_operations()
             make()
-            self.first[kind] = _Made(graph, list(places), begin, graph.num_operations())
+            self.first[kind] = _First(graph, list(places), begin, graph.num_operations())
         elif not first.made_again_for(places):
             make()
 
 
-class _Again(NamedTuple):
-    """An operation that is made again, the dtypes of its outputs, and its attributes."""
-
-    operation: Any
-    dtypes: list[Any]
-    attributes: dict[str, Any]
-
-
-class _Made:
-    """Operations number `begin` to `end` of a graph, which code made for `places`."""
+class _First:
+    """Operations number `begin` to `end` of a graph, which code made for `places`, the first of their kind."""
 
     def __init__(self, graph: Any, places: list[Any], begin: int, end: int) -> None:
         self.graph, self.places, self.begin, self.end = graph, places, begin, end
-        self.again: list[_Again] | None = None
-        self.place_of: dict[int, int] = {}
+        self.place_of: dict[int, int] = {}  # id of a tensor in the graph -> number of the place that it is
+        self.recorded: list[tuple[Any, dict[str, Any]]] | None = None  # operations, and their attributes
+        self.is_read = False
 
     def made_again_for(self, places: Sequence[Any]) -> bool:
         """Makes them for `places`; false, and nothing made, where that cannot be done."""
-        if self.again is None:
-            self.again = self.read()
-        if not self.again:
+        if not self.is_read:
+            self.is_read, self.recorded = True, self.read()
+        if self.recorded is None:
             return False
-        now = {inside: _tensor_of(places[index]) for inside, index in self.place_of.items()}
-        for operation, dtypes, attributes in self.again:
+        now = {inside: _tensor_of(places[number]) for inside, number in self.place_of.items()}
+        for operation, attributes in self.recorded:
             inputs = [now.get(id(each), each) for each in operation.inputs]
-            new = self.graph._create_op_internal(
-                operation.type, inputs, dtypes, name=operation.type, attrs=attributes, op_def=operation.op_def
-            )
-            now.update(zip(map(id, operation.outputs), new.outputs))
+            now.update(zip(map(id, operation.outputs), made_again(operation, inputs, attributes)))
+        for number in set(self.place_of.values()):
+            if isinstance(places[number], tf.Variable):
+                variable_accessed(places[number])  # a function lists the variables that it needs
         return True
 
-    def read(self) -> list[_Again]:
-        """The operations that depend on a place or have an effect; none where one of them is of an unknown kind."""
+    def read(self) -> list[tuple[Any, dict[str, Any]]] | None:
+        """The operations that depend on a place or have an effect; None where one of them cannot be made again."""
         captured = {id(outer): inner for outer, inner in self.graph.captures}
-        for index, place in enumerate(self.places):
-            tensor = _tensor_of(place)
-            self.place_of[id(captured.get(id(tensor), tensor))] = index
-        changing, again = set(self.place_of), []
-        inside = self.graph.get_operations()[self.begin : self.end]
-        for operation in inside:
+        known = [captured.get(id(tensor), tensor) for tensor in map(_tensor_of, self.places)]
+        made = self.graph.get_operations()[self.begin : self.end]
+        used = {id(each) for operation in made for each in operation.inputs}
+        self.place_of = {id(each): number for number, each in enumerate(known) if id(each) in used}
+        changing, recorded = set(self.place_of), []
+        for operation in made:
             if operation.type == "Placeholder":  # something from outside that was used here first
                 continue
+            if any(each in made for each in operation.control_inputs):
+                return None
+            has_effect = operation.op_def.is_stateful
+            if not (has_effect or any(id(each) in changing for each in operation.inputs)):
+                continue
             attributes = dict(operation.node_def.attr.items())
-            waits = any(each in inside for each in operation.control_inputs)
-            if waits or "_class" in attributes or any(each.HasField("func") for each in attributes.values()):
-                return []
-            if operation.op_def.is_stateful or any(id(each) in changing for each in operation.inputs):
-                changing.update(map(id, operation.outputs))
-                again.append(_Again(operation, [each.dtype for each in operation.outputs], attributes))
-        return again
+            on_place = operation.type == "ReadVariableOp" or any(
+                id(each) in self.place_of for each in operation.inputs
+            )
+            if (has_effect and not on_place) or "_class" in attributes or holds_functions(operation):
+                return None
+            changing.update(map(id, operation.outputs))
+            recorded.append((operation, attributes))
+        return recorded
 
 
 def _can_be_copied(graph: Any, places: Sequence[Any]) -> bool:
     return (
         isinstance(graph, FuncGraph)
+        and not tf.executing_eagerly()
+        and not graph.capture_by_value
         and graph._get_control_flow_context() is None
         and not record.could_possibly_record()
-        and all(is_plain(place) or tf.is_symbolic_tensor(place) for place in places)
-        and all(place.shape.rank is not None for place in places)
+        and not op_callbacks.should_invoke_op_callbacks()
+        and all(_is_place(place) and place.shape.rank is not None for place in places)
     )
+
+
+def _is_place(place: Any) -> bool:
+    if is_plain(place):
+        return place._cached_value is None  # what TensorFlow would read in its place
+    return tf.is_symbolic_tensor(place)
 
 
 def _tensor_of(place: Any) -> Any:

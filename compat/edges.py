@@ -121,20 +121,35 @@ def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:
 
 def is_stateless(op: tf.Operation) -> bool:
     """Whether an operation computes its outputs from its inputs alone, and holds no function of its own."""
-    definition = op.op_def
-    functions = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
-    return not (definition.is_stateful or functions)
+    return not (op.op_def.is_stateful or holds_functions(op))
 
 
-def made_again(op: tf.Operation, inputs: list[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-    """The outputs of another operation of the same kind, on the same device, with other inputs. Context: its graph."""
-    with tf.device(op.device):
-        again: Any = op.graph.create_op(
-            op.type,
-            inputs,
-            [tensor.dtype for tensor in op.outputs],
-            name=op.name.rpartition("/")[2],
-            attrs=dict(op.node_def.attr),
-            op_def=op.op_def,
-        )
+def holds_functions(op: tf.Operation) -> bool:
+    """Whether an operation calls functions: a branch, a loop, a call."""
+    return any(attribute.type in ("func", "list(func)") for attribute in op.op_def.attr)
+
+
+def made_again(
+    op: tf.Operation, inputs: list[tf.Tensor], attributes: dict[str, Any] | None = None
+) -> tuple[tf.Tensor, ...]:
+    """The outputs of another operation of the same kind, on the same device, with other inputs.
+
+    Args:
+        op: which.
+        inputs: of the new one.
+        attributes: those of `op`, where they have been read; None: they are read here.
+
+    Context: the graph of `op`.
+    """
+    graph: Any = op.graph
+    again = graph._create_op_internal(
+        op.type,
+        inputs,
+        name=op.name.rpartition("/")[2],
+        attrs=dict(op.node_def.attr.items()) if attributes is None else attributes,
+        op_def=op.op_def,
+        compute_device=False,
+    )
+    if op.device:
+        again._set_device(op.device)
     return tuple(again.outputs)

@@ -99,10 +99,12 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def slots_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
-    """What gives the slots of a trained variable: what each list that is as long as that of those variables has for it."""
+    """Gives the slots of each trained variable: of every list with an item for each of them (moments, averages) its item."""
     number, every = len(trained_variables(optimizer)), own_variables(optimizer)
     lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == number]
-    lists = [each for each in lists if each is not every]
+    lists = [
+        each for each in lists if each is not every
+    ]  # count, rate and all slots, in the order of being made
 
     def slots(variable: Any) -> list[Any]:
         index = optimizer._get_variable_index(variable)

@@ -87,7 +87,7 @@ ATTRIBUTES = {
     "_update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
-    "_shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",
+    "_cached_value _shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",
 }
 """The private attributes that are read, written or called: the class or module that has them, and their names."""
 

@@ -16,9 +16,10 @@ from ..compat.optimizers import averages_of, decays, slots_of, trained_variables
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
 from ..distribute.sharding.value import own_copy
-from .shard_updates import is_elementwise_of_keras, updates_of
+from .shard_updates import updates_of
 from .stages import clipping
 from .stages.skipping import skips_by_choice
+from .stages.users_code import asks_for_no_name, is_of_keras
 
 
 class ReplicaRule(keras.optimizers.Optimizer):
@@ -43,16 +44,16 @@ class ReplicaRule(keras.optimizers.Optimizer):
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         on_device: dict[Any, dict[Any, Any]] = {}
-        slots, traced = slots_of(self), TracedOnce() if is_elementwise_of_keras(self) else None
+        traced, slots = TracedOnce(asks_for_no_name(self)), slots_of(self)
         for gradient, variable in zip(grads, trainable_variables):
-            own = [local_copy(slot) for slot in slots(variable)] if traced else []
+            own_slots = [local_copy(slot) for slot in slots(variable)]
             for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
                 rule = functools.partial(self.update_step, part, copy, learning_rate)
                 with made_once(on_device.setdefault(getattr(copy, "device", None), {})):
-                    if traced is None:
-                        rule()
+                    if part.shape == copy.shape:
+                        traced(rule, [part, copy, *own_slots])
                     else:
-                        traced(rule, [part, copy, *own])
+                        rule()
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:
@@ -78,7 +79,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         if self.weight_decay is None:
             return
-        traced = TracedOnce()
+        traced = TracedOnce(is_of_keras(self))
 
         def decay(copy: Any) -> None:
             rate = tf.cast(self.learning_rate, copy.dtype) * tf.cast(self.weight_decay, copy.dtype)

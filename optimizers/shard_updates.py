@@ -18,7 +18,6 @@ from ..distribute.parameter_servers.shards import rows_of
 from ..distribute.parameter_servers.updates import beside, shards_of
 from ..distribute.sharding.rows import devices_of_slots, rows_of_parts
 from ..distribute.sharding.value import TensorInPlace
-from .stages.users_code import is_of_users
 
 _ELEMENTWISE = frozenset(
     getattr(keras.optimizers, name)
@@ -71,13 +70,6 @@ def is_elementwise(optimizer: Any) -> bool:
     rule = type(optimizer).update_step
     owner = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
     return vars(owner).get("elementwise") is True or any(rule is cls.update_step for cls in _ELEMENTWISE)
-
-
-def is_elementwise_of_keras(optimizer: Any) -> bool:
-    """Whether the rule is one of Keras' that do, and no code of a user's takes part in it."""
-    rule = type(optimizer).update_step
-    known = any(rule is cls.update_step for cls in _ELEMENTWISE) and rule.__module__.startswith("keras.")
-    return known and "update_step" not in vars(optimizer) and not is_of_users(optimizer)
 
 
 def _rows_of(gradient: Any, first: int, rows: int) -> Any:

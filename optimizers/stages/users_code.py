@@ -6,11 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ...compat.optimizers import own_learning_rate
 from ..building import inner_optimizers
 
 _KNOWN = ("keras", "unisono")
+_NAMELESS_RULES = tuple(
+    getattr(keras.optimizers, name)
+    for name in [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Nadam",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Ftrl",
+        "Lion",
+        "Lamb",
+    ]
+    if hasattr(keras.optimizers, name)
+)
 _DENSE_RULES = (keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers.Nadam, keras.optimizers.Lamb)
 
 
@@ -36,6 +54,23 @@ def makes_slices_dense(optimizer: Any) -> bool:
     return all(isinstance(rule, _DENSE_RULES) for rule in rules)
 
 
+def is_of_keras(optimizer: Any) -> bool:
+    """Whether an update runs Keras' code and ours alone, with numbers and Keras' schedules as settings."""
+    settings = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
+    settings.pop("accumulated_weight", None)
+    numbers = not any(isinstance(value, (tf.Variable, keras.Variable)) for value in settings.values())
+    own_methods = {"update_step", "assign", "assign_add", "assign_sub"} & settings.keys()
+    return numbers and not own_methods and all(map(_is_known, _code_of_update(optimizer)))
+
+
+def asks_for_no_name(optimizer: Any) -> bool:
+    """Whether the update rule is one of Keras' that look at nothing of a variable but its dtype, shape and slots."""
+    rule = type(optimizer).update_step
+    known = any(rule is cls.update_step for cls in _NAMELESS_RULES)
+    as_written = rule.__module__.startswith("keras.") and not hasattr(rule, "__wrapped__")
+    return known and as_written and is_of_keras(optimizer)
+
+
 def is_of_users(optimizer: Any) -> bool:
     """Whether a class of the optimizer is neither Keras' nor ours."""
     return not all(map(_is_known, _classes(optimizer)))
@@ -46,11 +81,13 @@ def _classes(optimizer: Any) -> list[type]:
 
 
 def _has_own_code(optimizer: Any) -> bool:
+    return not all(map(_is_known, [*_code_of_update(optimizer), *optimizer.gradient_transformers]))
+
+
+def _code_of_update(optimizer: Any) -> list[Any]:
     rate = own_learning_rate(optimizer)
-    parts: list[Any] = [*_classes(optimizer), *optimizer.gradient_transformers]
-    if callable(rate) and not isinstance(rate, keras.Variable):
-        parts.append(rate)
-    return not all(_is_known(part) for part in parts)
+    own_rate = callable(rate) and not isinstance(rate, keras.Variable)
+    return [*_classes(optimizer), *([rate] if own_rate else [])]
 
 
 def _is_known(code: Any) -> bool:

@@ -23,13 +23,16 @@ OPTIMIZERS = {
     "adam": lambda: unisono.optimizers.Adam(0.01, amsgrad=True),
     "adam, averages": lambda: unisono.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2),
     "adamw": lambda: unisono.optimizers.AdamW(0.01, gradient_accumulation_steps=2),
-    "adamax": lambda: unisono.optimizers.Adamax(0.01, weight_decay=0.1),
+    "adamax": lambda: unisono.optimizers.Adamax(
+        keras.optimizers.schedules.CosineDecay(0.01, 10, warmup_target=0.1, warmup_steps=2), weight_decay=0.1
+    ),
     "nadam": lambda: unisono.optimizers.Nadam(0.01),
     "rmsprop": lambda: unisono.optimizers.RMSprop(0.01, centered=True, momentum=0.5),
     "adagrad": lambda: unisono.optimizers.Adagrad(0.1),
     "adadelta": lambda: unisono.optimizers.Adadelta(0.1),
     "ftrl": lambda: unisono.optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
     "lion": lambda: unisono.optimizers.Lion(0.01),
+    "lamb": lambda: unisono.optimizers.Lamb(0.01, weight_decay=0.1),
     "loss scale": lambda: unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(0.01)),
 }
 SHAPES = [(3, 2), (2,), (3, 2), (2,), (3, 2), ()]
@@ -46,14 +49,14 @@ def every_variable_traced(monkeypatch):
 def copied(monkeypatch):
     """How many times operations were made again."""
     times = []
-    inner = copied_operations._Made.made_again_for
+    inner = copied_operations._First.made_again_for
 
     def made_again_for(self, places):
         done = inner(self, places)
         times.append(done)
         return done
 
-    monkeypatch.setattr(copied_operations._Made, "made_again_for", made_again_for)
+    monkeypatch.setattr(copied_operations._First, "made_again_for", made_again_for)
     return times
 
 
@@ -145,7 +148,17 @@ def test_fit_trains_the_same_bits(replicas, options, copied, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-def test_rules_of_users_are_called_for_each_variable():
+def each_by_one(optimizer, factors):
+    """What is taken from two variables in one step of rate 1 with gradients of ones."""
+    variables = [keras.Variable(np.zeros(2, "float32"), name=f"v{i}") for i in range(2)]
+    optimizer.build(variables)
+    step = tf.function(lambda *gradients: optimizer.apply(gradients, variables), autograph=False)
+    step(tf.ones(2), tf.ones(2))
+    for variable, factor in zip(variables, factors):
+        np.testing.assert_array_equal(np.array(variable), [-factor] * 2)
+
+
+def test_rules_of_users_are_called_for_each_variable(copied, monkeypatch):
     class Named(unisono.optimizers.SGD):
         def update_step(self, gradient, variable, learning_rate):
             factor = 2.0 if variable.name.startswith("v1") else 1.0
@@ -155,13 +168,79 @@ def test_rules_of_users_are_called_for_each_variable():
         def assign_sub(self, variable, value):
             super().assign_sub(variable, value if variable.name.startswith("v0") else 3 * value)
 
-    for make, factor in ((Named, 2.0), (Taking, 3.0)):
-        optimizer = make(1.0)
-        variables = [keras.Variable(np.zeros(2), name=f"v{i}") for i in range(2)]
-        optimizer.build(variables)
-        tf.function(functools.partial(optimizer.apply, [tf.ones(2)] * 2, variables))()
-        np.testing.assert_array_equal(np.array(variables[0]), [-1.0, -1.0])
-        np.testing.assert_array_equal(np.array(variables[1]), [-factor, -factor])
+    each_by_one(unisono.optimizers.SGD(1.0), [1, 1])
+    assert copied == [True]
+    each_by_one(Named(1.0), [1, 2])
+    each_by_one(Taking(1.0), [1, 3])
+
+    patched = unisono.optimizers.SGD(1.0)
+    inner = patched.assign_sub
+    patched.assign_sub = lambda variable, value: inner(
+        variable, value * (1 if variable.name[:2] == "v0" else 5)
+    )
+    each_by_one(patched, [1, 5])
+
+    rule = keras.optimizers.SGD.update_step
+
+    @functools.wraps(rule)
+    def wrapped(self, gradient, variable, learning_rate):
+        rule(self, gradient * (1.0 if variable.name[:2] == "v0" else 7.0), variable, learning_rate)
+
+    monkeypatch.setattr(keras.optimizers.SGD, "update_step", wrapped)
+    each_by_one(unisono.optimizers.SGD(1.0), [1, 7])
+    assert copied == [True]
+
+
+def test_rates_of_users_are_asked_for_each_variable(copied):
+    rate, other = tf.Variable(0.1), tf.Variable(1.0)
+    optimizer = unisono.optimizers.SGD(lambda: rate)
+    optimizer.build([rate, other])
+    tf.function(lambda *gradients: optimizer.apply(gradients, [rate, other]), autograph=False)(0.01, 1.0)
+    np.testing.assert_allclose([rate.numpy(), other.numpy()], [0.099, 0.901], rtol=1e-6)
+
+    decay, other = tf.Variable(0.5), tf.Variable(2.0)
+    optimizer = unisono.optimizers.SGD(1.0, weight_decay=decay)
+    optimizer.build([decay, other])
+    zeros = tf.constant(0.0), tf.constant(0.0)
+    tf.function(lambda *gradients: optimizer.apply(gradients, [decay, other]), autograph=False)(*zeros)
+    np.testing.assert_allclose([decay.numpy(), other.numpy()], [0.25, 1.5], rtol=1e-6)
+    assert copied == []
+
+
+def test_a_function_knows_the_variables_of_copies_and_can_be_exported(copied, tmp_path):
+    weights = [keras.Variable(np.ones((2, 2), "float32"), name=f"w{i}") for i in range(3)]
+    optimizer = unisono.optimizers.Adam(0.1)
+    optimizer.build(weights)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.square(x * weight.value)) for weight in weights])
+        optimizer.apply(tape.gradient(loss, [weight.value for weight in weights]), weights)
+        return loss
+
+    archive = keras.export.ExportArchive()
+    archive.add_endpoint("step", step, input_signature=[tf.TensorSpec((2, 2), tf.float32)])
+    archive.write_out(str(tmp_path), verbose=False)
+    assert copied and all(copied)
+
+
+def test_copies_are_on_the_devices_of_the_first(copied):
+    variables = [tf.Variable(float(i)) for i in range(2)]
+
+    @tf.function(autograph=False)
+    def compute(x):
+        traced = TracedOnce()
+        with tf.device("CPU:1"):
+            for variable in variables:
+                traced(lambda v=variable: v.assign_add(v * x), [variable])
+
+    operations = compute.get_concrete_function(tf.constant(1.0)).graph.get_operations()
+    devices = collections.defaultdict(set)
+    for each in operations:
+        if each.type in ("ReadVariableOp", "Mul", "AssignAddVariableOp"):
+            devices[each.type].add(each.device)
+    assert copied == [True] and all(len(each) == 1 for each in devices.values())
+    assert devices["ReadVariableOp"] == {""}, "TensorFlow reads a variable where it is"
 
 
 def test_code_is_run_where_copies_would_not_be_the_same(copied):
@@ -185,6 +264,11 @@ def test_code_is_run_where_copies_would_not_be_the_same(copied):
     def branching(v):
         tf.cond(v > 0, lambda: v.assign_add(1.0), lambda: v.read_value())
 
+    def writing_elsewhere(v):
+        v.assign_add(1.0)
+        elsewhere.assign_add(1.0)
+
+    elsewhere = tf.Variable(0.0)
     add = lambda v: v.assign_add(1.0)  # noqa: E731
     found = {}
 
@@ -193,6 +277,7 @@ def test_code_is_run_where_copies_would_not_be_the_same(copied):
         found["plain"] = run(add)
         found["waits"] = run(waiting)
         found["branches"] = run(branching)
+        found["writes elsewhere"] = run(writing_elsewhere)
         found["unknown rank"] = run(add, lambda v: [v, unknown])
         with tf.GradientTape():
             found["recorded"] = run(add)
@@ -200,10 +285,17 @@ def test_code_is_run_where_copies_would_not_be_the_same(copied):
         found["slices"] = run(add, lambda v: [v, rows])
 
         found["eager tensor"] = run(add, lambda v: [v, one])
+        with tf.init_scope():
+            found["lifted out"] = run(add)
 
     one = tf.constant(1.0)
     compute.get_concrete_function(tf.TensorSpec(None))
     found["eager"] = run(add)
+    tf.debugging.enable_check_numerics()
+    try:
+        tf.function(lambda: found.update(checked=run(add)), autograph=False).get_concrete_function()
+    finally:
+        tf.debugging.disable_check_numerics()
     assert found.pop("plain") == 1
     assert found == dict.fromkeys(found, 3)
 
