@@ -27,8 +27,10 @@ from keras.src.backend.tensorflow import random as backend_random
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
 from keras.src.models import cloning
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.mirrored_run import _MirroredReplicaContext
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
@@ -82,6 +84,11 @@ REPLACED = (
         keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"
     ),
     Changed(
+        BaseOptimizer,
+        "apply",
+        "an optimizer that was found nowhere in the model adds up what the replicas hand it as the others do",
+    ),
+    Changed(
         keras.layers.Layer,
         "add_loss",
         "the ids of losses are forgotten when a step ends",
@@ -92,6 +99,11 @@ REPLACED = (
         "a tape knows a variable whose value is given as a tensor by that tensor",
     ),
     Changed(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
+    Changed(
+        _MirroredReplicaContext,
+        "_merge_call",
+        "tensors that a layer keeps for later are those of its replica, whose thread has waited for the others",
+    ),
     Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws"),

@@ -21,7 +21,9 @@ from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import StepContext, current_step, step_scope
-from .step import nested_graphs, xla_random
+from ..optimizers.adoption import adopt
+from ..optimizers.optimizer import Optimizer
+from .step import kept_tensors, nested_graphs, xla_random
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
 from .step.global_loss import loss_of_rows, reduces_by_itself
@@ -69,6 +71,18 @@ def _maybe_build(original: Any) -> Any:
         original(self, call_spec)
 
     return maybe_build
+
+
+def _apply(original: Any) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        step = current_step()
+        if step is None or step.shares or isinstance(self, Optimizer):
+            return original(self, grads, trainable_variables)
+        return Optimizer.apply(
+            adopt(self), grads, trainable_variables
+        )  # a user's own has been called, and called this
+
+    return apply
 
 
 def _seed(original: Any) -> Any:
@@ -256,6 +270,8 @@ for _key, _make in {
     "Layer.add_loss": _add_loss,
     "Variable.handle": _handle,
     "SeedGenerator.next": _seed,
+    "BaseOptimizer.apply": _apply,
+    "_MirroredReplicaContext._merge_call": kept_tensors.merge_call,
     "random.uniform": _uniform,
     "random.normal": _normal,
     "random.dropout": _dropout,

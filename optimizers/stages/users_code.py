@@ -71,6 +71,12 @@ def asks_for_no_name(optimizer: Any) -> bool:
     return known and as_written and is_of_keras(optimizer)
 
 
+def takes_gradients_itself(optimizer: Any) -> bool:
+    """Whether a user's class has an `apply` or `apply_gradients` of its own, which may look at all gradients at once."""
+    own = [vars(each) for each in _classes(optimizer) if not _is_known(each)]
+    return any("apply" in names or "apply_gradients" in names for names in own)
+
+
 def is_of_users(optimizer: Any) -> bool:
     """Whether a class of the optimizer is neither Keras' nor ours."""
     return not all(map(_is_known, _classes(optimizer)))

@@ -24,6 +24,8 @@ ARGUMENTS = {
     "loss.scale_loss_for_distribution": ["value"],
     "loss.unscale_loss_for_distribution": ["value"],
     "Loss.__call__": ["self", "y_true", "y_pred", "sample_weight"],
+    "BaseOptimizer.apply": ["self", "grads", "trainable_variables"],
+    "_MirroredReplicaContext._merge_call": ["self", "fn", "args", "kwargs"],
     "SeedGenerator.next": ["self", "ordered"],
     "Variable.handle": ["self"],
     "nn._compute_moments_sync": ["x", "axes", "keepdims"],

@@ -43,7 +43,8 @@ def added_by(layers: Sequence[Any], step: StepContext) -> list[tf.Tensor]:
     found = []
     for layer, number, loss in itertools.chain.from_iterable(map(losses_of_layers, layers)):
         if step.observer is not None and not type(layer).__module__.startswith("keras.src."):
-            step.observer.note(("added", id(layer), number), loss)  # those of Keras add means
+            # Those of Keras add means. Of a tensor of a rank the sum of its entries is added.
+            step.observer.note(("added", id(layer), number), tf.reduce_sum(loss))
         rule = step.rules.added.get((id(layer), number), MEAN)
         found.append(in_units_of_a_mean(loss, rule, step))
     return found

@@ -23,8 +23,10 @@ from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import StepContext, WeightTotals, current_step, step_scope, this_step
 from ...optimizers.call_options import CallOptions, call_options
+from ...optimizers.stages.users_code import takes_gradients_itself
 from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import metrics_of, variable_ids
+from .kept_tensors import tensors_kept_by
 from .replica_slices import ReplicaSlices
 from .step_loss import loss_on_replica
 
@@ -91,7 +93,7 @@ def replica_step(
             rules=tracing.rules,
             calls=tracing.calls,
         )
-        with step_scope(step):
+        with step_scope(step), tensors_kept_by(model if step.num_replicas > 1 else None):
             with CollectedWrites() as writes:
                 step.writes = writes
                 logs = step_fn(data)
@@ -136,9 +138,19 @@ def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     loss, gradients, y_pred = compute(self, variables, data)
     track_loss(self, loss, step)
     if variables:
-        with call_options(CallOptions(contributions=True, weight_total=step.weight_total)):
-            self.optimizer.apply_gradients(zip(gradients, variables))
+        _apply(self.optimizer, list(zip(gradients, variables)), step)
     return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: StepContext) -> None:
+    """Updates; a user's optimizer that looks at all gradients is given those of the global batch."""
+    options = CallOptions(contributions=True, weight_total=step.weight_total)
+    if step.num_replicas > 1 and step.take_gradients is None and takes_gradients_itself(optimizer):
+        with call_options(options):
+            pairs = optimizer.aggregate_gradients(pairs)
+        options = dataclasses.replace(options, skip_aggregation=True)
+    with call_options(options):
+        optimizer.apply_gradients(pairs)
 
 
 def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:

@@ -1,0 +1,105 @@
+"""Tensors that a layer keeps for later in the step are those of its replica, and losses that layers add are summed."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import unisono
+
+ROWS = 10
+
+
+def own_error(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred), axis=-1)
+
+
+class KeepsLatents(unisono.Model):
+    """A VAE that keeps what its encoder gave, alone and in a list, for the part of the loss that is not of `compile`."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.mean, self.log_var = (keras.layers.Dense(n, "tanh") for n in (6, 2, 2))
+        self.decoder = keras.layers.Dense(3)
+
+    def call(self, x, training=False):
+        hidden = self.encoder(x)
+        self.z_mean, self.latents = self.mean(hidden), [self.log_var(hidden)]
+        return self.decoder(self.z_mean + 0.1 * self.latents[0])
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        reconstruction = super().compute_loss(x, y, y_pred, sample_weight, training)
+        each = 1 + self.latents[0] - ops.square(self.z_mean) - ops.exp(self.latents[0])
+        return reconstruction - 0.5 * ops.mean(ops.sum(each, axis=-1))
+
+
+class MatchesFeatures(unisono.Model):
+    """A GAN whose generator is trained, after an update of the rest, on features that were kept before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.features = (
+            keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)]) for _ in range(2)
+        )
+        self.other = keras.optimizers.SGD(0.05)
+
+    def call(self, x):
+        self.last = self.features(x)
+        return self.last
+
+    def train_step(self, data):
+        latent, real = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(self.generator(latent)))) + tf.reduce_mean(
+                tf.square(1 - self(real))
+            )
+        weights = self.features.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        with tf.GradientTape() as tape:
+            own = tf.reduce_mean(
+                tf.square(tf.stop_gradient(self.last) - self.features(self.generator(latent)))
+            )
+        weights = self.generator.trainable_variables
+        self.other.apply_gradients(zip(tape.gradient(own, weights), weights))
+        return {"loss": loss, "own": own}
+
+
+class AddsALossForEachRow(keras.layers.Layer):
+    """As the CTC layer of Keras' example, whose losses have the shape [rows, 1]: Keras adds their sum."""
+
+    def call(self, targets, outputs):
+        self.add_loss(ops.mean(ops.square(targets - outputs), axis=-1, keepdims=True))
+        return outputs
+
+
+def with_an_endpoint():
+    inputs, targets = keras.Input((3,), name="image"), keras.Input((3,), name="label")
+    outputs = keras.layers.Dense(3)(keras.layers.Dense(6, activation="tanh")(inputs))
+    return unisono.Model([inputs, targets], AddsALossForEachRow()(targets, outputs))
+
+
+def trained(make, strategy, **options):
+    keras.utils.set_random_seed(1)
+    x, y = np.random.default_rng(0).normal(size=(2, ROWS, 3)).astype("float32")
+    with helpers.scope(strategy):
+        model = make()
+        loss = own_error if make is KeepsLatents else None
+        model.compile(keras.optimizers.SGD(0.02), loss, jit_compile=False, **options)
+    given = ([x, y],) if make is with_an_endpoint else (x, y)
+    history = model.fit(*given, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    return [*model.get_weights(), *(np.array(history[name]) for name in sorted(history))]
+
+
+@pytest.mark.parametrize("make", [KeepsLatents, MatchesFeatures, with_an_endpoint])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_numbers_are_those_of_one_device(make, replicas):
+    for actual, expected in zip(trained(make, helpers.mirrored(replicas)), trained(make, None)):
+        helpers.assert_close(actual, expected, 1e-5)
+
+
+def test_eager_replicas_keep_their_own_too():
+    eager = trained(KeepsLatents, helpers.mirrored(2), run_eagerly=True)
+    for actual, expected in zip(eager, trained(KeepsLatents, None)):
+        helpers.assert_close(actual, expected, 1e-5)

@@ -1,0 +1,66 @@
+"""Tensors that layers of the user's own keep as attributes, to be read later in the step: each replica's its own.
+
+A layer is one object for all replicas of a process, and their threads take turns at each collective. What a replica has
+put into an attribute before (a VAE's latent numbers, features for another loss) is there again when its thread goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.layers import layers_of
+
+_OF_KERAS = ("_losses", "_losses_override", "_loss_ids")  # see `replaced.py`: "Layer._clear_losses"
+
+
+class _Local(threading.local):
+    layers: tuple[Any, ...] = ()
+
+
+_local = _Local()
+
+
+@contextlib.contextmanager
+def tensors_kept_by(model: Any) -> Iterator[None]:
+    """Inside, what this thread's replica keeps in the user's own layers of `model` (None: of no model) stays its own."""
+    outer = _local.layers
+    _local.layers = () if model is None else tuple(filter(is_own, layers_of(model)))
+    try:
+        yield
+    finally:
+        _local.layers = outer
+
+
+def is_own(layer: Any) -> bool:
+    """Whether the class of a layer is neither Keras' nor ours."""
+    return type(layer).__module__.partition(".")[0] not in ("keras", "unisono")
+
+
+def merge_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in for the `_merge_call` of replicas with threads."""
+
+    def merge(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        kept = [(layer, _tensors_in(layer)) for layer in _local.layers]
+        result = original(self, fn, args, kwargs)
+        for layer, tensors in kept:
+            vars(layer).update(tensors)
+        return result
+
+    return merge
+
+
+def _tensors_in(layer: Any) -> dict[str, Any]:
+    return {
+        name: value for name, value in vars(layer).items() if name not in _OF_KERAS and _holds_tensors(value)
+    }
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return any(map(_holds_tensors, value.values() if isinstance(value, dict) else value))
+    return tf.is_tensor(value) and not isinstance(value, tf.Variable)
