@@ -71,7 +71,7 @@ def gather(values: Any) -> Any:
     )
 
 
-def own_rows_of_all(structure: Any) -> Any:
+def own_rows_of_all(structure: Any, is_data: bool = False) -> Any:
     """Gathers every tensor of `structure` over the replicas, along the rows, in the order of the replicas.
 
     The result's rows that belong to this replica are its own tensors; those of the others are constants. The gradient that
@@ -83,24 +83,27 @@ def own_rows_of_all(structure: Any) -> Any:
     Args:
         structure: nest of tensors `[rows, ...]`; None stays None, scalars stay as they are. Strings, integers, ragged and
             sparse tensors have no gradient.
+        is_data: whether `structure` is data, of which nobody wants the gradient.
 
     Returns:
         The same nest with `[global_rows, ...]` in place of each tensor.
 
     Raises:
-        TypeError: for ragged or sparse tensors of floating point numbers, whose gradient collectives cannot carry.
+        TypeError: for ragged or sparse tensors of floating point numbers that are no data: collectives cannot carry their
+            gradient.
 
     Context: replica, inside a `StepContext` with several replicas.
     """
     step = this_step()
-    return keras.tree.map_structure(lambda value: _gather(value, step, step.share(tf.float64)), structure)
+    share = step.share(tf.float64)
+    return keras.tree.map_structure(lambda value: _gather(value, step, share, is_data), structure)
 
 
-def _gather(value: Any, step: StepContext, share: Any) -> Any:
+def _gather(value: Any, step: StepContext, share: Any, is_data: bool = False) -> Any:
     if value is None:
         return None
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
-        if value.dtype.is_floating:
+        if value.dtype.is_floating and not is_data:
             raise TypeError(
                 "A loss or metric of your own needs the rows of all replicas, and a "
                 f"{type(value).__name__} cannot be gathered. Received: {value}. Convert it to a dense tensor, or declare "
@@ -127,7 +130,8 @@ def _trimmed(value: Any, step: StepContext) -> Any:
     if step.certainly_alive:
         return value
     if isinstance(value, tf.SparseTensor):
-        return tf.sparse.slice(value, [0] * len(value.shape), [step.rows, *value.shape[1:]])
+        size = tf.concat([tf.cast([step.rows], tf.int64), value.dense_shape[1:]], 0)
+        return tf.sparse.slice(value, tf.zeros_like(size), size)
     per_row = tf.cast(tf.shape(value)[0], tf.int32) // tf.maximum(step.rows, 1)
     return value[: step.rows * per_row]
 

@@ -20,7 +20,7 @@ from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
-from ..distribute.step_context import StepContext, current_step, step_scope
+from ..distribute.step_context import StepContext, current_step, step_scope, this_step
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
 from .step import kept_tensors, nested_graphs, xla_random
@@ -29,6 +29,7 @@ from .step.first_call import build_outside
 from .step.global_loss import loss_of_rows, reduces_by_itself
 from .step.train_step import WEIGHTED
 
+_GOLDEN = 0.6180339887498949  # its multiples are spread evenly between whole numbers
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 
 
@@ -179,9 +180,20 @@ def _add_loss(original: Any) -> Any:
 
 
 def _only_looked_at() -> bool:
-    """Whether a step is traced to find its rules: what it draws is then the same for every row."""
+    """Whether a step is traced to find its rules: what it draws is then the same each time, for the batch and its parts."""
     step = current_step()
     return step is not None and step.observer is not None
+
+
+def _spread(shape: Any, dtype: Any) -> tf.Tensor:
+    """Numbers from 0 to 1 that differ from place to place; those of a row are the same in the batch and in a part of it."""
+    step, sizes = this_step(), tf.cast(tf.reshape(tf.convert_to_tensor(shape), [-1]), tf.int64)
+    count = tf.reduce_prod(sizes)
+    rows = tf.concat([sizes, [1]], 0)[0]
+    before = tf.where(rows == tf.cast(step.rows, tf.int64), tf.cast(step.first_row, tf.int64), 0)
+    place = tf.range(count) + before * tf.math.floordiv(count, tf.maximum(rows, 1))
+    numbers = tf.math.floormod(0.5 + _GOLDEN * tf.cast(place, tf.float64), 1.0)
+    return tf.cast(tf.reshape(numbers, shape), dtype)
 
 
 def _uniform(original: Any) -> Any:
@@ -189,7 +201,8 @@ def _uniform(original: Any) -> Any:
         dtype = dtype or keras.config.floatx()
         if _only_looked_at():
             drawn_seed(seed)
-            return tf.fill(shape, tf.cast((minval + maxval) / 2, dtype))
+            minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+            return _spread(shape, dtype) * (maxval - minval) + minval
         if not xla_random.spelled_out(dtype):
             return original(shape, minval, maxval, dtype, seed)
         minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)

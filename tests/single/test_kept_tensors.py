@@ -35,6 +35,15 @@ class KeepsLatents(unisono.Model):
         return reconstruction - 0.5 * ops.mean(ops.sum(each, axis=-1))
 
 
+class ComparesLatents(KeepsLatents):
+    """An InfoVAE: its loss compares the rows of what it has kept."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        reconstruction = super().compute_loss(x, y, y_pred, sample_weight, training)
+        distances = ops.sum(ops.square(self.z_mean[:, None] - self.z_mean[None]), axis=-1)
+        return reconstruction + ops.mean(ops.exp(-distances))
+
+
 class MatchesFeatures(unisono.Model):
     """A GAN whose generator is trained, after an update of the rest, on features that were kept before it."""
 
@@ -85,14 +94,14 @@ def trained(make, strategy, **options):
     x, y = np.random.default_rng(0).normal(size=(2, ROWS, 3)).astype("float32")
     with helpers.scope(strategy):
         model = make()
-        loss = own_error if make is KeepsLatents else None
+        loss = own_error if make in (KeepsLatents, ComparesLatents) else None
         model.compile(keras.optimizers.SGD(0.02), loss, jit_compile=False, **options)
     given = ([x, y],) if make is with_an_endpoint else (x, y)
     history = model.fit(*given, batch_size=4, epochs=2, shuffle=False, verbose=0).history
     return [*model.get_weights(), *(np.array(history[name]) for name in sorted(history))]
 
 
-@pytest.mark.parametrize("make", [KeepsLatents, MatchesFeatures, with_an_endpoint])
+@pytest.mark.parametrize("make", [KeepsLatents, ComparesLatents, MatchesFeatures, with_an_endpoint])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_numbers_are_those_of_one_device(make, replicas):
     for actual, expected in zip(trained(make, helpers.mirrored(replicas)), trained(make, None)):

@@ -158,9 +158,12 @@ def loss_of_rows(
     return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
 
 
-def _gathered(*arguments: Any) -> Any:
+def _gathered(*arguments: Any) -> list[Any]:
+    """Of all replicas; `arguments` end with the outputs and the sample weights."""
     refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
-    return own_rows_of_all(arguments)
+    *data, y_pred, sample_weight = arguments
+    gathered = [own_rows_of_all(each, is_data=True) for each in data]
+    return [*gathered, own_rows_of_all(y_pred), own_rows_of_all(sample_weight, is_data=True)]
 
 
 def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -36,6 +36,38 @@ def tensors_kept_by(model: Any) -> Iterator[None]:
         _local.layers = outer
 
 
+@contextlib.contextmanager
+def kept_rows_become(change: Callable[[tf.Tensor], tf.Tensor], rows: Any) -> Iterator[None]:
+    """Inside, what the layers keep of rows (tensors `[rows, ...]`) is what `change` makes of it.
+
+    Args:
+        change: a function of a tensor.
+        rows: int, or scalar tensor where it is not known: tensors of which it is not known either are taken for rows.
+    """
+    before = [(layer, _tensors_in(layer)) for layer in _local.layers]
+    for layer, tensors in before:
+        vars(layer).update({name: _changed(value, change, rows) for name, value in tensors.items()})
+    try:
+        yield
+    finally:
+        for layer, tensors in before:
+            vars(layer).update(tensors)
+
+
+def _changed(value: Any, change: Callable[[tf.Tensor], tf.Tensor], rows: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _changed(each, change, rows) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_changed(each, change, rows) for each in value])
+    return change(value) if _has_rows(value, rows) else value
+
+
+def _has_rows(value: Any, rows: Any) -> bool:
+    if not isinstance(value, tf.Tensor) or not value.shape.rank:
+        return False
+    return value.shape[0] == rows if isinstance(rows, int) else value.shape[0] is None
+
+
 def is_own(layer: Any) -> bool:
     """Whether the class of a layer is neither Keras' nor ours."""
     return type(layer).__module__.partition(".")[0] not in ("keras", "unisono")

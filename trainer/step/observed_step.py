@@ -23,6 +23,7 @@ from ..inputs.rows import slice_rows
 from .collected_writes import CollectedWrites
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
+from .kept_tensors import kept_rows_become, tensors_kept_by
 from .step_loss import loss_on_replica
 from .train_step import forward, part_of_logs
 
@@ -82,7 +83,8 @@ class Observed:
         self, name: str, observer: Observed, loss_of: Any, rows: Any, first: Any, last: Any, total: Any
     ) -> None:
         step = StepContext(0, PARTS, last - first, total, first_row=first, observer=observer)
-        with step_scope(step), pretending_replicas(PARTS):
+        own_rows = kept_rows_become(lambda kept: kept[first:last], total)
+        with step_scope(step), pretending_replicas(PARTS), own_rows:
             try:
                 value = loss_of(*slice_rows(rows, first, last))
             except Exception:  # it holds on to numbers of the whole batch: the parts cannot be told
@@ -166,6 +168,7 @@ class ObservedStep:
             LookedAtReplica(strategy, first_local_replica(strategy)),
             pretending_replicas(1 if self._whole else PARTS),
             whole_batch_values(self._model, several=True, with_results=self._own_logs),
+            tensors_kept_by(self._model),
             step_scope(step),
             CollectedWrites() as writes,
         ):

@@ -11,10 +11,12 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import losses_overridden
 from ...compat.training import KerasTrainer, aggregated_loss, compute_loss
+from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.join_rules import ACROSS_ROWS
-from ...distribute.step_context import current_step, this_step
+from ...distribute.step_context import StepContext, current_step, this_step
 from .added_losses import in_units_of_a_mean, losses_in_step
 from .global_loss import compiled_loss_of, on_all_rows
+from .kept_tensors import kept_rows_become
 
 
 def default_compute_loss(
@@ -69,6 +71,12 @@ def overrides_compute_loss(model: TrainedModel) -> bool:
     return type(model).compute_loss is not default_compute_loss or "compute_loss" in vars(model)
 
 
+def _of_all_rows(loss_of: Callable[..., tf.Tensor], step: StepContext, *rows: Any) -> tf.Tensor:
+    """A loss that compares rows, which may be arguments or what a layer has kept."""
+    with kept_rows_become(own_rows_of_all, step.rows):
+        return on_all_rows(loss_of, *rows)
+
+
 def loss_on_replica(
     model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
@@ -85,7 +93,7 @@ def loss_on_replica(
     if step.num_replicas == 1 or not overrides_compute_loss(model):
         return loss_of(x, y, y_pred, sample_weight)
     if step.rules.loss == ACROSS_ROWS:
-        return on_all_rows(loss_of, x, y, y_pred, sample_weight)
+        return _of_all_rows(loss_of, step, x, y, y_pred, sample_weight)
     loss = loss_of(x, y, y_pred, sample_weight)
     if step.observer is not None:
         step.observer.loss(loss, loss_of, (x, y, y_pred, sample_weight))
