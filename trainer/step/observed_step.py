@@ -165,7 +165,7 @@ class ObservedStep:
         step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
         strategy = self._model.distribute_strategy
         with (
-            LookedAtReplica(strategy, first_local_replica(strategy)),
+            LookedAtReplica(strategy, first_local_replica(strategy), observer.sums),
             pretending_replicas(1 if self._whole else PARTS),
             whole_batch_values(self._model, several=True, with_results=self._own_logs),
             tensors_kept_by(self._model),
