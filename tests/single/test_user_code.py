@@ -350,6 +350,30 @@ def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():
     assert [int(copy) for copy in copies] == [len(X)] * 3
 
 
+class Windows(Net):
+    """Outputs with two rows for each row of the inputs."""
+
+    def call(self, x, training=False):
+        return self.last(self.first(ops.reshape(x[:, :4], (-1, 2))))
+
+
+@pytest.mark.parametrize("rows", [10, 9])
+def test_predictions_with_several_rows_for_each_input_are_those_of_one_device(rows):
+    predicted = []
+    for scope in (
+        contextlib.nullcontext(),
+        mirrored(3).scope(),
+    ):  # the last replica has no row of the last batch
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = Windows()
+        dataset = tf.data.Dataset.from_tensor_slices(X[:rows]).batch(BATCH)
+        predicted += [model.predict(X[:rows], batch_size=BATCH, verbose=0), model.predict(dataset, verbose=0)]
+    assert predicted[0].shape == (2 * rows, 2)
+    for other in predicted[1:]:
+        np.testing.assert_allclose(other, predicted[0], rtol=1e-12)
+
+
 def test_state_of_own_layers_in_a_pipeline_is_that_of_one_device():
     states = []
     for scope in (
