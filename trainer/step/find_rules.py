@@ -21,7 +21,8 @@ from ...compat.layers import layers_of, own_state
 from ...compat.replaced import replaced_functions
 from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
 from ...distribute.sharding.value import read_together
-from ..inputs.rows import concat_rows, row_count, slice_rows
+from ..inputs.row_units import slice_units, unit_count
+from ..inputs.rows import concat_rows
 from .compared_parts import Seen, another, degree, rule_of, write_rule
 from .observed_step import ObservedStep, looked_at
 from .step_loss import overrides_compute_loss
@@ -114,10 +115,11 @@ class RuleFinder:
     def look(self, batch: Any) -> None:
         """Looks at the first rows of a batch. After `anything_to_join`."""
         assert self._whole is not None and self._part is not None
-        rows = min(int(row_count(batch)), _MOST_ROWS)
+        units = int(unit_count(batch))
+        rows = min(units, _MOST_ROWS)
         if rows < 2:
             return
-        batch = slice_rows(batch, 0, rows)
+        batch = slice_units(batch, 0, rows, units)
         values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
             seen = self._seen(batch, rows, values)
@@ -171,8 +173,8 @@ class RuleFinder:
         one = self._whole(batch, 0, rows, rows, values)
         known = [tf.constant(value) for value in one["exchanged"]]
         whole = self._part(batch, 0, rows, rows, values, known)
-        first = self._part(slice_rows(batch, 0, cut), 0, cut, rows, values, known)
-        last = self._part(slice_rows(batch, cut, rows), cut, rows, rows, values, known)
+        first = self._part(slice_units(batch, 0, cut, rows), 0, cut, rows, values, known)
+        last = self._part(slice_units(batch, cut, rows, rows), cut, rows, rows, values, known)
         return Seen(one, whole, first, last, cut / rows, self._tolerance)
 
     @property
