@@ -51,6 +51,8 @@ _ADDS_A_CONSTANT = (
     "does, or make the rest a mean over the rows."
 )
 
+_WITHOUT_ROWS = ("without rows",)
+
 _log = logging.getLogger("unisono")
 
 
@@ -89,6 +91,9 @@ class RuleFinder:
         written = [("write", places[id(v)]) for v in self._whole.writes if id(v) in places]
         self._keys = [*self._noted, *written]
         self._found = [None] * len(self._keys)
+        if self._whole.without_rows:
+            self._keys.append(_WITHOUT_ROWS)
+            self._found.append(self._whole.without_rows)
 
     @property
     def needed(self) -> bool:
@@ -125,7 +130,7 @@ class RuleFinder:
             seen = self._seen(batch, rows, values)
         except tf.errors.OpError as error:
             _log.warning(_NOT_LOOKED_AT, error)
-            self._found = [MEAN] * len(self._keys)
+            self._found = [MEAN if rule is None else rule for rule in self._found]
             return
         self._note(seen, batch, rows, values)
 
@@ -160,6 +165,7 @@ class RuleFinder:
         written = {key[1]: rule for key, rule in found.items() if key[0] == "write" and rule is not None}
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
+            without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
             gradients=_in_order(of("gradients")),
             logs=of("log"),
             fed=_in_order(of("fed")),

@@ -24,7 +24,7 @@ Context: replica, inside a `StepContext`. Source: keras.losses.Loss, whose reduc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -163,17 +163,21 @@ def _gathered(*arguments: Any) -> Any:
     return own_rows_of_all(arguments)
 
 
-def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:
+def on_all_rows(call: Callable[..., Any], *arguments: Any, without_rows: Sequence[int] = ()) -> Any:
     """`call(*arguments)` on the rows of all replicas, on each of them, with the gradient of this replica's rows.
+
+    The tensors with the numbers `without_rows` have no rows: they are as each replica has them.
 
     A function that looks at the whole batch (contrastive, Dice, a mean of its own) has its value of one device. Weighted
     with the replicas' shares, the gradients add up to that of one device.
 
     Context: replica, inside a `StepContext` with several replicas.
     """
-    gathered = _gathered(*arguments)
+    leaves = keras.tree.flatten(arguments)
+    gathered = _gathered(*(None if n in without_rows else leaf for n, leaf in enumerate(leaves)))
+    leaves = [leaf if n in without_rows else own for n, (leaf, own) in enumerate(zip(leaves, gathered))]
     with step_scope(this_step().on_all_rows()):
-        return call(*gathered)
+        return call(*keras.tree.pack_sequence_as(arguments, leaves))
 
 
 def reduce_entries(

@@ -85,7 +85,7 @@ def loss_on_replica(
     if step.num_replicas == 1 or not overrides_compute_loss(model):
         return loss_of(x, y, y_pred, sample_weight)
     if step.rules.loss == ACROSS_ROWS:
-        return on_all_rows(loss_of, x, y, y_pred, sample_weight)
+        return on_all_rows(loss_of, x, y, y_pred, sample_weight, without_rows=step.rules.without_rows)
     loss = loss_of(x, y, y_pred, sample_weight)
     if step.observer is not None:
         step.observer.loss(loss, loss_of, (x, y, y_pred, sample_weight))
