@@ -235,7 +235,8 @@ def batched(element_spec: Any, parts: int, sharing: Sharing = ONE_REPLICA) -> No
     if len(known) > 1 and not sharing.allows(element_spec, _known_sizes(element_spec)):
         raise ValueError(
             f"The arrays of the dataset's elements have different numbers of rows ({sorted(known)} in {element_spec}); "
-            "if the elements are single rows, batch them first: dataset.batch(global_batch_size)."
+            "if the elements are single rows, batch them first: dataset.batch(global_batch_size); else take them in a "
+            "`train_step` of your own."
         )
 
 

@@ -26,6 +26,8 @@ def unit_count(structure: Any) -> Any:
     counts = leaf_rows(structure)
     if all(isinstance(count, int) for count in counts):
         return math.gcd(*counts)
+    if len(counts) == 1:
+        return counts[0]
     with tf.device("CPU:0"):
         return tf.reduce_max(_divided(tf.stack(counts)))
 
