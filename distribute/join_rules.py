@@ -38,6 +38,7 @@ class JoinRules:
 
     Attributes:
         loss: of a `compute_loss` of the user's own; ACROSS_ROWS: it is called with the rows of all replicas.
+        without_rows: which of its arguments' tensors have no rows (centers of classes beside predictions), by their number.
         gradients: of each call of an optimizer in a `train_step` of the user's own, in order.
         logs: of the logs that a step returns, by name.
         fed: of each number that a `Mean` or `Sum` is updated with, in order.
@@ -46,6 +47,7 @@ class JoinRules:
     """
 
     loss: str = MEAN
+    without_rows: Sequence[int] = ()
     gradients: Sequence[str] = ()
     logs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fed: Sequence[str] = ()

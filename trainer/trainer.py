@@ -214,6 +214,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
             steps_per_epoch=whole_number("steps", steps, optional=True),
             strategy=self.distribute_strategy,
             resumable=False,
+            own_step=self._overrides_step("test_step"),
         )
         with contextlib.closing(source):
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
@@ -251,6 +252,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
             steps_per_epoch=whole_number("steps", steps, optional=True),
             strategy=self.distribute_strategy,
             resumable=False,
+            own_step=self._overrides_step("predict_step"),
         )
         with contextlib.closing(source):
             return predict(self, source, verbose, callbacks, runner_of(self))

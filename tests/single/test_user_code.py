@@ -350,6 +350,90 @@ def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():
     assert [int(copy) for copy in copies] == [len(X)] * 3
 
 
+class Windows(Net):
+    """Outputs with two rows for each row of the inputs."""
+
+    def call(self, x, training=False):
+        return self.last(self.first(ops.reshape(x[:, :4], (-1, 2))))
+
+
+class Centers(Net):
+    """Centers of classes beside the predictions."""
+
+    def __init__(self):
+        super().__init__()
+        self.centers = self.add_weight((3, 2), keras.initializers.RandomNormal(seed=3))
+
+    def call(self, x, training=False):
+        return super().call(x, training), 1.0 * self.centers
+
+
+def nearest(reduce):
+    def loss(y, outputs):
+        points, centers = outputs
+        return 0.1 * reduce(ops.min(ops.sum(ops.square(points[:, None] - centers[None]), -1), -1))
+
+    return loss
+
+
+def assigned_alike(y, outputs):
+    points, centers = outputs
+    assigned = ops.mean(ops.softmax(-ops.sum(ops.square(points[:, None] - centers[None]), -1)), 0)
+    return ops.sum(assigned * ops.log(assigned))
+
+
+def of_windows(reduce):
+    return lambda y, outputs: 0.1 * reduce(ops.square(ops.repeat(y, 2, axis=0) - outputs))
+
+
+OUTPUTS = {
+    "sum of windows": (Windows, of_windows(ops.sum)),
+    "mean of windows": (Windows, of_windows(ops.mean)),
+    "norm of windows": (Windows, lambda y, outputs: ops.norm(outputs)),
+    "sum with centers": (Centers, nearest(ops.sum)),
+    "mean with centers": (Centers, nearest(ops.mean)),
+    "centers across rows": (Centers, assigned_alike),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+@pytest.mark.parametrize("rows", [24, 17], ids=["full", "last of one row"])
+def test_losses_of_outputs_without_one_row_for_each_input_are_those_of_one_device(case, rows):
+    base, loss_of = OUTPUTS[case]
+
+    class Model(base):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return loss_of(y, y_pred)
+
+    trained = []
+    for scope in (contextlib.nullcontext(), mirrored(3).scope()):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = Model()
+            model.compile(unisono.optimizers.SGD(0.05))
+        history = model.fit(X[:rows], Y[:rows], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        trained.append([history["loss"], *model.get_weights()])
+    for one, several in zip(*trained):
+        np.testing.assert_allclose(several, one, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("rows", [10, 9])
+def test_predictions_with_several_rows_for_each_input_are_those_of_one_device(rows):
+    predicted = []
+    for scope in (
+        contextlib.nullcontext(),
+        mirrored(3).scope(),
+    ):  # the last replica has no row of the last batch
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = Windows()
+        dataset = tf.data.Dataset.from_tensor_slices(X[:rows]).batch(BATCH)
+        predicted += [model.predict(X[:rows], batch_size=BATCH, verbose=0), model.predict(dataset, verbose=0)]
+    assert predicted[0].shape == (2 * rows, 2)
+    for other in predicted[1:]:
+        np.testing.assert_allclose(other, predicted[0], rtol=1e-12)
+
+
 def test_state_of_own_layers_in_a_pipeline_is_that_of_one_device():
     states = []
     for scope in (

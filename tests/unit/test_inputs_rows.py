@@ -9,6 +9,8 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from unisono.trainer.inputs import concat_rows, make_source, row_count, slice_rows
+from unisono.trainer.inputs.checks import refuse_unequal_parts
+from unisono.trainer.inputs.row_units import slice_units, unit_count
 from unisono.trainer.inputs.rows import batch_spec, gather_rows
 
 # Times on a busy machine say nothing about the code.
@@ -185,3 +187,33 @@ def test_floats_become_floatx_and_the_rest_stays():
         "bool": "bool",
         "complex64": "complex64",
     }
+
+
+@pytest.mark.parametrize(
+    "counts, units", [((4, 12), 4), ((12, 8, 20), 4), ((3, 7), 1), ((5, 5), 5), ((0, 6), 6)]
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_parts_of_unequal_arrays_have_the_same_share_of_each(counts, units, known):
+    spec = [tf.TensorSpec([count if known else None], tf.int32) for count in counts]
+
+    @tf.function(input_signature=[spec, tf.TensorSpec([], tf.int32)])
+    def parts(batch, cut):
+        found = unit_count(batch)
+        assert isinstance(found, int) == known
+        return found, slice_units(batch, 0, cut, found), slice_units(batch, cut, found, found)
+
+    batch = [tf.range(count) for count in counts]
+    for cut in range(units + 1):
+        found, first, last = parts(batch, cut)
+        assert found == units
+        assert [len(leaf) for leaf in first] == [count * cut // units for count in counts]
+        for leaf, *halves in zip(batch, first, last):
+            np.testing.assert_array_equal(tf.concat(halves, 0), leaf)
+
+
+def test_workers_that_read_arrays_of_different_rows_are_refused():
+    with pytest.raises(
+        ValueError, match=r"`y` must have the rows of `x`, because each worker.*: 6 rows in `y`, 2 in `x`"
+    ):
+        refuse_unequal_parts((tf.zeros([2, 1]), tf.zeros([6, 1])))
+    assert not refuse_unequal_parts((tf.zeros([2, 1]), None, tf.zeros([2, 3]), tf.zeros([])))

@@ -75,6 +75,7 @@ def trial(
             batch_size=batch_size,
             steps_per_epoch=steps if endless else None,
             strategy=model.distribute_strategy,
+            own_step=model._overrides_step("train_step"),
         )
         with contextlib.closing(source):
             runner.build(model, source.spec, source.batch_rows)

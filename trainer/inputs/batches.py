@@ -12,7 +12,7 @@ import tensorflow as tf
 from . import checks
 from .convert import host_arrays, is_array
 from .feed import Group, Grouping
-from .rows import row_count, spec_without_rows
+from .rows import is_scalar, row_count, spec_without_rows
 from .structure import named_parts
 
 
@@ -37,7 +37,9 @@ def noted(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
         yield item
 
 
-def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> Any:
+def standard_batch(
+    item: Any, kind: str, number: int, lists: bool = True, sharing: checks.Sharing = checks.ONE_REPLICA
+) -> Any:
     """What a generator, PyDataset or DataLoader gave, in the structure that Keras hands to a step.
 
     Args:
@@ -45,6 +47,7 @@ def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> Any
         kind: the kind of input, for messages.
         number: int; which batch of the epoch it is, from 0.
         lists: whether a list will do for the tuple.
+        sharing: whether its arrays may have different rows.
 
     Returns:
         The batch, with NumPy arrays and tensors as leaves, not yet cast, and tuples in place of lists.
@@ -69,7 +72,7 @@ def standard_batch(item: Any, kind: str, number: int, lists: bool = True) -> Any
     if hasattr(item, "_fields"):
         batch = type(item)(*parts)
     try:
-        checks.same_rows(batch)
+        sharing.check(batch)
     except ValueError as error:
         raise ValueError(f"Batch {number} of the {kind}: {error}") from None
     return batch
@@ -128,18 +131,26 @@ class PythonBatches:
         kind: of the input, for messages.
         steady: see `Grouping`.
         lists: see `standard_batch`.
+        sharing: see `standard_batch`.
 
     Attributes:
         spec: of a batch.
-        usual_rows: int or None; of the first batch, which most others have.
+        usual_rows: int or None; of the first batch, which most others have; None: its arrays have different rows.
 
     Raises:
         ValueError, TypeError: an item is no batch, or they differ.
     """
 
-    def __init__(self, first: list[Any], kind: str, steady: bool, lists: bool = True) -> None:
-        self._kind, self._lists = kind, lists
-        batches = [standard_batch(item, kind, number, lists) for number, item in enumerate(first)]
+    def __init__(
+        self,
+        first: list[Any],
+        kind: str,
+        steady: bool,
+        lists: bool = True,
+        sharing: checks.Sharing = checks.ONE_REPLICA,
+    ) -> None:
+        self._kind, self._lists, self._sharing = kind, lists, sharing
+        batches = [standard_batch(item, kind, number, lists, sharing) for number, item in enumerate(first)]
         self.spec = _common_spec(batches, kind)
         self.usual_rows = _rows(batches[0]) if batches else None
         self._grouping = Grouping(steady)
@@ -149,9 +160,9 @@ class PythonBatches:
         """The groups of these items, of which the first is batch `first` of the epoch; see `Grouping`."""
         return self._grouping.groups(self._checked(items, first), waiting)
 
-    def _checked(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Any, int]]:
+    def _checked(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Any, int | None]]:
         for number, item in enumerate(items, first):
-            batch = standard_batch(item, self._kind, number, self._lists)
+            batch = standard_batch(item, self._kind, number, self._lists, self._sharing)
             layout = _layout(batch)
             if layout not in self._known_layouts:
                 self._check(batch, number)
@@ -199,7 +210,8 @@ def _skeleton(structure: Any) -> Any:
     return structure is None
 
 
-def _rows(batch: Any) -> int:
-    """The rows of a checked batch; quick where one of its arrays is NumPy's."""
-    array = next((leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, np.ndarray)), None)
-    return int(row_count(batch)) if array is None else len(array)
+def _rows(batch: Any) -> int | None:
+    """The rows of a checked batch; None where its arrays have different ones. Quick where they are NumPy's."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None and not is_scalar(leaf)]
+    counts = {len(leaf) if isinstance(leaf, np.ndarray) else int(row_count(leaf)) for leaf in leaves}
+    return counts.pop() if len(counts) == 1 else None

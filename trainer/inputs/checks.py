@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -16,29 +18,82 @@ def same_rows(arrays: Any) -> int:
     Raises:
         ValueError: if an array has no rows, no row dimension, or if they differ.
     """
+    sizes = some_rows(arrays)
+    if len({rows for _, rows in sizes}) > 1:
+        raise ValueError(f"All arrays must have the same number of rows, but they have {_listing(sizes)}.")
+    return sizes[0][1]
+
+
+def some_rows(arrays: Any) -> list[tuple[str, int]]:
+    """`(name, rows)` of every array in a batch.
+
+    Raises:
+        ValueError: if there is no array, or one has no rows or no row dimension.
+    """
     sizes = list_sizes(arrays)
     if not sizes:
         raise ValueError(
             "x is None or an empty structure, so there is nothing to read; give at least one array."
         )
-    counts = {rows for _, rows in sizes}
-    listing = ", ".join(f"{name}: {rows}" for name, rows in sizes)
-    if len(counts) > 1:
-        raise ValueError(f"All arrays must have the same number of rows, but they have {listing}.")
-    rows = counts.pop()
-    if rows == 0:
-        raise ValueError(f"The arrays have no rows ({listing}); give at least one row.")
-    return rows
+    if any(rows == 0 for _, rows in sizes):
+        raise ValueError(f"The arrays have no rows ({_listing(sizes)}); give at least one row.")
+    return sizes
 
 
-def check_target_rows(batch: Any, replicas: int) -> list[Any]:
-    """Refuses a batch whose targets or weights have other rows than its inputs; in a graph, where that is not known before.
+def _listing(sizes: list[tuple[str, int]]) -> str:
+    return ", ".join(f"{name}: {rows}" for name, rows in sizes)
 
-    On one replica fewer rows may be meant, as in Keras: a loss can repeat a single one.
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """What decides whether the arrays of a batch may have different numbers of rows.
+
+    Attributes:
+        own_step: whether the step that gets the batch is of the user's own.
+        replicas: that share out the rows, the micro-batches of a pipeline among them.
+    """
+
+    own_step: bool = False
+    replicas: int = 1
+
+    def check(self, batch: Any) -> None:
+        """Refuses a batch whose arrays have rows that cannot be right.
+
+        Raises:
+            ValueError: see `same_rows`; rows may differ where `allows` says so.
+        """
+        if not self.allows(batch, some_rows(batch)):
+            same_rows(batch)
+
+    def allows(self, batch: Any, sizes: Any) -> bool:
+        """Whether the arrays of a batch (or its spec) may have these numbers of rows.
+
+        A step of the user's own may take apart what it likes. On one replica a model may, too (the nodes and the edges of
+        graphs), but where all inputs have the same rows, targets with others are a mistake.
+
+        Args:
+            batch: nest of arrays or specs.
+            sizes: `(name, rows)` of each array.
+        """
+        if self.own_step:
+            return True
+        x = {name for name, _ in named_leaves("x", unpack(batch)[0])}
+        return self.replicas == 1 and len({rows for name, rows in sizes if name in x}) > 1
+
+
+ONE_REPLICA = Sharing()
+
+
+def check_rows(batch: Any, replicas: int, inputs_alone: bool = False) -> list[Any]:
+    """Refuses a batch whose arrays have other rows than its inputs; in a graph, where that is not known before.
+
+    On one replica targets with fewer rows may be meant, as in Keras: a loss can repeat a single one. There the inputs may
+    have different rows, and targets those of any.
 
     Args:
         batch: for a step of Keras' own: `(x, y)` or `(x, y, sample_weight)`.
         replicas: that share out the rows.
+        inputs_alone: whether targets and weights are not used.
 
     Returns:
         The operations that check when the step runs: it begins after them, or an operation of the model might fail first.
@@ -47,20 +102,65 @@ def check_target_rows(batch: Any, replicas: int) -> list[Any]:
         ValueError: where the rows are known; else `tf.errors.InvalidArgumentError` when the step runs.
     """
     x, *others = unpack(batch)
+    inputs = _with_rows("x", x)
+    if not inputs:
+        return []
+    expected = row_count(x)
+    text = (
+        "`{}` must have the rows of `{}`, because {} replicas share out the rows of a batch: train on one replica, or take "
+        "such batches in a `train_step` of your own. Received"
+    )
     checks = []
-    for argument, part in zip(("y", "sample_weight"), others):
-        for path, leaf in named_leaves(argument, part):
-            if leaf is None or is_scalar(leaf):
-                continue
-            expected, given = row_count(x), row_count(leaf)
+    if replicas > 1:
+        for path, leaf in inputs[1:]:
+            given = row_count(leaf)
+            sentence = text.format(path, inputs[0][0], replicas)
+            checks += _check(given == expected, sentence, path, inputs[0][0], given, expected)
+    else:
+        counts = [row_count(leaf) for _, leaf in inputs]
+        known = all(isinstance(count, int) for count in counts)
+        expected = max(counts) if known else functools.reduce(tf.maximum, counts)
+    for argument, part in () if inputs_alone else zip(("y", "sample_weight"), others):
+        for path, leaf in _with_rows(argument, part):
+            given = row_count(leaf)
+            sentence = (
+                f"`{path}` must have the rows of `x`: give one of it for each row of the inputs. Received"
+            )
             fits = given == expected if replicas > 1 else given <= expected
-            text = f"`{path}` must have the rows of `x`: give one of it for each row of the inputs. Received"
-            if isinstance(fits, bool):
-                if not fits:
-                    raise ValueError(f"{text}: {given} rows in `{path}`, {expected} in `x`.")
-            else:
-                check = tf.debugging.Assert(fits, [f"{text} rows in `{path}` and in `x`:", given, expected])
-                checks += [] if check is None else [check]
+            checks += _check(fits, sentence, path, "x", given, expected)
+    return checks
+
+
+def _with_rows(name: str, structure: Any) -> list[tuple[str, Any]]:
+    leaves = named_leaves(name, structure)
+    return [(path, leaf) for path, leaf in leaves if leaf is not None and not is_scalar(leaf)]
+
+
+def _check(fits: Any, sentence: str, path: str, other: str, given: Any, expected: Any) -> list[Any]:
+    if isinstance(fits, bool):
+        if not fits:
+            raise ValueError(f"{sentence}: {given} rows in `{path}`, {expected} in `{other}`.")
+        return []
+    check = tf.debugging.Assert(fits, [f"{sentence} rows in `{path}` and in `{other}`:", given, expected])
+    return [] if check is None else [check]
+
+
+def refuse_unequal_parts(batch: Any) -> list[Any]:
+    """Refuses arrays of different rows where each worker reads its own: their shares would not be those of the batch.
+
+    Returns and raises as `check_rows`.
+    """
+    (name, first), *others = [
+        leaf for argument, part in named_parts(batch) for leaf in _with_rows(argument, part)
+    ]
+    sentence = (
+        "`{}` must have the rows of `{}`, because each worker reads its own rows: give every worker the whole batches, as a "
+        "tf.data.Dataset say. Received"
+    )
+    checks, expected = [], row_count(first)
+    for path, leaf in others:
+        given = row_count(leaf)
+        checks += _check(given == expected, sentence.format(path, name), path, name, given, expected)
     return checks
 
 
@@ -111,7 +211,7 @@ def alone(kind: str, y: Any, sample_weight: Any, batch_size: int | None) -> None
         )
 
 
-def batched(element_spec: Any, parts: int) -> None:
+def batched(element_spec: Any, parts: int, sharing: Sharing = ONE_REPLICA) -> None:
     """Checks by its spec that a dataset gives batches, not single rows.
 
     A scalar beside arrays with an open number of rows is a value of the whole batch.
@@ -119,6 +219,7 @@ def batched(element_spec: Any, parts: int) -> None:
     Args:
         element_spec: of the dataset.
         parts: int; elements that make one batch.
+        sharing: whether their arrays may have different rows.
 
     Raises:
         ValueError: if elements are rows, or their arrays cannot have the same number of rows.
@@ -131,11 +232,18 @@ def batched(element_spec: Any, parts: int) -> None:
             f"x is a dataset of single rows ({element_spec}); batch it first: dataset.batch(global_batch_size)."
         )
     known = {rows for rows in leading if rows is not None}
-    if len(known) > 1:
+    if len(known) > 1 and not sharing.allows(element_spec, _known_sizes(element_spec)):
         raise ValueError(
             f"The arrays of the dataset's elements have different numbers of rows ({sorted(known)} in {element_spec}); "
-            "if the elements are single rows, batch them first: dataset.batch(global_batch_size)."
+            "if the elements are single rows, batch them first: dataset.batch(global_batch_size); else take them in a "
+            "`train_step` of your own."
         )
+
+
+def _known_sizes(spec: Any) -> list[tuple[str, int]]:
+    leaves = [leaf for argument, part in named_parts(spec) for leaf in named_leaves(argument, part)]
+    shapes = [(path, getattr(leaf, "shape", None)) for path, leaf in leaves]
+    return [(path, shape[0]) for path, shape in shapes if shape is not None and shape.rank and shape[0]]
 
 
 def weights_like_targets(y: Any, sample_weight: Any) -> Any:

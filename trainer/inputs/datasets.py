@@ -64,10 +64,10 @@ class DatasetSource(Source):
         self.spec = batch_spec(self._element_spec)
         self._layout = f"{'this worker: ' if per_worker else ''}{self._element_spec}"
         if parts == 1:
-            shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(self._element_spec))
-            self.batch_rows = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
-            if not per_worker and _is_dense(self.spec):
-                self.usual_rows = self.batch_rows or batch_size(dataset)
+            counts = _known_rows(self._element_spec)
+            self.batch_rows = next(iter(counts)) if len(counts) == 1 else None
+            if len(counts - {None}) < 2 and not per_worker and _is_dense(self.spec):
+                self.usual_rows = next(iter(counts - {None}), None) or batch_size(dataset)
         if resumable:
             self._know(dataset)
 
@@ -251,6 +251,12 @@ def length_of(dataset: Any, steps_per_epoch: int | None) -> int | None:
     if count == 0:
         raise ValueError("x is a dataset without any batch; give one with at least one row.")
     return count if count > 0 else None
+
+
+def _known_rows(spec: Any) -> set[int | None]:
+    """The numbers of rows that the arrays of an element have; None for those that are not known."""
+    shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec))
+    return {shape[0] for shape in shapes if shape is not None and shape.rank}
 
 
 def _is_dense(spec: Any) -> bool:

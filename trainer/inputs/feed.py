@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .readers import slice_reader, split_reader
+from .readers import slice_reader, split_reader, whole_reader
 from .rows import concat_rows
 from .source import Chunk, Source
 
@@ -33,11 +33,13 @@ class Group:
         arrays: nest of tensors; the rows of all batches, in order.
         splits: int64 `[batches + 1]`; where each batch starts, and the end.
         rows: int or None; the rows of each batch when the compiled function shall know them.
+        whole: whether the arrays are one batch as they are: they have different numbers of rows.
     """
 
     arrays: Any
     splits: np.ndarray
     rows: int | None
+    whole: bool = False
 
     @property
     def steps(self) -> int:
@@ -46,12 +48,15 @@ class Group:
 
     def part(self, first: int, steps: int, layout: Any) -> Chunk:
         """Batches `first` to `first + steps - 1` as a chunk; nothing is copied."""
-        if self.rows is None:
+        place: Any = 0
+        if self.whole:
+            reader = whole_reader(str(layout))
+        elif self.rows is None:
             place, reader = self.splits[first : first + steps + 1], split_reader(str(layout))
         else:
             place, reader = self.splits[first], slice_reader(self.rows, str(layout))
         inputs = (self.arrays, tf.constant(place, tf.int64))
-        signature = (layout, tf.TensorSpec([None] if self.rows is None else [], tf.int64))
+        signature = (layout, tf.TensorSpec([None] * np.ndim(place), tf.int64))
         return Chunk(inputs, steps, self.rows, reader, signature=signature)
 
 
@@ -71,9 +76,14 @@ class Grouping:
         self._most = 16 if steady else 1024
         self._seen: set[int] = set()
 
-    def groups(self, batches: Iterator[tuple[Any, Any, int]], waiting: Callable[[], bool]) -> Iterator[Group]:
-        """Joins `(batch, layout, rows)` to groups; an error in `batches` comes after the good ones before it."""
-        held: list[tuple[Any, Any, int]] = []
+    def groups(
+        self, batches: Iterator[tuple[Any, Any, int | None]], waiting: Callable[[], bool]
+    ) -> Iterator[Group]:
+        """Joins `(batch, layout, rows)` to groups; an error in `batches` comes after the good ones before it.
+
+        A batch without a number of rows (its arrays have different ones) is a group of its own.
+        """
+        held: list[tuple[Any, Any, int | None]] = []
         held_bytes, began = 0, 0.0
         failure: BaseException | None = None
         while True:
@@ -99,6 +109,8 @@ class Grouping:
     def _fits(self, held: list[Any], held_bytes: int, item: Any) -> bool:
         if len(held) >= self._most or held_bytes + batch_bytes(item[0]) > GROUP_BYTES:
             return False
+        if held[0][2] is None or item[2] is None:
+            return False
         if held[0][1] == item[1]:
             return True
         return self._varying(item[2]) and self._varying(held[0][2]) and _same_but_rows(held[0][1], item[1])
@@ -106,11 +118,15 @@ class Grouping:
     def _varying(self, rows: int) -> bool:
         return rows not in self._seen and len(self._seen) >= _STATIC_ROWS
 
-    def _join(self, held: list[tuple[Any, Any, int]]) -> Group:
+    def _join(self, held: list[tuple[Any, Any, int | None]]) -> Group:
         rows = held[0][2]
+        if rows is None:
+            with tf.device("CPU:0"):
+                arrays = tf.nest.map_structure(_join_leaves, held[0][0])
+            return Group(arrays, np.array([0, 1]), None, whole=True)
         if not self._varying(rows):
             self._seen.add(rows)
-        splits = np.cumsum([0, *(count for _, _, count in held)], dtype=np.int64)
+        splits = np.cumsum([0, *(count or 0 for _, _, count in held)], dtype=np.int64)
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(_join_leaves, *(batch for batch, _, _ in held))
         return Group(arrays, splits, rows if rows in self._seen else None)

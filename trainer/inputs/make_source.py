@@ -44,6 +44,7 @@ def make_source(
     resident_bytes: int = RESIDENT_BYTES,
     beside: Source | None = None,
     resumable: bool = True,
+    own_step: bool = False,
 ) -> Source:
     """Makes the source of global batches from what was given to `fit`, `evaluate` or `predict`.
 
@@ -60,6 +61,7 @@ def make_source(
         resident_bytes: arrays that need more are not copied to the host's tensors but read batch by batch.
         beside: another source of the same fit: arrays that both are given are held once.
         resumable: whether its position will be asked for: not in `evaluate` and `predict`.
+        own_step: whether the step that gets the batches is of the user's own: their arrays may have different rows.
 
     Returns:
         The source, checked: what cannot work is refused here, before the first step.
@@ -96,7 +98,8 @@ def make_source(
                 "is expected to already be shuffled.",
                 stacklevel=3,
             )
-        source = _from_batches(x, kind, steps_per_epoch, shuffle, seed, strategy, resumable)
+        sharing = checks.Sharing(own_step, strategy.num_replicas_in_sync)
+        source = _from_batches(x, kind, steps_per_epoch, shuffle, seed, strategy, resumable, sharing)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.weigh_classes(weights)
@@ -176,12 +179,13 @@ def _from_batches(
     seed: int,
     strategy: tf.distribute.Strategy,
     resumable: bool,
+    sharing: checks.Sharing,
 ) -> Source:
     """The source of an input that gives batches itself."""
     if kind == "PyDataset":
-        return PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy))
+        return PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy), sharing)
     if kind in ("generator", "iterable", "torch DataLoader"):
-        return StreamSource(x, kind, steps_per_epoch, many_workers(strategy))
+        return StreamSource(x, kind, steps_per_epoch, many_workers(strategy), sharing)
     if kind == "tf.distribute.DistributedDataset":
         return DistributedSource(x, steps_per_epoch, strategy, many_workers(strategy))
     parts, per_worker = 1, False
@@ -193,7 +197,7 @@ def _from_batches(
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
     x = without_optionals(x)
-    checks.batched(x.element_spec, parts)
+    checks.batched(x.element_spec, parts, sharing)
     by_function = kind.startswith("function")
     return DatasetSource(x, steps_per_epoch, parts, per_worker, by_function, resumable)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from .batches import PythonBatches, noted, noting_place
 from .calendar import RowOrder
+from .checks import ONE_REPLICA, Sharing
 from .content import checksum, drawn_ahead, notes_random_numbers
 from .feed import FedSource, Group
 from .recorded_calls import RecordedCalls, saved_calls
@@ -33,6 +34,7 @@ class PyDatasetSource(FedSource):
         seed: int; the order is a function of it.
         steps_per_epoch: int or None; batches of an epoch.
         steady: see `Grouping`.
+        sharing: whether the arrays of a batch may have different rows.
 
     Raises:
         ValueError: it has no batches, or no end and no `steps_per_epoch`.
@@ -41,7 +43,13 @@ class PyDatasetSource(FedSource):
     resume_by = "index"
 
     def __init__(
-        self, dataset: Any, shuffle: bool | str, seed: int, steps_per_epoch: int | None, steady: bool
+        self,
+        dataset: Any,
+        shuffle: bool | str,
+        seed: int,
+        steps_per_epoch: int | None,
+        steady: bool,
+        sharing: Sharing = ONE_REPLICA,
     ) -> None:
         self._dataset = dataset
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
@@ -53,7 +61,7 @@ class PyDatasetSource(FedSource):
                     first.append(dataset[number])
         self._first_checksum = None if drawn_from else checksum(first)
         self.inexact = drawn_ahead("PyDataset", drawn_from)
-        self._batches = PythonBatches(first, "PyDataset", steady)
+        self._batches = PythonBatches(first, "PyDataset", steady, sharing=sharing)
         self.spec = self._layout = self._batches.spec
         self.usual_rows = self._batches.usual_rows
         self._inside = False

@@ -188,6 +188,12 @@ def split_reader(layout: str = "") -> Reader:
 
 
 @functools.cache
+def whole_reader(layout: str = "") -> Reader:
+    """The arrays of `(arrays, anything)` as they are: one batch."""
+    return lambda inputs, i: inputs[0]
+
+
+@functools.cache
 def next_reader(layout: str = "") -> Reader:
     """Draws the next batch from a `tf.data.Iterator` that is known to have one."""
     return lambda iterator, i: iterator.get_next()

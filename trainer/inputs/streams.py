@@ -11,6 +11,7 @@ from typing import Any
 
 from .batches import PythonBatches, noting_place
 from .calendar import Calendar
+from .checks import ONE_REPLICA, Sharing
 from .content import checksum, drawn_ahead, notes_random_numbers
 from .feed import FedSource, Group
 from .recorded_calls import RecordedCalls, saved_calls
@@ -35,12 +36,20 @@ class StreamSource(FedSource):
         kind: its name in messages.
         steps_per_epoch: int or None; batches of an epoch; None: until it ends.
         steady: see `Grouping`.
+        sharing: whether the arrays of a batch may have different rows.
 
     Raises:
         ValueError: it has no batch, or batches that are none.
     """
 
-    def __init__(self, stream: Any, kind: str, steps_per_epoch: int | None, steady: bool) -> None:
+    def __init__(
+        self,
+        stream: Any,
+        kind: str,
+        steps_per_epoch: int | None,
+        steady: bool,
+        sharing: Sharing = ONE_REPLICA,
+    ) -> None:
         self._stream, self._kind = stream, kind
         self.rewinds = not hasattr(stream, "__next__")
         expected = _length(stream) if self.rewinds else None
@@ -58,7 +67,7 @@ class StreamSource(FedSource):
                 self._first.append(item)
         if not self._first:
             raise ValueError(f"The {kind} gave no batch; it is empty or has been used up, make a new one.")
-        self._batches = PythonBatches(self._first, kind, steady, lists=self.rewinds)
+        self._batches = PythonBatches(self._first, kind, steady, self.rewinds, sharing)
         self.spec = self._layout = self._batches.spec
         self.usual_rows = self._batches.usual_rows
         self.inexact = drawn_ahead(kind, drawn_from)

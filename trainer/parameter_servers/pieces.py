@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..inputs import Chunk
-from ..inputs.readers import slice_reader
+from ..inputs.readers import slice_reader, whole_reader
+from ..inputs.row_units import leaf_rows
 from ..inputs.rows import batch_spec, concat_rows, is_scalar, row_count
 
 HOST = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -102,6 +103,8 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
         batches.append(batch)
     if any(map(is_scalar, tf.nest.flatten(batches))):  # a value of one whole batch
         return [_batches_piece([batch], int(row_count(batch))) for batch in batches]
+    if any(len(set(map(int, leaf_rows(batch)))) > 1 for batch in batches):
+        return list(map(_whole_piece, batches))
     of_one_size = itertools.groupby(batches, lambda batch: int(row_count(batch)))
     return [_batches_piece(list(group), rows) for rows, group in of_one_size]
 
@@ -112,6 +115,12 @@ def _names_rows(chunk: Chunk) -> bool:
         return False
     inputs = chunk.inputs
     return isinstance(inputs, tuple) and len(inputs) == 2 and tf.is_tensor(inputs[1])
+
+
+def _whole_piece(batch: Any) -> Piece:
+    """A batch whose arrays have different numbers of rows."""
+    signature = (batch_spec(batch), tf.TensorSpec([], tf.int64))
+    return Piece(1, whole_reader(str(signature)), batch, tf.constant(0, tf.int64), None, signature)
 
 
 def _batches_piece(batches: list[Any], rows: int) -> Piece:

@@ -166,8 +166,12 @@ class SynchronousSteps(WorkerSteps):
 
     def parts_of(self, piece: Piece, step: int) -> list[Part]:
         """The parts that have rows."""
-        rows = piece.rows or 0
-        bounds = [replica_bounds(rows, self._num_parts, index) for index in range(self._num_parts)]
+        if piece.rows is None:
+            raise ValueError(
+                f"Synchronous steps on parameter servers (`backup_workers={self._backups}`) share out batches whose arrays "
+                "have the same number of rows, and this one's have not: train without `backup_workers`."
+            )
+        bounds = [replica_bounds(piece.rows, self._num_parts, index) for index in range(self._num_parts)]
         return [Part(piece, step, i, first, last) for i, (first, last) in enumerate(bounds) if last > first]
 
     def run(self, worker: int, part: Any) -> Any:

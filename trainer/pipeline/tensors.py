@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
-from ..inputs.rows import concat_rows
+from ..inputs.rows import concat_rows, row_count
 
 
 def flatten(value: Any) -> list[Any]:
@@ -100,4 +100,6 @@ def _own_rows(value: Any, step: StepContext) -> Any:
     """A scalar output has no rows to leave out."""
     if isinstance(value, tf.Tensor) and value.shape.rank == 0:
         return value[None]
-    return value if isinstance(step.rows, int) and step.rows > 0 else value[: step.rows]
+    if step.certainly_alive:
+        return value
+    return value[: tf.where(step.alive, row_count(value), 0)]

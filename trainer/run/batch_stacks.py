@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...compat.graphs import graph_function, only_graph
 from ...compat.variables import plain_variable
-from ..inputs.rows import row_count
+from ..inputs.row_units import leaf_rows
 from ..inputs.source import Chunk
 from .executions import UNKNOWN
 
@@ -130,7 +130,7 @@ class Stacks:
                 batch = tf.experimental.Optional.from_value(batch)
             full = tf.cond(
                 batch.has_value(),
-                lambda: tf.equal(row_count(batch.get_value()), self._rows),
+                lambda: self._is_usual(batch.get_value()),
                 lambda: tf.constant(False),
             )
             tf.cond(full, lambda: self._keep(i, batch.get_value()), lambda: tf.constant(0))
@@ -140,6 +140,9 @@ class Stacks:
         start = (tf.constant(0), tf.constant(True), empty)
         _, full, batch = tf.while_loop(lambda i, full, batch: tf.logical_and(i < count, full), body, start)
         return full, batch
+
+    def _is_usual(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_all([tf.equal(rows, self._rows) for rows in leaf_rows(batch)])
 
     def _keep(self, i: tf.Tensor, batch: Any) -> tf.Tensor:
         leaves = tf.nest.flatten(batch)

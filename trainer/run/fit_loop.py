@@ -176,6 +176,7 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
         class_weight=a.class_weight,
         seed=same_random(model, _peek_seed()) if shuffle else 0,
         strategy=strategy,
+        own_step=model._overrides_step("train_step"),
     )
     if validation_data is None:
         return source, None
@@ -191,6 +192,7 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
         steps_per_epoch=a.validation_steps,
         strategy=strategy,
         beside=source,
+        own_step=model._overrides_step("test_step"),
     )
     checks.check_structure(model, validation.spec, "test_step")
     return source, validation
@@ -207,7 +209,14 @@ def _try_validation(model: TrainedModel, a: FitArguments, runner: Runner) -> Non
         batch_size = a.validation_batch_size or (a.batch_size if kind_of(x) == "array" else None)
         first = first_batches(copy, y, sample_weight, steps, batch_size, a.validation_steps)
         x, y, sample_weight, batch_size = first
-        source = make_source(x, y, sample_weight, batch_size=batch_size, strategy=model.distribute_strategy)
+        source = make_source(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            strategy=model.distribute_strategy,
+            own_step=model._overrides_step("test_step"),
+        )
         with contextlib.closing(source):
             evaluate(model, source, 0, None, runner)
 

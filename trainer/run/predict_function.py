@@ -19,6 +19,7 @@ from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.peer_watch import meeting
+from ..inputs.checks import check_rows
 from ..inputs.rows import concat_rows
 from ..inputs.source import Chunk
 from ..step.replica_slices import ReplicaSlices
@@ -156,7 +157,13 @@ class PredictFunction:
         self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, part: Any = None
     ) -> Any:
         strategy, predict_step = self._strategy, self._predict_step
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part)
+        own_step = self._model._overrides_step("predict_step")
+        after = []
+        if not self._alone and part is None:
+            after = (
+                check_rows(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
+            )
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step)
         thread = thread_state() if runs_in_threads(strategy) else None
         several_workers = spans_workers(strategy)
 
@@ -165,7 +172,8 @@ class PredictFunction:
                 thread.enter()
             data, own = slices.of_this_replica(parts)
             step = StepContext(**vars(own))
-            outputs = predict_on_replica(predict_step, data, step)
+            with tf.control_dependencies(after):
+                outputs = predict_on_replica(predict_step, data, step)
             return rows_of_all_workers(outputs, step) if several_workers else outputs
 
         outputs = strategy.run(on_replica, args=(slices.parts,))

@@ -23,7 +23,7 @@ from ...compat.variables import plain_variable
 from ...distribute.replicas import copies_of, runs_in_threads, sums_of_replicas
 from ...distribute.workers.peer_watch import meeting
 from ...optimizers.stages.calls_on_host import CallsOnHost
-from ..inputs.checks import check_target_rows
+from ..inputs.checks import check_rows, refuse_unequal_parts
 from ..inputs.source import Chunk
 from ..step.global_regularizers import whole_batch_values
 from ..step.replica_slices import ReplicaSlices
@@ -249,9 +249,13 @@ class StepFunction:
         model, strategy = self.model, self.model.distribute_strategy
         if hooks:
             self.call_hooks(batch)
-        if not (in_xla or model._overrides_step("train_step" if self.training else "test_step")):
-            after = [*after, *check_target_rows(batch, strategy.num_replicas_in_sync)]
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part)
+        own_step = model._overrides_step("train_step" if self.training else "test_step")
+        if not (in_xla or own_step):
+            sharers = strategy.num_replicas_in_sync if model._pipeline is None else 2
+            after = [*after, *check_rows(batch, sharers)]
+        elif worker_rows is not None:
+            after = [*after, *refuse_unequal_parts(batch)]
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step)
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
         if self._rules is not None:

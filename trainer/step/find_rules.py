@@ -21,7 +21,8 @@ from ...compat.layers import layers_of, own_state
 from ...compat.replaced import replaced_functions
 from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
 from ...distribute.sharding.value import read_together
-from ..inputs.rows import concat_rows, row_count, slice_rows
+from ..inputs.row_units import slice_units, unit_count
+from ..inputs.rows import concat_rows
 from .compared_parts import Seen, another, degree, rule_of, write_rule
 from .observed_step import ObservedStep, looked_at
 from .step_loss import overrides_compute_loss
@@ -49,6 +50,8 @@ _ADDS_A_CONSTANT = (
     "differs from that of one device. Divide that part by the number of replicas, as `tf.nn.scale_regularization_loss` "
     "does, or make the rest a mean over the rows."
 )
+
+_WITHOUT_ROWS = ("without rows",)
 
 _log = logging.getLogger("unisono")
 
@@ -88,6 +91,9 @@ class RuleFinder:
         written = [("write", places[id(v)]) for v in self._whole.writes if id(v) in places]
         self._keys = [*self._noted, *written]
         self._found = [None] * len(self._keys)
+        if self._whole.without_rows:
+            self._keys.append(_WITHOUT_ROWS)
+            self._found.append(self._whole.without_rows)
 
     @property
     def needed(self) -> bool:
@@ -114,16 +120,17 @@ class RuleFinder:
     def look(self, batch: Any) -> None:
         """Looks at the first rows of a batch. After `anything_to_join`."""
         assert self._whole is not None and self._part is not None
-        rows = min(int(row_count(batch)), _MOST_ROWS)
+        units = int(unit_count(batch))
+        rows = min(units, _MOST_ROWS)
         if rows < 2:
             return
-        batch = slice_rows(batch, 0, rows)
+        batch = slice_units(batch, 0, rows, units)
         values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
             seen = self._seen(batch, rows, values)
         except tf.errors.OpError as error:
             _log.warning(_NOT_LOOKED_AT, error)
-            self._found = [MEAN] * len(self._keys)
+            self._found = [MEAN if rule is None else rule for rule in self._found]
             return
         self._note(seen, batch, rows, values)
 
@@ -158,6 +165,7 @@ class RuleFinder:
         written = {key[1]: rule for key, rule in found.items() if key[0] == "write" and rule is not None}
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
+            without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
             gradients=_in_order(of("gradients")),
             logs=of("log"),
             fed=_in_order(of("fed")),
@@ -171,8 +179,8 @@ class RuleFinder:
         one = self._whole(batch, 0, rows, rows, values)
         known = [tf.constant(value) for value in one["exchanged"]]
         whole = self._part(batch, 0, rows, rows, values, known)
-        first = self._part(slice_rows(batch, 0, cut), 0, cut, rows, values, known)
-        last = self._part(slice_rows(batch, cut, rows), cut, rows, rows, values, known)
+        first = self._part(slice_units(batch, 0, cut, rows), 0, cut, rows, values, known)
+        last = self._part(slice_units(batch, cut, rows, rows), cut, rows, rows, values, known)
         return Seen(one, whole, first, last, cut / rows, self._tolerance)
 
     @property

@@ -24,7 +24,7 @@ Context: replica, inside a `StepContext`. Source: keras.losses.Loss, whose reduc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -158,25 +158,37 @@ def loss_of_rows(
     return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
 
 
-def _gathered(*arguments: Any) -> list[Any]:
-    """Of all replicas; `arguments` end with the outputs and the sample weights."""
+def _gathered(y_true: Any, y_pred: Any, sample_weight: Any) -> list[Any]:
+    """Of all replicas."""
+    _may_gather()
+    true, weight = (own_rows_of_all(each, is_data=True) for each in (y_true, sample_weight))
+    return [true, own_rows_of_all(y_pred), weight]
+
+
+def _may_gather() -> None:
     refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
-    *data, y_pred, sample_weight = arguments
-    gathered = [own_rows_of_all(each, is_data=True) for each in data]
-    return [*gathered, own_rows_of_all(y_pred), own_rows_of_all(sample_weight, is_data=True)]
 
 
-def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:
+def on_all_rows(call: Callable[..., Any], *arguments: Any, without_rows: Sequence[int] = ()) -> Any:
     """`call(*arguments)` on the rows of all replicas, on each of them, with the gradient of this replica's rows.
+
+    The last two arguments are the outputs and the sample weights, those before them data. The tensors with the numbers `without_rows` have no rows: they are as each replica has them.
 
     A function that looks at the whole batch (contrastive, Dice, a mean of its own) has its value of one device. Weighted
     with the replicas' shares, the gradients add up to that of one device.
 
     Context: replica, inside a `StepContext` with several replicas.
     """
-    gathered = _gathered(*arguments)
+    _may_gather()
+    leaves = keras.tree.flatten(arguments)
+    first = len(keras.tree.flatten(arguments[:-2]))  # of the outputs
+    last = first + len(keras.tree.flatten(arguments[-2]))
+    leaves = [
+        leaf if n in without_rows else own_rows_of_all(leaf, is_data=not first <= n < last)
+        for n, leaf in enumerate(leaves)
+    ]
     with step_scope(this_step().on_all_rows()):
-        return call(*gathered)
+        return call(*keras.tree.pack_sequence_as(arguments, leaves))
 
 
 def reduce_entries(

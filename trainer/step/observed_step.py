@@ -19,7 +19,8 @@ from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.step_context import StepContext, step_scope
 from ...distribute.workers.agreement import first_local_replica
-from ..inputs.rows import slice_rows
+from ..inputs.row_units import slice_units
+from ..inputs.rows import row_count
 from .collected_writes import CollectedWrites
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
@@ -44,6 +45,7 @@ class Observed:
         self.exchanged: list[tf.Tensor] = []
         self.notes: dict[Any, Any] = {}
         self.entries = False
+        self.without_rows: list[int] = []
 
     def sums(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums over all replicas."""
@@ -71,13 +73,20 @@ class Observed:
         """Notes a loss of the user's own, and what it is for each of two parts of the same outputs."""
         self.note(("loss",), value)
         self.entries = value.shape.rank != 0
+        leaves = keras.tree.flatten(rows)
+        self.without_rows = [number for number, leaf in enumerate(leaves) if _has_no_rows(leaf)]
         if self._split is None:
             return
-        total = tf.shape(next(leaf for leaf in keras.tree.flatten(rows) if leaf is not None))[0]
+        total = row_count([leaf for leaf in leaves if not _has_no_rows(leaf)])
         whole = Observed()
         self._loss_of_part("whole", whole, loss_of, rows, 0, total, total)
         for name, first, last in (("first", 0, self._split), ("last", self._split, total)):
             self._loss_of_part(name, Observed(whole.exchanged), loss_of, rows, first, last, total)
+
+    def _part_of(self, rows: Any, first: Any, last: Any, total: Any) -> Any:
+        leaves = keras.tree.flatten(rows)
+        parts = [leaf if _has_no_rows(leaf) else slice_units(leaf, first, last, total) for leaf in leaves]
+        return keras.tree.pack_sequence_as(rows, parts)
 
     def _loss_of_part(
         self, name: str, observer: Observed, loss_of: Any, rows: Any, first: Any, last: Any, total: Any
@@ -86,10 +95,15 @@ class Observed:
         own_rows = kept_rows_become(lambda kept: kept[first:last], total)
         with step_scope(step), pretending_replicas(PARTS), own_rows:
             try:
-                value = loss_of(*slice_rows(rows, first, last))
+                value = loss_of(*self._part_of(rows, first, last, total))
             except Exception:  # it holds on to numbers of the whole batch: the parts cannot be told
                 return
         self.note(("loss", name), value)
+
+
+def _has_no_rows(value: Any) -> bool:
+    """Whether a tensor has a length that is known, where the rows of the batch are not."""
+    return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[0] is not None
 
 
 def _sketch(value: Any) -> tf.Tensor:
@@ -119,6 +133,7 @@ class ObservedStep:
     Attributes:
         writes: the variables that the step writes, beside those of metrics.
         entries: whether a loss of the user's own has an entry for each row.
+        without_rows: see `JoinRules`.
         noted: what is noted, in order.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
         random: whether numbers are drawn in it.
@@ -140,7 +155,7 @@ class ObservedStep:
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
-        self.entries, self.noted = False, []
+        self.entries, self.noted, self.without_rows = False, [], []
         leaves = _leaves(spec)
         exchanged = [
             tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype) for t in known or ()
@@ -181,6 +196,7 @@ class ObservedStep:
         written = [(v, value) for v, value in writes.items() if id(v) not in metrics]
         self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
         self.entries, self.noted = observer.entries, list(observer.notes)
+        self.without_rows = observer.without_rows
         return {
             "notes": observer.notes,
             "writes": [value for _, value in written],

@@ -11,6 +11,7 @@ import tensorflow as tf
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaRows
 from ...distribute.workers.agreement import place_among_workers
+from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import row_count, slice_rows
 
 
@@ -32,7 +33,8 @@ class ReplicaSlices:
     """One global batch, cut into the rows of each replica.
 
     Attributes:
-        global_rows: int or int32 scalar tensor; rows of the global batch.
+        global_rows: int or int32 scalar tensor; rows of the global batch; its units, where its arrays have different rows
+            and there are several replicas (see `inputs/row_units.py`).
         parts: what `strategy.run` passes to every replica; there `of_this_replica(parts)` makes the replica's batch of it.
 
     Args:
@@ -43,6 +45,7 @@ class ReplicaSlices:
         worker_rows: int32 `[workers]`, where `batch` holds this worker's rows only: the rows of each worker.
         part: `part(replica, first, last)` reads rows `first` to `last - 1` on a replica of this worker; None: they are cut
             out of `batch`, on the host.
+        in_units: whether the arrays of a batch may have different rows. Not with `rows`, `worker_rows` or `part`.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -54,12 +57,18 @@ class ReplicaSlices:
         rows: int | None,
         worker_rows: tf.Tensor | None = None,
         part: Callable[[int, Any, Any], Any] | None = None,
+        in_units: bool = False,
     ) -> None:
         self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
         self._part = part
         self._replicas = strategy.num_replicas_in_sync
+        self._in_units = (
+            in_units and self._replicas > 1 and rows is None and worker_rows is None and part is None
+        )
         if worker_rows is not None:
             self.global_rows: Any = tf.reduce_sum(worker_rows)
+        elif self._in_units:
+            self.global_rows = unit_count(batch)
         else:
             self.global_rows = row_count(batch) if rows is None else rows
         self.parts: Any = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
@@ -92,6 +101,8 @@ class ReplicaSlices:
             here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
             return [leaf for leaf in keras.tree.flatten(self._part(here, first, last)) if leaf is not None]
         leaves = [leaf for leaf in keras.tree.flatten(self._batch) if leaf is not None]
+        if self._in_units:
+            return slice_units(leaves, first, last, self.global_rows, device="CPU:0")
         return [slice_rows(leaf, first, last, device="CPU:0") for leaf in leaves]
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:

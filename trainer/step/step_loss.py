@@ -74,7 +74,7 @@ def overrides_compute_loss(model: TrainedModel) -> bool:
 def _of_all_rows(loss_of: Callable[..., tf.Tensor], step: StepContext, *rows: Any) -> tf.Tensor:
     """A loss that compares rows, which may be arguments or what a layer has kept."""
     with kept_rows_become(own_rows_of_all, step.rows):
-        return on_all_rows(loss_of, *rows)
+        return on_all_rows(loss_of, *rows, without_rows=step.rules.without_rows)
 
 
 def loss_on_replica(

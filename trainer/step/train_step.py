@@ -24,6 +24,7 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import StepContext, WeightTotals, current_step, step_scope, this_step
 from ...optimizers.call_options import CallOptions, call_options
 from ...optimizers.stages.users_code import takes_gradients_itself
+from ..inputs.rows import row_count
 from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import metrics_of, variable_ids
 from .kept_tensors import tensors_kept_by
@@ -210,7 +211,7 @@ def _zero_unless(alive: Any, gradient: Any) -> Any:
 
 
 def predict_on_replica(predict_step: Callable[[Any], Any], data: Any, step: StepContext) -> Any:
-    """The outputs for one replica's rows; none for a borrowed one.
+    """The outputs for one replica's rows, however many there are for each; none for a borrowed one.
 
     A layer that draws random numbers in prediction moves its generator on, so that the next batch gets others. The workers
     of parameter servers leave it where it is: they predict in any order.
@@ -223,4 +224,4 @@ def predict_on_replica(predict_step: Callable[[Any], Any], data: Any, step: Step
             make_writes(writes.items(), step, set())
     if step.num_replicas == 1 or step.certainly_alive:
         return outputs
-    return keras.tree.map_structure(lambda t: t[: step.rows], outputs)
+    return keras.tree.map_structure(lambda t: t[: tf.where(step.alive, row_count(t), 0)], outputs)
