@@ -12,6 +12,7 @@ from keras import ops
 import unisono
 from tests.helpers import mirrored
 from unisono.distribute import gather
+from unisono.trainer.step import collected_writes
 from unisono.trainer.step.find_rules import RuleFinder
 
 L = keras.layers
@@ -116,6 +117,36 @@ class Counts(L.Layer):
         return x
 
 
+class Late(L.Layer):
+    """State that stays as it is in the first two steps, in narrow dtypes: an average, masks, a count; and a flag."""
+
+    def build(self, shape):
+        def state(name, dtype="float64", shape=(6,)):
+            setattr(self, name, self.add_weight(shape, "zeros", dtype, trainable=False, name=name))
+
+        self.scale = self.add_weight((6,), "uniform", name="scale")
+        state("average")
+        for dtype in ("bool", "uint8", "float64"):
+            state(f"mask_{dtype}", dtype)
+        state("rows", "uint16")
+        state("largest", "int16")
+        state("steps", "int64", ())
+        state("called", "bool", ())
+
+    def call(self, x, training=False):
+        self.called.assign(ops.ones((), "bool"))
+        if training:
+            self.steps.assign_add(1)
+            begun = self.steps > 2
+            self.average.assign(ops.where(begun, 0.5 * self.average + ops.mean(x, 0), self.average))
+            for mask in (self.mask_bool, self.mask_uint8, self.mask_float64):
+                mask.assign(ops.where(begun, ops.cast(self.scale > 0, mask.dtype), mask))
+            self.rows.assign_add(ops.cast(ops.where(begun, ops.full((6,), ops.shape(x)[0]), 0), "uint16"))
+            found = ops.cast(ops.max(100 * x, 0), "int16")
+            self.largest.assign(ops.maximum(self.largest, found))
+        return x * (1 + self.scale) + 0.1 * ops.cast(self.called, x.dtype)
+
+
 class OwnCall(keras.losses.Loss):
     """Overrides what calls the loss, not `call`."""
 
@@ -173,6 +204,7 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),
+    "states that begin late": (Net, {"loss": MSE, "between": Late}),
     "accumulation of an own loss": (
         Net,
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "optimizer": accumulating},
@@ -271,6 +303,19 @@ def test_variables_of_tensorflow_that_a_layer_writes_do_not_hide_the_rules():
     assert_same(*[trained(make, replicas, weighted=False) for replicas in (1, 3)])
     written = [(model.between.total.numpy(), model.between.calls.numpy()) for model in made]
     np.testing.assert_allclose(*written, rtol=1e-12)
+
+
+def test_what_replicas_add_up_has_a_dtype_of_collectives(monkeypatch):
+    """The tests add up on one device, which takes every dtype."""
+    seen, add_up = set(), collected_writes.all_reduce_sum_packed
+
+    def noted(tensors):
+        seen.update(tensor.dtype for tensor in tensors)
+        return add_up(tensors)
+
+    monkeypatch.setattr(collected_writes, "all_reduce_sum_packed", noted)
+    trained(Net, 2, loss=MSE, between=Late)
+    assert tf.int32 in seen and seen <= {tf.int32, tf.int64, tf.float64}
 
 
 def test_rules_are_found_before_an_iterator_goes_on_and_no_batch_is_lost_or_seen_twice():

@@ -100,7 +100,7 @@ class RulesFirst:
         finder.adopt([answers for _, answers in everyone])
         self.rules, self._looked = finder.rules(), self._looked + 1
         self._answers = self.plan["rules"] = dict(zip(finder.names, finder.answers))
-        if not finder.known and self._looked == _MOST_BATCHES:
+        if finder.taken_for_means and self._looked == _MOST_BATCHES:
             _log.warning(
                 "A loss or gradient of user code was zero on all rows of %d batches, so that it cannot be told whether it "
                 "is a mean over rows or a sum: it is taken for a mean.",

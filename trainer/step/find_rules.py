@@ -19,10 +19,10 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of, own_state
 from ...compat.replaced import replaced_functions
-from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
+from ...distribute.join_rules import ACROSS_ROWS, EQUAL, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
 from ...distribute.sharding.value import read_together
 from ..inputs.rows import concat_rows, row_count, slice_rows
-from .compared_parts import Seen, another, degree, rule_of, write_rule
+from .compared_parts import Seen, another, degree, rule_of, unchanged, write_rule
 from .observed_step import ObservedStep, looked_at
 from .step_loss import overrides_compute_loss
 
@@ -123,15 +123,22 @@ class RuleFinder:
             seen = self._seen(batch, rows, values)
         except tf.errors.OpError as error:
             _log.warning(_NOT_LOOKED_AT, error)
-            self._found = [MEAN] * len(self._keys)
+            self._found = [WriteRule(EQUAL) if key[0] == "write" else MEAN for key in self._keys]
             return
         self._note(seen, batch, rows, values)
 
     @property
     def known(self) -> bool:
         """Whether every rule is known. A log, or what a metric is fed, that is zero is not waited for."""
-        waited = [rule for key, rule in zip(self._keys, self._found) if key[0] not in ("log", "fed")]
-        return None not in waited
+        return not any(key[0] not in ("log", "fed") for key in self._not_shown())
+
+    @property
+    def taken_for_means(self) -> bool:
+        """Whether a loss or gradient has not shown its rule."""
+        return any(key[0] not in ("log", "fed", "write") for key in self._not_shown())
+
+    def _not_shown(self) -> list[tuple[Any, ...]]:
+        return [key for key, rule in zip(self._keys, self._found) if rule is None]
 
     @property
     def answers(self) -> list[Any]:
@@ -148,14 +155,14 @@ class RuleFinder:
         self._found = [next((a for a in each if a is not None), None) for each in zip(*answers)]
 
     def rules(self) -> JoinRules:
-        """The rules as far as they are known; the others are means."""
+        """The rules as far as they are known; the others are means, and what is written is EQUAL."""
         found = dict(zip(self._keys, self._found))
 
         def of(kind: str) -> dict[Any, str]:
             return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
 
         added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
-        written = {key[1]: rule for key, rule in found.items() if key[0] == "write" and rule is not None}
+        written = {key[1]: rule or (EQUAL,) for key, rule in found.items() if key[0] == "write"}
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
             gradients=_in_order(of("gradients")),
@@ -245,7 +252,9 @@ class RuleFinder:
         """The rule of each state that the step writes, by its place, from the values of the states now and others."""
         assert self._whole is not None
         places = {id(v): i for i, v in enumerate(self._states)}
-        written = [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
+        waiting = {key[1] for key in self._not_shown() if key[0] == "write"}
+        every = [(n, v, places.get(id(v))) for n, v in enumerate(self._whole.writes)]
+        written = [(number, variable, place) for number, variable, place in every if place in waiting]
         if not written:
             return {}
         others = [another(value) for value in values]
@@ -259,6 +268,8 @@ class RuleFinder:
         rules: dict[int, WriteRule | None] = {}
         for number, variable, place in written:
             each = [(old[place], *case.writes(number)) for old, case in cases]
+            if unchanged(each):
+                continue
             rule = write_rule(each, seen.share, seen.tolerance)
             rules[place] = rule or declared(variable) or self._fallback(variable)
         return rules
