@@ -147,6 +147,37 @@ class Late(L.Layer):
         return x * (1 + self.scale) + 0.1 * ops.cast(self.called, x.dtype)
 
 
+class CountsInFrozenLayers(L.Layer):
+    """Counts and sums in layers that are not trained: one of Keras' and this one."""
+
+    def __init__(self):
+        super().__init__(trainable=False)
+        self.table = L.Embedding(6, 1, embeddings_initializer="zeros", trainable=False)
+        self.table.build((None,))
+
+    def build(self, shape):
+        self.total = self.add_weight((6,), "zeros", name="total")
+
+    def call(self, x, training=False):
+        if training:
+            kinds = ops.one_hot(ops.argmax(x, -1), 6, dtype="float64")
+            self.table.embeddings.assign_add(ops.sum(kinds, 0)[:, None])
+            self.total.assign_add(ops.sum(x, 0))
+        return x
+
+
+class Annealed(keras.losses.Loss):
+    """Counts its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = keras.Variable(0, dtype="int64", trainable=False)
+
+    def call(self, y, p):
+        self.steps.assign_add(1)
+        return ops.mean((y - p) ** 2, -1) * ops.exp(-0.3 * ops.cast(self.steps, p.dtype))
+
+
 class OwnCall(keras.losses.Loss):
     """Overrides what calls the loss, not `call`."""
 
@@ -205,6 +236,8 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),
     "states that begin late": (Net, {"loss": MSE, "between": Late}),
+    "states of frozen layers": (Net, {"loss": MSE, "between": CountsInFrozenLayers}),
+    "a loss that counts its steps": (Net, {"loss": Annealed}),
     "accumulation of an own loss": (
         Net,
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "optimizer": accumulating},
@@ -393,6 +426,29 @@ def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():
     model.predict(X, batch_size=BATCH, verbose=0)
     copies = strategy.experimental_local_results(model.between.rows.value)
     assert [int(copy) for copy in copies] == [len(X)] * 3
+
+
+def test_sums_and_counts_that_are_written_in_predictions_are_those_of_one_device():
+    class Adds(L.Layer):
+        def build(self, shape):
+            self.total = self.add_weight((6,), "zeros", trainable=False, name="total")
+            self.calls = self.add_weight((), "zeros", "int64", trainable=False, name="calls")
+
+        def call(self, x):
+            outputs = x + 0.001 * self.total
+            self.total.assign_add(ops.sum(x, 0))
+            self.calls.assign_add(1)
+            return outputs
+
+    found = []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = Net(Adds)
+            model.compile("sgd", "mse")
+        outputs = model.predict(X[:14], batch_size=BATCH - 1, verbose=0)
+        found.append(({"outputs": outputs}, model.get_weights()))
+    assert_same(*found)
 
 
 def test_state_of_own_layers_in_a_pipeline_is_that_of_one_device():

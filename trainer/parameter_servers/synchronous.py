@@ -100,7 +100,7 @@ class SynchronousSteps(WorkerSteps):
         super().prepare(piece)
 
     def _found_rules(self, piece: Piece) -> JoinRules:
-        finder = RuleFinder(self._model, training=True)
+        finder = RuleFinder(self._model, "train_step")
         if not finder.needed:
             return JoinRules()
         with self._strategy.scope(), tf.device(HOST):

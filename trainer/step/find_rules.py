@@ -17,13 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of, own_state
+from ...compat.layers import layers_of
 from ...compat.replaced import replaced_functions
 from ...distribute.join_rules import ACROSS_ROWS, EQUAL, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
 from ...distribute.sharding.value import read_together
 from ..inputs.rows import concat_rows, row_count, slice_rows
 from .compared_parts import Seen, another, degree, rule_of, unchanged, write_rule
 from .observed_step import ObservedStep, looked_at
+from .own_states import is_own, losses_hold_state, other_states, states_of_layers
 from .step_loss import overrides_compute_loss
 
 _MOST_ROWS = 48  # that are computed on
@@ -54,18 +55,18 @@ _log = logging.getLogger("unisono")
 
 
 class RuleFinder:
-    """Finds the `JoinRules` of the training or evaluation steps of a model.
+    """Finds the `JoinRules` of the training, evaluation or prediction steps of a model.
 
     Args:
         model: built.
-        training: whether of its training steps.
+        name: of the step: "train_step", "test_step" or "predict_step".
     """
 
-    def __init__(self, model: TrainedModel, training: bool) -> None:
-        self._model, self._training = model, training
-        self._own_step = model._overrides_step("train_step" if training else "test_step")
-        self._own_logs = model._has_own_logs(training)
-        self._states = _states(model)
+    def __init__(self, model: TrainedModel, name: str) -> None:
+        self._model, self._name = model, name
+        self._own_step = model._overrides_step(name)
+        self._own_logs = name != "predict_step" and model._has_own_logs(name == "train_step")
+        self._states = states_of_layers(model)
         self._whole: ObservedStep | None = None
         self._part: ObservedStep | None = None
         self._keys: list[tuple[Any, ...]] = []  # what has to be found
@@ -92,16 +93,23 @@ class RuleFinder:
     @property
     def needed(self) -> bool:
         """Whether there is code of the user's own in the step."""
-        own_layers = any(_is_own(layer) for layer in layers_of(self._model))
-        return self._own_logs or self._own_step or overrides_compute_loss(self._model) or own_layers
+        if self._own_step or any(is_own(layer) for layer in layers_of(self._model)):
+            return True
+        if self._name == "predict_step":
+            return False
+        return self._own_logs or overrides_compute_loss(self._model) or losses_hold_state(self._model)
 
     def anything_to_join(self, spec: Any) -> bool:
         """Whether that code hands back a number that must be joined: the step is traced. `spec`: of a batch."""
-        step_fn = looked_at(self._model, self._training)
+        step_fn = looked_at(self._model, self._name)
         arguments = (self._model, step_fn, spec, self._states, self._own_logs)
         try:
             with replaced_functions(), read_together(self._model.variables):
                 self._whole = ObservedStep(*arguments)
+                others = other_states(self._model, self._whole.writes, self._states)
+                if others:
+                    self._states += others
+                    self._whole = ObservedStep(*arguments)  # with their values given
                 if not (self._whole.noted or self._whole.writes):
                     return False
                 self._part = ObservedStep(*arguments, known=self._whole.exchanged)
@@ -286,20 +294,8 @@ class RuleFinder:
         return rule
 
 
-def _states(model: TrainedModel) -> list[keras.Variable]:
-    """The variables of the user's own layers that training does not update by gradients, random state left out."""
-    found: dict[int, keras.Variable] = {}
-    for layer in filter(_is_own, layers_of(model)):
-        found.update((id(v), v) for v in own_state(layer) if tf.as_dtype(v.dtype) != tf.string)
-    return list(found.values())
-
-
 def _largest(value: np.ndarray) -> float:
     return float(np.abs(value).max(initial=0.0)) if value.dtype.kind == "f" else 0.0
-
-
-def _is_own(layer: Any) -> bool:
-    return not type(layer).__module__.startswith(("keras.src.", "unisono."))
 
 
 def _in_order(rules: dict[int, str]) -> tuple[str, ...]:
