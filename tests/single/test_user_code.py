@@ -389,6 +389,30 @@ def test_loss_that_begins_later_is_waited_for():
     assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
 
 
+def test_counts_that_are_zero_at_first_are_waited_for():
+    class Counting(own_step(STEPS["a mean"])):
+        def __init__(self):
+            super().__init__()
+            self.alarms = keras.metrics.Sum(name="alarms")
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            rare = tf.reduce_sum(tf.cast(data[0][:, 0] > 5, tf.float64))
+            self.alarms.update_state(rare)
+            return {**logs, "rare": rare, "alarms": self.alarms.result()}
+
+    x, found = X.copy(), []
+    x[[10, 12, 17, 18, 19], 0] = 6.0  # none is in the first batch
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = Counting()
+            model.compile(unisono.optimizers.SGD(0.05))
+        history = model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0).history
+        found.append((history, model.get_weights()))
+    assert_same(*found)
+
+
 def test_rules_are_part_of_backups_and_a_resumed_run_does_not_look_again(tmp_path, monkeypatch):
     make = own_step(STEPS["a sum"])
 

@@ -102,9 +102,10 @@ class RulesFirst:
         self._answers = self.plan["rules"] = dict(zip(finder.names, finder.answers))
         if finder.taken_for_means and self._looked == _MOST_BATCHES:
             _log.warning(
-                "A loss or gradient of user code was zero on all rows of %d batches, so that it cannot be told whether it "
-                "is a mean over rows or a sum: it is taken for a mean.",
+                "These numbers of user code were zero on all rows of %d batches, so that it cannot be told whether each is "
+                "a mean over rows or a sum: %s. They are taken for means.",
                 _MOST_BATCHES,
+                ", ".join(finder.taken_for_means),
             )
         ended = any(over for over, _ in everyone)
         if finder.known or ended or self._looked == _MOST_BATCHES:

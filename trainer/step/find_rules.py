@@ -40,6 +40,14 @@ _WARNED = {
     "added": "A loss that a layer adds with `add_loss`",
 }
 
+_WORDS = {
+    "loss": "the value of `compute_loss`",
+    "gradients": "the gradient in call {} of an optimizer",
+    "added": "a loss of `add_loss`",
+    "log": "the log {}",
+    "fed": "number {} that a metric is fed with",
+}
+
 _LOOKS_ACROSS = (
     "looks across the rows of a batch, and each replica has its own rows: the result differs from that of one device. "
     "Gather what is compared with `unisono.distribute.gather(values)`, divide by a total of the global batch with "
@@ -137,13 +145,17 @@ class RuleFinder:
 
     @property
     def known(self) -> bool:
-        """Whether every rule is known. A log, or what a metric is fed, that is zero is not waited for."""
-        return not any(key[0] not in ("log", "fed") for key in self._not_shown())
+        """Whether every rule is known."""
+        return not self._not_shown()
 
     @property
-    def taken_for_means(self) -> bool:
-        """Whether a loss or gradient has not shown its rule."""
-        return any(key[0] not in ("log", "fed", "write") for key in self._not_shown())
+    def taken_for_means(self) -> list[str]:
+        """The numbers that have not shown their rules, beside what is written."""
+        return [
+            _WORDS[key[0]].format(*(str(part).lstrip("/") for part in key[1:]))
+            for key in self._not_shown()
+            if key[0] != "write"
+        ]
 
     def _not_shown(self) -> list[tuple[Any, ...]]:
         return [key for key, rule in zip(self._keys, self._found) if rule is None]
