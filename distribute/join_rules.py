@@ -17,13 +17,16 @@ MEAN_PER_REPLICA = "a mean over the rows, divided by the number of replicas"
 ACROSS_ROWS = "a number that looks across rows"
 
 LARGEST, SMALLEST, FIRST = "the largest", "the smallest", "the first replica's"
+EQUAL = "the same on every replica"
 
 
 class WriteRule(NamedTuple):
     """How the values that the replicas give a variable become one.
 
     Attributes:
-        kind: MEAN (weighted with the rows), SUM, LARGEST, SMALLEST, or FIRST: that of the first replica with rows.
+        kind: MEAN (weighted with the rows), SUM, LARGEST, SMALLEST, FIRST: that of the first replica with rows, or EQUAL.
+            EQUAL is for what no batch has shown yet: where all replicas with rows write one value, that is it; else numbers
+            become the mean, and what is added to integers is summed.
         kept: with SUM, the part of the old value that stays, whatever the rows: 1 for a count, the decay of a moving
             sum. A value of the replicas is `kept * old + what its rows add`.
     """

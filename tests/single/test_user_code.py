@@ -12,6 +12,7 @@ from keras import ops
 import unisono
 from tests.helpers import mirrored
 from unisono.distribute import gather
+from unisono.trainer.step import collected_writes
 from unisono.trainer.step.find_rules import RuleFinder
 
 L = keras.layers
@@ -116,6 +117,67 @@ class Counts(L.Layer):
         return x
 
 
+class Late(L.Layer):
+    """State that stays as it is in the first two steps, in narrow dtypes: an average, masks, a count; and a flag."""
+
+    def build(self, shape):
+        def state(name, dtype="float64", shape=(6,)):
+            setattr(self, name, self.add_weight(shape, "zeros", dtype, trainable=False, name=name))
+
+        self.scale = self.add_weight((6,), "uniform", name="scale")
+        state("average")
+        for dtype in ("bool", "uint8", "float64"):
+            state(f"mask_{dtype}", dtype)
+        state("rows", "uint16")
+        state("largest", "int16")
+        state("steps", "int64", ())
+        state("called", "bool", ())
+
+    def call(self, x, training=False):
+        self.called.assign(ops.ones((), "bool"))
+        if training:
+            self.steps.assign_add(1)
+            begun = self.steps > 2
+            self.average.assign(ops.where(begun, 0.5 * self.average + ops.mean(x, 0), self.average))
+            for mask in (self.mask_bool, self.mask_uint8, self.mask_float64):
+                mask.assign(ops.where(begun, ops.cast(self.scale > 0, mask.dtype), mask))
+            self.rows.assign_add(ops.cast(ops.where(begun, ops.full((6,), ops.shape(x)[0]), 0), "uint16"))
+            found = ops.cast(ops.max(100 * x, 0), "int16")
+            self.largest.assign(ops.maximum(self.largest, found))
+        return x * (1 + self.scale) + 0.1 * ops.cast(self.called, x.dtype)
+
+
+class CountsInFrozenLayers(L.Layer):
+    """Counts and sums in layers that are not trained: one of Keras' and this one."""
+
+    def __init__(self):
+        super().__init__(trainable=False)
+        self.table = L.Embedding(6, 1, embeddings_initializer="zeros", trainable=False)
+        self.table.build((None,))
+
+    def build(self, shape):
+        self.total = self.add_weight((6,), "zeros", name="total")
+
+    def call(self, x, training=False):
+        if training:
+            kinds = ops.one_hot(ops.argmax(x, -1), 6, dtype="float64")
+            self.table.embeddings.assign_add(ops.sum(kinds, 0)[:, None])
+            self.total.assign_add(ops.sum(x, 0))
+        return x
+
+
+class Annealed(keras.losses.Loss):
+    """Counts its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = keras.Variable(0, dtype="int64", trainable=False)
+
+    def call(self, y, p):
+        self.steps.assign_add(1)
+        return ops.mean((y - p) ** 2, -1) * ops.exp(-0.3 * ops.cast(self.steps, p.dtype))
+
+
 class OwnCall(keras.losses.Loss):
     """Overrides what calls the loss, not `call`."""
 
@@ -173,6 +235,9 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),
+    "states that begin late": (Net, {"loss": MSE, "between": Late}),
+    "states of frozen layers": (Net, {"loss": MSE, "between": CountsInFrozenLayers}),
+    "a loss that counts its steps": (Net, {"loss": Annealed}),
     "accumulation of an own loss": (
         Net,
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "optimizer": accumulating},
@@ -273,6 +338,19 @@ def test_variables_of_tensorflow_that_a_layer_writes_do_not_hide_the_rules():
     np.testing.assert_allclose(*written, rtol=1e-12)
 
 
+def test_what_replicas_add_up_has_a_dtype_of_collectives(monkeypatch):
+    """The tests add up on one device, which takes every dtype."""
+    seen, add_up = set(), collected_writes.all_reduce_sum_packed
+
+    def noted(tensors):
+        seen.update(tensor.dtype for tensor in tensors)
+        return add_up(tensors)
+
+    monkeypatch.setattr(collected_writes, "all_reduce_sum_packed", noted)
+    trained(Net, 2, loss=MSE, between=Late)
+    assert tf.int32 in seen and seen <= {tf.int32, tf.int64, tf.float64}
+
+
 def test_rules_are_found_before_an_iterator_goes_on_and_no_batch_is_lost_or_seen_twice():
     drawn = []
 
@@ -309,6 +387,30 @@ def test_loss_that_begins_later_is_waited_for():
 
     arguments = {"loss": MSE, "between": Late}
     assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
+
+
+def test_counts_that_are_zero_at_first_are_waited_for():
+    class Counting(own_step(STEPS["a mean"])):
+        def __init__(self):
+            super().__init__()
+            self.alarms = keras.metrics.Sum(name="alarms")
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            rare = tf.reduce_sum(tf.cast(data[0][:, 0] > 5, tf.float64))
+            self.alarms.update_state(rare)
+            return {**logs, "rare": rare, "alarms": self.alarms.result()}
+
+    x, found = X.copy(), []
+    x[[10, 12, 17, 18, 19], 0] = 6.0  # none is in the first batch
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = Counting()
+            model.compile(unisono.optimizers.SGD(0.05))
+        history = model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0).history
+        found.append((history, model.get_weights()))
+    assert_same(*found)
 
 
 def test_rules_are_part_of_backups_and_a_resumed_run_does_not_look_again(tmp_path, monkeypatch):
@@ -432,6 +534,29 @@ def test_predictions_with_several_rows_for_each_input_are_those_of_one_device(ro
     assert predicted[0].shape == (2 * rows, 2)
     for other in predicted[1:]:
         np.testing.assert_allclose(other, predicted[0], rtol=1e-12)
+
+
+def test_sums_and_counts_that_are_written_in_predictions_are_those_of_one_device():
+    class Adds(L.Layer):
+        def build(self, shape):
+            self.total = self.add_weight((6,), "zeros", trainable=False, name="total")
+            self.calls = self.add_weight((), "zeros", "int64", trainable=False, name="calls")
+
+        def call(self, x):
+            outputs = x + 0.001 * self.total
+            self.total.assign_add(ops.sum(x, 0))
+            self.calls.assign_add(1)
+            return outputs
+
+    found = []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = Net(Adds)
+            model.compile("sgd", "mse")
+        outputs = model.predict(X[:14], batch_size=BATCH - 1, verbose=0)
+        found.append(({"outputs": outputs}, model.get_weights()))
+    assert_same(*found)
 
 
 def test_state_of_own_layers_in_a_pipeline_is_that_of_one_device():

@@ -12,7 +12,7 @@ from unisono.distribute.join_rules import (
     SUM,
     WriteRule,
 )
-from unisono.trainer.step.compared_parts import another, degree, rule_of, write_rule
+from unisono.trainer.step.compared_parts import another, degree, rule_of, unchanged, write_rule
 
 ROWS = np.random.default_rng(0).normal(size=(9, 4))
 CUT = 3
@@ -59,7 +59,10 @@ WRITES = {
     "a moving mean": (lambda old, x: 0.9 * old + 0.1 * x.mean(0), WriteRule(MEAN)),
     "the largest so far": (lambda old, x: np.maximum(old, x.max(0)), WriteRule(LARGEST)),
     "the smallest of this batch": (lambda old, x: x.min(0), WriteRule(SMALLEST)),
-    "nothing": (lambda old, x: old, WriteRule(SUM, 1.0)),
+    "moved to the rows": (
+        lambda old, x: old + 0.1 * (x.sum(0) - np.arange(4) * len(x) * old),
+        WriteRule(SUM, 1.0),
+    ),
     "a moving deviation": (lambda old, x: 0.9 * old + 0.1 * x.std(0), None),
 }
 
@@ -72,6 +75,46 @@ def test_write_shows_its_rule(name):
         for old in (np.zeros(4), np.linspace(0.3, 2, 4))
     ]
     assert write_rule(cases, CUT / 9, 1e-6) == rule
+
+
+def test_what_was_not_written_shows_no_rule():
+    old = np.array([1.0, np.nan])
+    same, one_row_adds = (old, old, old, old), (old, old, old, old + 1)
+    assert unchanged([same, same])
+    assert not unchanged([same, one_row_adds])
+
+
+@pytest.mark.parametrize("first", [0, 40, 200_000, 2**40])
+@pytest.mark.parametrize("tolerance", [1e-6, 1e-3, 3e-2])
+def test_integers_are_compared_to_the_digit_whatever_their_size(first, tolerance):
+    def cases(*added):
+        olds = np.array([first]), another(np.array([first]))
+        return [(old, *(old + each for each in added)) for old in olds]
+
+    assert write_rule(cases(1, 1, 1), 1 / 3, tolerance) == WriteRule(MEAN)
+    assert write_rule(cases(9, 3, 6), 1 / 3, tolerance) == WriteRule(SUM)
+    assert write_rule(cases(9, 3, 5), 1 / 3, tolerance) is None
+
+
+def test_flags_that_are_set_and_flags_of_any_row_are_told_apart():
+    def rule(fn):
+        olds = np.array([False, False]), another(np.array([False, False]))
+        rows = np.array([[0, 1], [0, 0], [1, 0]], bool)
+        return write_rule(
+            [(old, fn(old, rows), fn(old, rows[:1]), fn(old, rows[1:])) for old in olds], 1 / 3, 1e-3
+        )
+
+    assert rule(lambda old, x: np.ones_like(old)) == WriteRule(MEAN)
+    assert rule(lambda old, x: old | x.any(0)) == WriteRule(LARGEST)
+    assert rule(lambda old, x: old & x.all(0)) == WriteRule(SMALLEST)
+
+
+def test_what_is_added_to_a_large_total_shows_its_rule():
+    added = np.float32([[7.0, 3.0], [3.0, 1.0], [4.0, 2.0]])
+    cases = [
+        (old, *(old + each for each in added)) for old in (np.float32([1e6, 2e6]), np.float32([2e6, 1e6]))
+    ]
+    assert write_rule(cases, 1 / 3, 1e-3) == WriteRule(SUM)
 
 
 EQUAL = np.ones((9, 1)) * np.array([[0.5, 0.0, 1.0, 1.5]])  # both parts have the row that decides

@@ -24,6 +24,7 @@ from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...compat.training import loss_tracker
 from ...distribute.join_rules import (
+    EQUAL,
     FIRST,
     LARGEST,
     MEAN,
@@ -99,7 +100,7 @@ class SynchronousSteps(WorkerSteps):
         super().prepare(piece)
 
     def _found_rules(self, piece: Piece) -> JoinRules:
-        finder = RuleFinder(self._model, training=True)
+        finder = RuleFinder(self._model, "train_step")
         if not finder.needed:
             return JoinRules()
         with self._strategy.scope(), tf.device(HOST):
@@ -290,11 +291,21 @@ def _state_of(
         return values[0]
     if rule.kind in (LARGEST, SMALLEST):
         return (tf.reduce_max if rule.kind == LARGEST else tf.reduce_min)(tf.stack(values), axis=0)
-    if rule.kind == SUM:
+    if rule.kind == SUM or (rule.kind == EQUAL and dtype.is_integer):
         with beside(variable.value):
             old = tf.convert_to_tensor(variable.value)
         kept = old if rule.kept == 1.0 else old * tf.constant(rule.kept, dtype)
-        return kept + tf.add_n([value - kept for value in values])
+        total = kept + tf.add_n([value - kept for value in values])
+    else:
+        total = _mean(values, shares)
+    if rule.kind != EQUAL:
+        return total
+    equal = tf.reduce_all([tf.reduce_all(tf.equal(value, values[0])) for value in values])
+    return tf.where(equal, values[0], total)
+
+
+def _mean(values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
+    dtype = values[0].dtype
     counted = dtype if dtype.is_floating else tf.float64
     mean = tf.add_n([tf.cast(v, counted) * tf.cast(shares[i], counted) for i, v in enumerate(values)])
     return mean if dtype.is_floating else tf.cast(tf.round(mean), dtype)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ...compat.layers import layers_of
 from ...compat.variables import raw_value, stored_dtype
-from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, declared
+from ...distribute.join_rules import EQUAL, FIRST, LARGEST, MEAN, SMALLEST, SUM, declared
 from ...distribute.step_context import StepContext
 
 
@@ -127,4 +127,13 @@ def _joined(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepCont
         return reduce(tf.stack([tf.where(a, value, first) for value, a in zip(values, alive)]), axis=0)
     old = tf.convert_to_tensor(raw_value(variable))
     old = old if rule.kept == 1.0 else old * tf.constant(rule.kept, old.dtype)
-    return old + tf.add_n([tf.where(a, value - old, tf.zeros_like(old)) for value, a in zip(values, alive)])
+    if rule.kind == SUM or (rule.kind == EQUAL and old.dtype.is_integer):
+        total = old + tf.add_n(
+            [tf.where(a, value - old, tf.zeros_like(old)) for value, a in zip(values, alive)]
+        )
+    else:
+        total = mean_over_micro_batches(values, steps)
+    if rule.kind == SUM:
+        return total
+    equal = [tf.reduce_all(tf.equal(tf.where(a, value, first), first)) for value, a in zip(values, alive)]
+    return tf.where(tf.reduce_all(equal), first, total)

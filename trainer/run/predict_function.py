@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from ...compat.graphs import graph_for, graph_function
 from ...compat.random_state import thread_state
 from ...distribute.devices import wait_for_accelerators
 from ...distribute.gathered_rows import rows_of_all_workers
+from ...distribute.join_rules import JoinRules
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
@@ -28,6 +30,7 @@ from . import worker_batches
 from .compiled import has_absent
 from .executions import Execution, noted
 from .predict_loop import PredictLoop
+from .rules_first import RulesFirst
 
 
 class PredictFunction:
@@ -48,6 +51,7 @@ class PredictFunction:
         self._in_loops = in_loops and self._alone and not model.run_eagerly
         self._compiled: dict[Any, Any] = {}
         self._loops: dict[Any, PredictLoop] = {}
+        self._rules: RulesFirst | None = None
         self._reached: int | None = None
 
     def __call__(self, execution: Execution, step: int = 0) -> tuple[int, list[Any]]:
@@ -61,7 +65,7 @@ class PredictFunction:
             The number of batches, and their outputs, in order: of each, or of several joined.
         """
         done, outputs = 0, []
-        for chunk in execution.chunks:
+        for chunk in itertools.chain.from_iterable(map(self._parts_of, execution.chunks)):
             with meeting(familiar=bool(self._compiled)), noted(self.reached, step + done):
                 ran, new = self._run(chunk)
             done += ran
@@ -69,6 +73,17 @@ class PredictFunction:
             if ran < chunk.steps:
                 break
         return done, outputs
+
+    def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
+        """The chunk, or parts of it while the rules are found by which replicas join what layers write."""
+        if self._rules is None:
+            self._rules = RulesFirst(self._model, "predict_step")
+        before = self._rules.rules
+        for part in self._rules.parts_of(chunk):
+            if self._rules.rules != before:
+                self._compiled.clear()
+                before = self._rules.rules
+            yield part
 
     def reached(self) -> int | None:
         """After an error: the batches of the last call that were predicted before; None where that is not known."""
@@ -156,7 +171,7 @@ class PredictFunction:
     def _outputs(
         self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, part: Any = None
     ) -> Any:
-        strategy, predict_step = self._strategy, self._predict_step
+        strategy, predict_step, rules = self._strategy, self._predict_step, self._rules
         own_step = self._model._overrides_step("predict_step")
         after = []
         if not self._alone and part is None:
@@ -171,7 +186,7 @@ class PredictFunction:
             if thread is not None:
                 thread.enter()
             data, own = slices.of_this_replica(parts)
-            step = StepContext(**vars(own))
+            step = StepContext(**vars(own), rules=JoinRules() if rules is None else rules.rules)
             with tf.control_dependencies(after):
                 outputs = predict_on_replica(predict_step, data, step)
             return rows_of_all_workers(outputs, step) if several_workers else outputs

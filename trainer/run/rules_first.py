@@ -27,19 +27,19 @@ class RulesFirst:
 
     Args:
         model: the model.
-        training: whether of its training steps.
+        name: of the step: "train_step", "test_step" or "predict_step".
 
     Attributes:
         rules: what was found so far.
         plan: of the fit, which backups hold: "rules" are the answers so far, with which a resumed run goes on.
     """
 
-    def __init__(self, model: TrainedModel, training: bool) -> None:
+    def __init__(self, model: TrainedModel, name: str) -> None:
         self.rules = JoinRules()
         self.plan: dict[str, Any] = {}
         self._answers: dict[str, Any] = {}
         several = model.distribute_strategy.num_replicas_in_sync > 1 or model._pipeline is not None
-        finder = RuleFinder(model, training) if several else None
+        finder = RuleFinder(model, name) if several else None
         self._finder = finder if finder is not None and finder.needed else None
         self._strategy = model.distribute_strategy
         self._traced, self._looked = False, 0
@@ -100,11 +100,12 @@ class RulesFirst:
         finder.adopt([answers for _, answers in everyone])
         self.rules, self._looked = finder.rules(), self._looked + 1
         self._answers = self.plan["rules"] = dict(zip(finder.names, finder.answers))
-        if not finder.known and self._looked == _MOST_BATCHES:
+        if finder.taken_for_means and self._looked == _MOST_BATCHES:
             _log.warning(
-                "A loss or gradient of user code was zero on all rows of %d batches, so that it cannot be told whether it "
-                "is a mean over rows or a sum: it is taken for a mean.",
+                "These numbers of user code were zero on all rows of %d batches, so that it cannot be told whether each is "
+                "a mean over rows or a sum: %s. They are taken for means.",
                 _MOST_BATCHES,
+                ", ".join(finder.taken_for_means),
             )
         ended = any(over for over, _ in everyone)
         if finder.known or ended or self._looked == _MOST_BATCHES:

@@ -112,7 +112,7 @@ class StepFunction:
     def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
         """The chunk, or parts of it while the rules of the steps are found."""
         if self._rules is None:
-            self._rules = RulesFirst(self.model, self.training)
+            self._rules = RulesFirst(self.model, "train_step" if self.training else "test_step")
         self._rules.note(self.plan)
         before = self._rules.rules
         for part in self._rules.parts_of(chunk):

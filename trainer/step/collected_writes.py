@@ -14,7 +14,7 @@ from ...compat.graphs import is_inside
 from ...compat.layers import forget_losses
 from ...compat.random_state import is_random_state
 from ...compat.variables import is_read_together, raw_value, stored_dtype
-from ...distribute.join_rules import FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
+from ...distribute.join_rules import EQUAL, FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
 from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -122,8 +122,8 @@ def make_writes(
       anything else only if the replica has rows.
     - everything else: one value for all replicas, by a `WriteRule`: the one that was found for the variable, or that its
       `aggregation` declares; else floating-point values become the mean weighted with each replica's share of the rows
-      (BatchNormalization's averages), and what is added to integers is summed. The state of random generators is equal
-      already, because a replica without rows counts too.
+      (BatchNormalization's averages), and integers are EQUAL. The state of random generators is equal already, because a
+      replica without rows counts too.
 
     Args:
         writes: (variable, value) pairs of this replica.
@@ -174,7 +174,7 @@ def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:
         return found
     if tf.as_dtype(variable.dtype).is_floating:
         return WriteRule(MEAN)
-    return None if is_random_state(variable) else WriteRule(SUM)
+    return None if is_random_state(variable) else WriteRule(EQUAL)
 
 
 @made_once()
@@ -189,28 +189,57 @@ def _joined(
 
     What a replica without rows adds counts nothing, but for those in `of_metrics`, where it holds what it shall add.
     """
-    joined: dict[int, tf.Tensor] = {}
-    parts: dict[int, tf.Tensor] = {}
+    joined: dict[Any, tf.Tensor] = {}
+    parts: dict[Any, tf.Tensor] = {}
+    values = {index: _carried(new[index]) for index in rules}
+    before = {index: _carried(tf.identity(old[index])) for index in rules}
     for index, rule in rules.items():
-        value = new[index]
+        value, dtype = values[index], values[index].dtype
         if rule.kind in (LARGEST, SMALLEST):
             joined[index] = _extreme(value, rule.kind, step)
-        elif rule.kind == MEAN:
-            dtype = value.dtype if value.dtype.is_floating else tf.float64
-            parts[index] = tf.math.multiply_no_nan(tf.cast(value, dtype), step.share(dtype))
         elif rule.kind == FIRST:
-            parts[index] = tf.where(step.holds_first_row, value, tf.zeros_like(value))
+            parts[index] = _of_first(value, step)
+        elif dtype.is_floating and rule.kind in (MEAN, EQUAL):
+            parts[index] = tf.math.multiply_no_nan(value, step.share(dtype))
+        elif rule.kind == MEAN:  # of the changes, which have few digits
+            change = tf.cast(value - before[index], tf.float64)
+            parts[index] = tf.math.multiply_no_nan(change, step.share(tf.float64))
         else:
-            added = value - _kept(tf.identity(old[index]), rule)
+            added = value - _kept(before[index], rule)
             counts = True if index in of_metrics else step.alive
             parts[index] = tf.where(counts, added, tf.zeros_like(added))
-    for index, total in zip(parts, all_reduce_sum_packed(list(parts.values()))):
-        if rules[index].kind == SUM:
-            total = _kept(tf.identity(old[index]), rules[index]) + total
-        elif total.dtype != new[index].dtype:
-            total = tf.cast(tf.round(total), new[index].dtype)
-        joined[index] = total
-    return joined
+        if rule.kind == EQUAL:
+            parts["first", index] = _of_first(value, step)
+    for key, total in zip(parts, all_reduce_sum_packed(list(parts.values()))):
+        joined[key] = total
+    for index, rule in rules.items():
+        dtype = values[index].dtype
+        if rule.kind == SUM or (rule.kind == EQUAL and not dtype.is_floating):
+            joined[index] = _kept(before[index], rule) + joined[index]
+        elif rule.kind == MEAN and not dtype.is_floating:
+            joined[index] = before[index] + tf.cast(tf.round(joined[index]), dtype)
+    firsts = {index: joined.pop(("first", index)) for index, rule in rules.items() if rule.kind == EQUAL}
+    differ = [tf.logical_and(step.alive, tf.reduce_any(values[i] != first)) for i, first in firsts.items()]
+    others = all_reduce_sum_packed([tf.cast(each, tf.int32) for each in differ])
+    for (index, first), differing in zip(firsts.items(), others):
+        joined[index] = tf.where(tf.equal(differing, 0), first, joined[index])
+    return {index: _as_written(value, new[index].dtype) for index, value in joined.items()}
+
+
+def _carried(value: tf.Tensor) -> tf.Tensor:
+    """The value in a dtype that is added up over replicas: integers have 32 or 64 bits."""
+    if value.dtype in (tf.int32, tf.int64) or not (value.dtype.is_integer or value.dtype == tf.bool):
+        return value
+    return tf.cast(value, tf.int32 if value.dtype.size < 4 else tf.int64)
+
+
+def _as_written(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """A carried value in the variable's dtype."""
+    return value > 0 if dtype == tf.bool else tf.cast(value, dtype)
+
+
+def _of_first(value: tf.Tensor, step: StepContext) -> tf.Tensor:
+    return tf.where(step.holds_first_row, value, tf.zeros_like(value))
 
 
 def _kept(old: tf.Tensor, rule: WriteRule) -> tf.Tensor:

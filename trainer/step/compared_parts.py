@@ -88,23 +88,45 @@ def degree(one: np.ndarray, once: np.ndarray, twice: np.ndarray) -> str:
     return MEAN_PER_REPLICA if float(np.dot(once, one)) < 0.75 * (float(np.dot(one, one)) or 1.0) else MEAN
 
 
+def unchanged(cases: Sequence[Any]) -> bool:
+    """Whether nothing was written in any case that was not there: it does not show what will be."""
+    return all(np.array_equal(old, value, equal_nan=True) for old, *values in cases for value in values)
+
+
 def write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRule | None:
-    """The rule that holds in each case, as (old value, value on all rows, on the first, on the last); None: none does."""
-    cases = [[np.asarray(value, np.float64) for value in case] for case in cases]
+    """The rule that holds in each case, as (old value, value on all rows, on the first, on the last); None: none does.
 
+    What is added to a large value has few digits beside it: it is compared relative to what was added first, and relative to
+    the value only if no rule holds then. Integers are compared to the digit.
+    """
+    each = [[np.asarray(value) for value in case] for case in cases]
+    dtype = each[0][1].dtype
+    cases = [[value.astype(np.float64) for value in case] for case in each]
+    if dtype.kind in "biu":
+        return _rule_that_holds(cases, share, _same_integers, () if dtype.kind == "b" else (1.0, 0.0))
+    within = tolerance if tolerance > 1e-2 else tolerance * 1e-2  # half precision has no digits to spare
+    found, rounding = _kept(cases), 2e-6 if tolerance < 1e-2 else 8e-3
+    rounded = next((round(found, n) for n in range(6) if abs(found - round(found, n)) < rounding), found)
+    near = _near_in_changes(within, _digits(dtype)), _near(within)
+    rules = (_rule_that_holds(cases, share, each, (rounded, found, 1.0)) for each in near)
+    return next((rule for rule in rules if rule is not None), None)
+
+
+def _rule_that_holds(
+    cases: Sequence[Any],
+    share: float,
+    near: Callable[..., bool],
+    may_stay: Sequence[float],
+) -> WriteRule | None:
     def holds(joined: Callable[..., np.ndarray]) -> bool:
-        return all(_near(joined(*case), case[1], case, tolerance) for case in cases)
+        return all(near(joined(*case), case[1], case) for case in cases)
 
-    if holds(lambda old, one, first, last: old) and holds(lambda old, one, first, last: first):
-        return WriteRule(SUM)  # nothing was added
     extreme = _extreme(cases)
     if extreme is not None:
         return WriteRule(extreme)
     if holds(lambda old, one, first, last: share * first + (1 - share) * last):
         return WriteRule(MEAN)
-    found, near = _kept(cases), 2e-6 if tolerance < 1e-2 else 8e-3
-    rounded = next((round(found, n) for n in range(6) if abs(found - round(found, n)) < near), found)
-    for kept in (rounded, found):
+    for kept in may_stay:
         if holds(lambda old, one, first, last, kept=kept: first + last - kept * old):
             return WriteRule(SUM, kept)
     if holds(lambda old, one, first, last: np.maximum(first, last)):
@@ -137,10 +159,39 @@ def _kept(cases: Sequence[Any]) -> float:
     return float(np.vdot(effect, change) / np.vdot(change, change)) if np.any(change) else 1.0
 
 
-def _near(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray], tolerance: float) -> bool:
-    scale = max(float(np.abs(part).max(initial=0.0)) for part in case)
-    within = tolerance if tolerance > 1e-2 else tolerance * 1e-2  # half precision has no digits to spare
-    return bool(np.abs(value - wanted).max(initial=0.0) <= within * scale)
+def _near(within: float) -> Callable[..., bool]:
+    """Compares relative to what is compared."""
+
+    def near(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray]) -> bool:
+        return _distance(value, wanted) <= within * max(map(_size, case))
+
+    return near
+
+
+def _near_in_changes(within: float, digits: float) -> Callable[..., bool]:
+    """Compares relative to what was added to the old value, but for the digits that are not there."""
+
+    def near(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray]) -> bool:
+        added = max(_distance(part, case[0]) for part in case[1:])
+        return _distance(value, wanted) <= within * added + digits * max(map(_size, case))
+
+    return near
+
+
+def _same_integers(value: np.ndarray, wanted: np.ndarray, case: Sequence[np.ndarray]) -> bool:
+    return _distance(value, wanted) < max(0.1, 1e-15 * max(map(_size, case)))
+
+
+def _digits(dtype: np.dtype) -> float:
+    return 8 * 2.0 ** -{2: 8, 4: 24, 8: 53}.get(dtype.itemsize, 53)
+
+
+def _size(value: np.ndarray) -> float:
+    return float(np.abs(value).max(initial=0.0))
+
+
+def _distance(value: np.ndarray, other: np.ndarray) -> float:
+    return _size(value - other)
 
 
 def another(value: np.ndarray, size: float = 0.1) -> np.ndarray:
@@ -149,4 +200,4 @@ def another(value: np.ndarray, size: float = 0.1) -> np.ndarray:
         drawn = np.random.default_rng(0).uniform(0.5, 1.5, value.shape)
         size = max(size, 0.1) if np.isfinite(size) else 0.1
         return (value * drawn + size * drawn).astype(value.dtype)
-    return value if value.dtype.kind == "b" else value + np.ones_like(value)
+    return ~value if value.dtype.kind == "b" else value + np.ones_like(value)

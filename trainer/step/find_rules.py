@@ -17,14 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of, own_state
+from ...compat.layers import layers_of
 from ...compat.replaced import replaced_functions
-from ...distribute.join_rules import ACROSS_ROWS, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
+from ...distribute.join_rules import ACROSS_ROWS, EQUAL, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
 from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import concat_rows
-from .compared_parts import Seen, another, degree, rule_of, write_rule
+from .compared_parts import Seen, another, degree, rule_of, unchanged, write_rule
 from .observed_step import ObservedStep, looked_at
+from .own_states import is_own, losses_hold_state, other_states, states_of_layers
 from .step_loss import overrides_compute_loss
 
 _MOST_ROWS = 48  # that are computed on
@@ -38,6 +39,14 @@ _NOT_LOOKED_AT = (
 _WARNED = {
     "gradients": "The gradient in call {} of an optimizer in `train_step`",
     "added": "A loss that a layer adds with `add_loss`",
+}
+
+_WORDS = {
+    "loss": "the value of `compute_loss`",
+    "gradients": "the gradient in call {} of an optimizer",
+    "added": "a loss of `add_loss`",
+    "log": "the log {}",
+    "fed": "number {} that a metric is fed with",
 }
 
 _LOOKS_ACROSS = (
@@ -57,18 +66,18 @@ _log = logging.getLogger("unisono")
 
 
 class RuleFinder:
-    """Finds the `JoinRules` of the training or evaluation steps of a model.
+    """Finds the `JoinRules` of the training, evaluation or prediction steps of a model.
 
     Args:
         model: built.
-        training: whether of its training steps.
+        name: of the step: "train_step", "test_step" or "predict_step".
     """
 
-    def __init__(self, model: TrainedModel, training: bool) -> None:
-        self._model, self._training = model, training
-        self._own_step = model._overrides_step("train_step" if training else "test_step")
-        self._own_logs = model._has_own_logs(training)
-        self._states = _states(model)
+    def __init__(self, model: TrainedModel, name: str) -> None:
+        self._model, self._name = model, name
+        self._own_step = model._overrides_step(name)
+        self._own_logs = name != "predict_step" and model._has_own_logs(name == "train_step")
+        self._states = states_of_layers(model)
         self._whole: ObservedStep | None = None
         self._part: ObservedStep | None = None
         self._keys: list[tuple[Any, ...]] = []  # what has to be found
@@ -98,16 +107,23 @@ class RuleFinder:
     @property
     def needed(self) -> bool:
         """Whether there is code of the user's own in the step."""
-        own_layers = any(_is_own(layer) for layer in layers_of(self._model))
-        return self._own_logs or self._own_step or overrides_compute_loss(self._model) or own_layers
+        if self._own_step or any(is_own(layer) for layer in layers_of(self._model)):
+            return True
+        if self._name == "predict_step":
+            return False
+        return self._own_logs or overrides_compute_loss(self._model) or losses_hold_state(self._model)
 
     def anything_to_join(self, spec: Any) -> bool:
         """Whether that code hands back a number that must be joined: the step is traced. `spec`: of a batch."""
-        step_fn = looked_at(self._model, self._training)
+        step_fn = looked_at(self._model, self._name)
         arguments = (self._model, step_fn, spec, self._states, self._own_logs)
         try:
             with replaced_functions(), read_together(self._model.variables):
                 self._whole = ObservedStep(*arguments)
+                others = other_states(self._model, self._whole.writes, self._states)
+                if others:
+                    self._states += others
+                    self._whole = ObservedStep(*arguments)  # with their values given
                 if not (self._whole.noted or self._whole.writes):
                     return False
                 self._part = ObservedStep(*arguments, known=self._whole.exchanged)
@@ -130,15 +146,27 @@ class RuleFinder:
             seen = self._seen(batch, rows, values)
         except tf.errors.OpError as error:
             _log.warning(_NOT_LOOKED_AT, error)
-            self._found = [MEAN if rule is None else rule for rule in self._found]
+            unknown = (WriteRule(EQUAL) if key[0] == "write" else MEAN for key in self._keys)
+            self._found = [new if rule is None else rule for rule, new in zip(self._found, unknown)]
             return
         self._note(seen, batch, rows, values)
 
     @property
     def known(self) -> bool:
-        """Whether every rule is known. A log, or what a metric is fed, that is zero is not waited for."""
-        waited = [rule for key, rule in zip(self._keys, self._found) if key[0] not in ("log", "fed")]
-        return None not in waited
+        """Whether every rule is known."""
+        return not self._not_shown()
+
+    @property
+    def taken_for_means(self) -> list[str]:
+        """The numbers that have not shown their rules, beside what is written."""
+        return [
+            _WORDS[key[0]].format(*(str(part).lstrip("/") for part in key[1:]))
+            for key in self._not_shown()
+            if key[0] != "write"
+        ]
+
+    def _not_shown(self) -> list[tuple[Any, ...]]:
+        return [key for key, rule in zip(self._keys, self._found) if rule is None]
 
     @property
     def answers(self) -> list[Any]:
@@ -155,14 +183,14 @@ class RuleFinder:
         self._found = [next((a for a in each if a is not None), None) for each in zip(*answers)]
 
     def rules(self) -> JoinRules:
-        """The rules as far as they are known; the others are means."""
+        """The rules as far as they are known; the others are means, and what is written is EQUAL."""
         found = dict(zip(self._keys, self._found))
 
         def of(kind: str) -> dict[Any, str]:
             return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
 
         added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
-        written = {key[1]: rule for key, rule in found.items() if key[0] == "write" and rule is not None}
+        written = {key[1]: rule or (EQUAL,) for key, rule in found.items() if key[0] == "write"}
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
             without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
@@ -253,7 +281,9 @@ class RuleFinder:
         """The rule of each state that the step writes, by its place, from the values of the states now and others."""
         assert self._whole is not None
         places = {id(v): i for i, v in enumerate(self._states)}
-        written = [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
+        waiting = {key[1] for key in self._not_shown() if key[0] == "write"}
+        every = [(n, v, places.get(id(v))) for n, v in enumerate(self._whole.writes)]
+        written = [(number, variable, place) for number, variable, place in every if place in waiting]
         if not written:
             return {}
         others = [another(value) for value in values]
@@ -267,6 +297,8 @@ class RuleFinder:
         rules: dict[int, WriteRule | None] = {}
         for number, variable, place in written:
             each = [(old[place], *case.writes(number)) for old, case in cases]
+            if unchanged(each):
+                continue
             rule = write_rule(each, seen.share, seen.tolerance)
             rules[place] = rule or declared(variable) or self._fallback(variable)
         return rules
@@ -283,20 +315,8 @@ class RuleFinder:
         return rule
 
 
-def _states(model: TrainedModel) -> list[keras.Variable]:
-    """The variables of the user's own layers that training does not update by gradients, random state left out."""
-    found: dict[int, keras.Variable] = {}
-    for layer in filter(_is_own, layers_of(model)):
-        found.update((id(v), v) for v in own_state(layer) if tf.as_dtype(v.dtype) != tf.string)
-    return list(found.values())
-
-
 def _largest(value: np.ndarray) -> float:
     return float(np.abs(value).max(initial=0.0)) if value.dtype.kind == "f" else 0.0
-
-
-def _is_own(layer: Any) -> bool:
-    return not type(layer).__module__.startswith(("keras.src.", "unisono."))
 
 
 def _in_order(rules: dict[int, str]) -> tuple[str, ...]:

@@ -172,7 +172,8 @@ def _may_gather() -> None:
 def on_all_rows(call: Callable[..., Any], *arguments: Any, without_rows: Sequence[int] = ()) -> Any:
     """`call(*arguments)` on the rows of all replicas, on each of them, with the gradient of this replica's rows.
 
-    The last two arguments are the outputs and the sample weights, those before them data. The tensors with the numbers `without_rows` have no rows: they are as each replica has them.
+    The last two arguments are the outputs and the sample weights, those before them data. The tensors with the numbers
+    `without_rows` have no rows: they are as each replica has them.
 
     A function that looks at the whole batch (contrastive, Dice, a mean of its own) has its value of one device. Weighted
     with the replicas' shares, the gradients add up to that of one device.

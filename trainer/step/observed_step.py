@@ -246,11 +246,11 @@ def _note_gradients(step: StepContext, observer: Observed, pairs: Any) -> None:
         observer.notes["gradients", step.count("optimizer calls")] = tf.concat(sketches, 0)
 
 
-def looked_at(model: TrainedModel, training: bool) -> Callable[[Any], Any]:
+def looked_at(model: TrainedModel, name: str) -> Callable[[Any], Any]:
     """The step to be traced: the user's own, or what the user's parts of the standard step leave in it."""
-    name = "train_step" if training else "test_step"
-    if model._overrides_step(name):
+    if name == "predict_step" or model._overrides_step(name):
         return getattr(model, name)
+    training = name == "train_step"
 
     def step(data: Any) -> Any:
         x, y, sample_weight = unpack_x_y_sample_weight(data)
