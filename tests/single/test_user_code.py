@@ -116,6 +116,48 @@ class Counts(L.Layer):
         return x
 
 
+class Count(keras.metrics.Metric):
+    """Counts what it is fed with."""
+
+    def __init__(self, name="count"):
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, values):
+        self.total.assign_add(ops.cast(ops.size(values), "float64"))
+
+    def result(self):
+        return 1.0 * self.total
+
+
+def trackers():
+    kinds = keras.metrics
+    return [kinds.Mean(name="each"), kinds.Sum(name="sum"), kinds.CategoricalAccuracy(name="hits"), Count()]
+
+
+def track(held, y, logits):
+    """Feeds metrics with numbers of all rows and compares them."""
+    each = tf.nn.softmax_cross_entropy_with_logits(
+        tf.one_hot(tf.argmax(y, -1), 2, dtype=logits.dtype), logits
+    )
+    for metric, fed in zip(held, ((each,), (each,), (y, logits), (logits,))):
+        metric.update_state(*fed)
+    return each
+
+
+class TracksInItsLoss(Net):
+    """Compares rows in `compute_loss`, and feeds metrics with what it compares."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = trackers()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.held[0].update_state(ops.mean(y_pred), sample_weight=0.5)
+        track(self.held, y, y_pred)
+        return contrastive(y, y_pred)
+
+
 class OwnCall(keras.losses.Loss):
     """Overrides what calls the loss, not `call`."""
 
@@ -170,6 +212,7 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
         own_loss(lambda m, y, p, rest: contrastive(y, p) + rest()),
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
     ),
+    "across rows, with metrics in it": (TracksInItsLoss, {}),
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),

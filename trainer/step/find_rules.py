@@ -226,7 +226,7 @@ class RuleFinder:
             known = [tf.constant(value) for value in one["exchanged"]]
             result += [one, self._part(repeated, 0, rows * times, rows * times, values, known)]
         one, once, _, twice = (each["notes"] for each in result)
-        rules = {key: degree(one[key], once[key], twice[key]) for key in one}
+        rules = {key: degree(one[key], once[key], twice[key]) for key in one if key in once}
         return {
             key: (rule, 2 * once[key] - twice[key] if rule == SUM else None) for key, rule in rules.items()
         }

@@ -86,6 +86,8 @@ def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> C
             # Where all rows are gathered, each replica counts the loss of all of them with the rows that are its own.
             step = step.notes.get("gathered_in", step)
             args, kwargs = args[:1], {"sample_weight": step.rows}
+        if step is not None and "gathered_in" in step.notes:
+            return _update_of_all_rows(metric, original, step.notes["gathered_in"], args, kwargs)
         if step is None or step.num_replicas == 1:
             return original(*args, **kwargs)
         if by_rows:
@@ -118,6 +120,15 @@ def _update_on_all_rows(metric: Any, original: Any, step: StepContext, args: Any
     if step.shares and not is_stock(metric):
         _begin_with_the_whole_state(metric, step)
     with _settled(metric, step, step.replica_id == 0), step_scope(step.on_all_rows()):
+        return original(*args, **kwargs)
+
+
+def _update_of_all_rows(metric: Any, original: Any, step: StepContext, args: Any, kwargs: Any) -> Any:
+    """The update of one device by code that every replica gives the rows of all; the first replica keeps the writes.
+
+    `step` is that of the replica, whose code was given the rows.
+    """
+    with _settled(metric, step, step.replica_id == 0):
         return original(*args, **kwargs)
 
 
