@@ -93,7 +93,14 @@ def own_rows_of_all(structure: Any) -> Any:
     Context: replica, inside a `StepContext` with several replicas.
     """
     step = this_step()
-    return keras.tree.map_structure(lambda value: _gather(value, step, step.share(tf.float64)), structure)
+
+    def gathered(value: Any) -> Any:
+        result = _gather(value, step, step.share(tf.float64))
+        if step.observer is not None and isinstance(result, tf.Tensor) and result.shape.rank != 0:
+            step.observer.same(result)
+        return result
+
+    return keras.tree.map_structure(gathered, structure)
 
 
 def _gather(value: Any, step: StepContext, share: Any) -> Any:
@@ -123,8 +130,8 @@ def _gather(value: Any, step: StepContext, share: Any) -> Any:
 
 
 def _trimmed(value: Any, step: StepContext) -> Any:
-    """The tensor without the row that a replica without rows has borrowed."""
-    if step.certainly_alive:
+    """The tensor without the row that a replica without rows has borrowed. Steps that are only looked at have rows."""
+    if step.certainly_alive or step.observer is not None:
         return value
     if isinstance(value, tf.SparseTensor):
         return tf.sparse.slice(value, [0] * len(value.shape), [step.rows, *value.shape[1:]])

@@ -287,6 +287,67 @@ def test_sum_with_a_regularizer_is_named_with_the_cure_which_is_exact():
     assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
 
 
+class Adds(Count):
+    """Adds what it is fed with, in the shape of a table."""
+
+    def __init__(self, shape, name):
+        keras.metrics.Metric.__init__(self, name=name)
+        self.total = self.add_variable(shape, "zeros", name="total")
+
+    def update_state(self, *fed):
+        first, *rows = fed
+        for of_rows in rows:
+            first = first * ops.mean(of_rows)
+        self.total.assign_add(ops.cast(first, "float64"))
+
+
+class TracksItsStep(Net):
+    """Feeds metrics with gathered rows, with what has no rows, and with weights that no row has made."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = trackers()
+        self.by_output, self.outputs = keras.metrics.Mean(name="by_output"), keras.metrics.Sum(name="outputs")
+        self.matrix, self.weighed = Adds((2, 2), "matrix"), Adds((3,), "weighed")
+        self.annealed, self.twice = keras.metrics.Mean(name="annealed"), keras.metrics.Mean(name="twice")
+        self.table = self.add_weight((3,), "ones", trainable=False, name="table")
+        self.beta = self.add_weight((), "zeros", trainable=False, name="beta")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            rows, targets = gather((outputs, y))
+            loss = contrastive(targets, rows)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        track(self.held, targets, rows)
+        errors = tf.reduce_mean((outputs - y) ** 2, axis=0)
+        for metric in (self.by_output, self.outputs):
+            metric.update_state(errors)
+        self.matrix.update_state(
+            tf.math.confusion_matrix(tf.argmax(y, -1), tf.argmax(outputs, -1), 2, dtype=tf.float64)
+        )
+        self.weighed.update_state(tf.convert_to_tensor(self.table), y, outputs)
+        self.annealed.update_state(tf.reduce_mean(errors), sample_weight=self.beta)
+        self.twice.update_state(tf.reduce_sum((outputs - y) ** 2), sample_weight=2.0 * self.beta + 1)
+        self.beta.assign_add(0.3)
+        return {metric.name: ops.sum(metric.result()) for metric in self.metrics if metric.name != "loss"}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_metrics_fed_with_gathered_rows_or_without_rows_count_once(eager):
+    results = []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = TracksItsStep()
+            model.compile(keras.optimizers.SGD(0.05), run_eagerly=eager or replicas == 1)
+        history = model.fit(X[:17], Y[:17], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        results.append((history, model.get_weights()))  # the last batch has one row
+    assert_same(*results)
+
+
 class Writes(L.Layer):
     """Keeps state as TensorFlow's guides do."""
 

@@ -39,6 +39,8 @@ _WARNED = {
     "added": "A loss that a layer adds with `add_loss`",
 }
 
+_NOT_WAITED_FOR = ("log", "fed", "weighted")
+
 _LOOKS_ACROSS = (
     "looks across the rows of a batch, and each replica has its own rows: the result differs from that of one device. "
     "Gather what is compared with `unisono.distribute.gather(values)`, divide by a total of the global batch with "
@@ -80,7 +82,7 @@ class RuleFinder:
         self._layers = [id(layer) for layer in every]
         number = {key: place for place, key in enumerate(self._layers)}
         for noted in self._whole.noted:
-            if noted[0] == "loss" and len(noted) > 1:
+            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in ("size", "same"):
                 continue
             key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
             self._noted[key] = noted
@@ -130,7 +132,7 @@ class RuleFinder:
     @property
     def known(self) -> bool:
         """Whether every rule is known. A log, or what a metric is fed, that is zero is not waited for."""
-        waited = [rule for key, rule in zip(self._keys, self._found) if key[0] not in ("log", "fed")]
+        waited = [rule for key, rule in zip(self._keys, self._found) if key[0] not in _NOT_WAITED_FOR]
         return None not in waited
 
     @property
@@ -154,13 +156,17 @@ class RuleFinder:
         def of(kind: str) -> dict[Any, str]:
             return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
 
+        def fed(kind: str) -> dict[int, str]:
+            return {key[1]: rule for key, rule in found.items() if key[0] == kind and rule is not None}
+
         added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
         written = {key[1]: rule for key, rule in found.items() if key[0] == "write" and rule is not None}
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
             gradients=_in_order(of("gradients")),
             logs=of("log"),
-            fed=_in_order(of("fed")),
+            fed=fed("fed"),
+            weighted=fed("weighted"),
             added={(self._layers[number], count): rule for (number, count), rule in added.items()},
             writes={id(self._states[place]): WriteRule(*rule) for place, rule in written.items()},
         )
@@ -189,7 +195,8 @@ class RuleFinder:
             if key[0] == "write":
                 self._found[place] = writes.get(key[1])
                 continue
-            rule = seen.rule(self._noted[key])
+            known = seen.rule_of_fed(key[1]) if key[0] in ("fed", "weighted") else None
+            rule = known or seen.rule(self._noted[key])
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
             elif rule == ACROSS_ROWS:
