@@ -348,6 +348,33 @@ def test_metrics_fed_with_gathered_rows_or_without_rows_count_once(eager):
     assert_same(*results)
 
 
+class Scores(Net):
+    """Updates metrics that make their variables when they know the targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = [keras.metrics.F1Score(average="macro", threshold=0.1), keras.metrics.R2Score()]
+
+    def test_step(self, data):
+        x, y = data
+        for metric in self.held:
+            metric.update_state(ops.cast(y > 0, "float64"), self(x))
+        return {metric.name: metric.result() for metric in self.held}
+
+
+def test_metrics_that_are_built_late_have_their_value_of_one_device_before_any_fit():
+    scores = []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = Scores()
+            model.compile()
+        model(X[:1])
+        scores.append(model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True))
+    assert_same(*((each, []) for each in scores))
+    assert scores[0]["f1_score"] > 0
+
+
 class Writes(L.Layer):
     """Keeps state as TensorFlow's guides do."""
 
