@@ -275,6 +275,38 @@ def test_gradients_that_look_across_rows_are_named_with_the_cure():
         trained(make, 2, weighted=False)
 
 
+class Logs(Net):
+    """Its logs are a mean of rows, two that are none, and one made of a metric's result."""
+
+    def __init__(self):
+        super().__init__()
+        self.mine, self.tracked = keras.metrics.Mean(name="mine"), keras.metrics.Mean(name="tracked")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        )
+        self.mine.update_state(loss)
+        self.tracked.update_state(tf.sqrt(loss))
+        logs = {"error": loss, "perplexity": tf.exp(loss), "known": ops.exp(self.mine.result())}
+        return {**logs, "inner": {"rmse": tf.sqrt(loss)}}
+
+
+def test_logs_that_are_neither_means_nor_sums_are_named_once():
+    with mirrored(2).scope():
+        model = Logs()
+        model.compile(keras.optimizers.SGD(0.05))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+    (said,) = [str(each.message) for each in caught if "neither means" in str(each.message)]
+    names = "what the metric 'tracked' is updated with, the log 'perplexity', the log 'inner/rmse'."
+    assert said.split("over them: ")[1].startswith(names)
+
+
 def test_sum_with_a_regularizer_is_named_with_the_cure_which_is_exact():
     def penalty(model):
         return 0.01 * tf.add_n(

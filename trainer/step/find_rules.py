@@ -39,6 +39,11 @@ _WARNED = {
     "added": "A loss that a layer adds with `add_loss`",
 }
 
+_NO_MEAN = (
+    "Each replica has its own rows: what they give is averaged or added, and differs from the number of one device. Compute "
+    "it from rows of all replicas (`unisono.distribute.gather`), from the result of a metric, or from gradients after "
+    "`optimizer.aggregate_gradients(...)`."
+)
 _NOT_WAITED_FOR = ("log", "fed", "weighted")
 
 _LOOKS_ACROSS = (
@@ -187,7 +192,7 @@ class RuleFinder:
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
     def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
-        nearest = None
+        nearest, no_means, of_losses = None, [], False
         writes = self._write_rules(batch, rows, values, seen)
         for place, key in enumerate(self._keys):
             if self._found[place] is not None:
@@ -202,10 +207,23 @@ class RuleFinder:
             elif rule == ACROSS_ROWS:
                 nearest = nearest or self._nearest(batch, rows, values)
                 rule, constant = nearest[self._noted[key]]
+                if key[0] in ("log", "fed"):
+                    no_means.append(self._name_of_number(*key))
                 if key[0] in _WARNED:
+                    of_losses = True
                     adds = constant is not None and seen.is_left_over(self._noted[key], constant)
                     self._warn(_WARNED[key[0]].format(*key[1:]), _ADDS_A_CONSTANT if adds else _LOOKS_ACROSS)
             self._found[place] = rule
+        if no_means and not of_losses:  # whose cure is theirs
+            every = ", ".join(dict.fromkeys(no_means))
+            what = f"Some numbers of a step are neither means over the rows of a batch nor sums over them: {every}."
+            self._warn(what, _NO_MEAN)
+
+    def _name_of_number(self, kind: str, what: Any) -> str:
+        assert self._whole is not None
+        if kind == "log":
+            return f"the log {what.strip('/')!r}"
+        return f"what the metric {self._whole.fed_to[what]!r} is updated with"
 
     def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
         """ACROSS_ROWS only where that is certain: a model may mix the rows itself (batch statistics), and the loss not."""
