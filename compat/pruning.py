@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -77,21 +77,36 @@ class _NeededPart:
 
     def __init__(self, graph: Any) -> None:
         self.whole = graph
-        self.operations: list[Any] = []
-        waiting, seen = [output.op for output in graph.outputs], set()
-        while waiting:
-            operation = waiting.pop()
-            if operation in seen:
-                continue
-            seen.add(operation)
-            self.operations.append(operation)
-            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+        self.operations = operations_behind(graph.outputs)
 
     def get_operations(self) -> list[Any]:
         return self.operations
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
+
+
+def operations_behind(tensors: Sequence[Any], until: Collection[int] = ()) -> list[Any]:
+    """The operations that compute `tensors`; what is behind those whose ids are in `until` is left out."""
+    found: list[Any] = []
+    waiting, seen = [tensor.op for tensor in tensors if id(tensor) not in until], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen:
+            continue
+        seen.add(operation)
+        found.append(operation)
+        waiting += [tensor.op for tensor in operation.inputs if id(tensor) not in until]
+        waiting += operation.control_inputs
+    return found
+
+
+def only_computes(operations: Sequence[Any]) -> bool:
+    """Whether the operations leave no trace and draw no number."""
+    types = {operation.type for operation in operations}
+    return not any(
+        name.startswith(_DRAWS) or (_is_stateful(name) and name not in _HARMLESS) for name in types
+    )
 
 
 def _is_stateful(operation: str) -> bool:

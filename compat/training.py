@@ -168,6 +168,11 @@ def held_metrics(owner: Any) -> list[Any]:
     return list(getattr(owner, "_metrics", ()))
 
 
+def makes_variables_late(metric: Any) -> bool:
+    """Whether the metric has yet to make its variables, for targets whose shape it does not know (`F1Score`)."""
+    return not getattr(metric, "_built", True)
+
+
 def function_of(metric: MeanMetricWrapper) -> Any:
     """The function whose mean the metric is."""
     return metric._fn

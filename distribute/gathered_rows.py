@@ -96,7 +96,14 @@ def own_rows_of_all(structure: Any, is_data: bool = False) -> Any:
     """
     step = this_step()
     share = step.share(tf.float64)
-    return keras.tree.map_structure(lambda value: _gather(value, step, share, is_data), structure)
+
+    def gathered(value: Any) -> Any:
+        result = _gather(value, step, share, is_data)
+        if step.observer is not None and isinstance(result, tf.Tensor) and result.shape.rank != 0:
+            step.observer.same(result)
+        return result
+
+    return keras.tree.map_structure(gathered, structure)
 
 
 def _gather(value: Any, step: StepContext, share: Any, is_data: bool = False) -> Any:
@@ -126,8 +133,8 @@ def _gather(value: Any, step: StepContext, share: Any, is_data: bool = False) ->
 
 
 def _trimmed(value: Any, step: StepContext) -> Any:
-    """The tensor without the row that a replica without rows has borrowed."""
-    if step.certainly_alive:
+    """The tensor without the row that a replica without rows has borrowed. Steps that are only looked at have rows."""
+    if step.certainly_alive or step.observer is not None:
         return value
     if isinstance(value, tf.SparseTensor):
         size = tf.concat([tf.cast([step.rows], tf.int64), value.dense_shape[1:]], 0)

@@ -16,6 +16,9 @@ SUM = "a sum over the rows"  # or scaled with a constant: by the global batch, s
 MEAN_PER_REPLICA = "a mean over the rows, divided by the number of replicas"
 ACROSS_ROWS = "a number that looks across rows"
 
+EACH_ROW = "something for each row"
+SAME = "the same on every replica"  # what is computed from gathered rows, a table
+
 LARGEST, SMALLEST, FIRST = "the largest", "the smallest", "the first replica's"
 EQUAL = "the same on every replica"
 
@@ -44,7 +47,9 @@ class JoinRules:
         without_rows: which of its arguments' tensors have no rows (centers of classes beside predictions), by their number.
         gradients: of each call of an optimizer in a `train_step` of the user's own, in order.
         logs: of the logs that a step returns, by name.
-        fed: of each number that a `Mean` or `Sum` is updated with, in order.
+        fed: of what metrics are updated with, by its number in the step; also EACH_ROW and SAME. A number that is not named
+            is a mean, anything else has rows.
+        weighted: of the numbers that a `Mean` or `Sum` is given beside a weight, and of these weights, in the same count.
         added: of the losses that layers add, by the layer's id and the number of its loss.
         writes: by the variable's id.
     """
@@ -53,7 +58,8 @@ class JoinRules:
     without_rows: Sequence[int] = ()
     gradients: Sequence[str] = ()
     logs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fed: Sequence[str] = ()
+    fed: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    weighted: Mapping[int, str] = dataclasses.field(default_factory=dict)
     added: Mapping[tuple[int, int], str] = dataclasses.field(default_factory=dict)
     writes: Mapping[int, WriteRule] = dataclasses.field(default_factory=dict)
 

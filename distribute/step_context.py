@@ -96,6 +96,13 @@ class Observer(Protocol):
     def note(self, what: Any, value: Any) -> None:
         """Notes a number that leaves the replica."""
 
+    def fed(self, kind: str, number: int, value: tf.Tensor, metric: Any) -> str | None:
+        """Notes what a metric is updated with; returns its rule, where it is seen at once."""
+        ...
+
+    def same(self, value: tf.Tensor) -> None:
+        """Is told of a tensor that is the same on every replica."""
+
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
         """Notes a loss of the user's own: `loss_of(*rows)`."""
 

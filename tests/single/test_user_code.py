@@ -178,6 +178,48 @@ class Annealed(keras.losses.Loss):
         return ops.mean((y - p) ** 2, -1) * ops.exp(-0.3 * ops.cast(self.steps, p.dtype))
 
 
+class Count(keras.metrics.Metric):
+    """Counts what it is fed with."""
+
+    def __init__(self, name="count"):
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, values):
+        self.total.assign_add(ops.cast(ops.size(values), "float64"))
+
+    def result(self):
+        return 1.0 * self.total
+
+
+def trackers():
+    kinds = keras.metrics
+    return [kinds.Mean(name="each"), kinds.Sum(name="sum"), kinds.CategoricalAccuracy(name="hits"), Count()]
+
+
+def track(held, y, logits):
+    """Feeds metrics with numbers of all rows and compares them."""
+    each = tf.nn.softmax_cross_entropy_with_logits(
+        tf.one_hot(tf.argmax(y, -1), 2, dtype=logits.dtype), logits
+    )
+    for metric, fed in zip(held, ((each,), (each,), (y, logits), (logits,))):
+        metric.update_state(*fed)
+    return each
+
+
+class TracksInItsLoss(Net):
+    """Compares rows in `compute_loss`, and feeds metrics with what it compares."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = trackers()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.held[0].update_state(ops.mean(y_pred), sample_weight=0.5)
+        track(self.held, y, y_pred)
+        return contrastive(y, y_pred)
+
+
 class OwnCall(keras.losses.Loss):
     """Overrides what calls the loss, not `call`."""
 
@@ -232,6 +274,7 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
         own_loss(lambda m, y, p, rest: contrastive(y, p) + rest()),
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
     ),
+    "across rows, with metrics in it": (TracksInItsLoss, {}),
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),
@@ -297,6 +340,38 @@ def test_gradients_that_look_across_rows_are_named_with_the_cure():
         trained(make, 2, weighted=False)
 
 
+class Logs(Net):
+    """Its logs are a mean of rows, two that are none, and one made of a metric's result."""
+
+    def __init__(self):
+        super().__init__()
+        self.mine, self.tracked = keras.metrics.Mean(name="mine"), keras.metrics.Mean(name="tracked")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        )
+        self.mine.update_state(loss)
+        self.tracked.update_state(tf.sqrt(loss))
+        logs = {"error": loss, "perplexity": tf.exp(loss), "known": ops.exp(self.mine.result())}
+        return {**logs, "inner": {"rmse": tf.sqrt(loss)}}
+
+
+def test_logs_that_are_neither_means_nor_sums_are_named_once():
+    with mirrored(2).scope():
+        model = Logs()
+        model.compile(keras.optimizers.SGD(0.05))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+    (said,) = [str(each.message) for each in caught if "neither means" in str(each.message)]
+    names = "what the metric 'tracked' is updated with, the log 'perplexity', the log 'inner/rmse'."
+    assert said.split("over them: ")[1].startswith(names)
+
+
 def test_sum_with_a_regularizer_is_named_with_the_cure_which_is_exact():
     def penalty(model):
         return 0.01 * tf.add_n(
@@ -307,6 +382,94 @@ def test_sum_with_a_regularizer_is_named_with_the_cure_which_is_exact():
         trained(own_step(lambda m, y, p: squares(y, p) + penalty(m)), 2, weighted=False)
     make = own_step(lambda m, y, p: squares(y, p) + tf.nn.scale_regularization_loss(penalty(m)))
     assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
+
+
+class Adds(Count):
+    """Adds what it is fed with, in the shape of a table."""
+
+    def __init__(self, shape, name):
+        keras.metrics.Metric.__init__(self, name=name)
+        self.total = self.add_variable(shape, "zeros", name="total")
+
+    def update_state(self, *fed):
+        first, *rows = fed
+        for of_rows in rows:
+            first = first * ops.mean(of_rows)
+        self.total.assign_add(ops.cast(first, "float64"))
+
+
+class TracksItsStep(Net):
+    """Feeds metrics with gathered rows, with what has no rows, and with weights that no row has made."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = trackers()
+        self.by_output, self.outputs = keras.metrics.Mean(name="by_output"), keras.metrics.Sum(name="outputs")
+        self.matrix, self.weighed = Adds((2, 2), "matrix"), Adds((3,), "weighed")
+        self.annealed, self.twice = keras.metrics.Mean(name="annealed"), keras.metrics.Mean(name="twice")
+        self.table = self.add_weight((3,), "ones", trainable=False, name="table")
+        self.beta = self.add_weight((), "zeros", trainable=False, name="beta")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            rows, targets = gather((outputs, y))
+            loss = contrastive(targets, rows)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        track(self.held, targets, rows)
+        errors = tf.reduce_mean((outputs - y) ** 2, axis=0)
+        for metric in (self.by_output, self.outputs):
+            metric.update_state(errors)
+        self.matrix.update_state(
+            tf.math.confusion_matrix(tf.argmax(y, -1), tf.argmax(outputs, -1), 2, dtype=tf.float64)
+        )
+        self.weighed.update_state(tf.convert_to_tensor(self.table), y, outputs)
+        self.annealed.update_state(tf.reduce_mean(errors), sample_weight=self.beta)
+        self.twice.update_state(tf.reduce_sum((outputs - y) ** 2), sample_weight=2.0 * self.beta + 1)
+        self.beta.assign_add(0.3)
+        return {metric.name: ops.sum(metric.result()) for metric in self.metrics if metric.name != "loss"}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_metrics_fed_with_gathered_rows_or_without_rows_count_once(eager):
+    results = []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = TracksItsStep()
+            model.compile(keras.optimizers.SGD(0.05), run_eagerly=eager or replicas == 1)
+        history = model.fit(X[:17], Y[:17], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        results.append((history, model.get_weights()))  # the last batch has one row
+    assert_same(*results)
+
+
+class Scores(Net):
+    """Updates metrics that make their variables when they know the targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = [keras.metrics.F1Score(average="macro", threshold=0.1), keras.metrics.R2Score()]
+
+    def test_step(self, data):
+        x, y = data
+        for metric in self.held:
+            metric.update_state(ops.cast(y > 0, "float64"), self(x))
+        return {metric.name: metric.result() for metric in self.held}
+
+
+def test_metrics_that_are_built_late_have_their_value_of_one_device_before_any_fit():
+    scores = []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+            model = Scores()
+            model.compile()
+        model(X[:1])
+        scores.append(model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True))
+    assert_same(*((each, []) for each in scores))
+    assert scores[0]["f1_score"] > 0
 
 
 class Writes(L.Layer):

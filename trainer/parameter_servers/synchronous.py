@@ -24,10 +24,12 @@ from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...compat.training import loss_tracker
 from ...distribute.join_rules import (
+    EACH_ROW,
     EQUAL,
     FIRST,
     LARGEST,
     MEAN,
+    SAME,
     SMALLEST,
     SUM,
     JoinRules,
@@ -109,10 +111,14 @@ class SynchronousSteps(WorkerSteps):
                 return JoinRules()
             finder.look(batch)
         rules = finder.rules()
-        joined = {"compute_loss": [rules.loss], "add_loss": rules.added.values(), "a metric": rules.fed}
+        joined = {
+            "compute_loss": [rules.loss],
+            "add_loss": rules.added.values(),
+            "a metric": rules.fed.values(),
+        }
         joined["a log"] = rules.logs.values()
         for where, found in joined.items():
-            other = next((rule for rule in found if rule != MEAN), None)
+            other = next((rule for rule in found if rule not in (MEAN, EACH_ROW, SAME)), None)
             if other is not None:
                 raise ValueError(
                     f"the value that the code of {type(self._model).__name__} gives to {where} is {other}, and "

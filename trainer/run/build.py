@@ -20,6 +20,7 @@ from ...compat.training import (
     compiled_metrics,
     compute_loss,
     compute_output_spec,
+    makes_variables_late,
     pretending_built,
     unpack_x_y_sample_weight,
 )
@@ -31,6 +32,7 @@ from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of
 from .. import checks
 from ..step.first_call import placeholder
+from ..step.global_metrics import metrics_of
 from ..step.observed_step import Observed
 from .misfits import explained
 
@@ -93,7 +95,8 @@ def _build_by_own_step(
     """
 
     def unbuilt() -> int:
-        return _unbuilt(model) + sum(not optimizer.built for optimizer in optimizers)
+        late = sum(makes_variables_late(metric) for metric in metrics_of(model))
+        return _unbuilt(model) + late + sum(not optimizer.built for optimizer in optimizers)
 
     used: list[Any] = []
     missing, before, seen = unbuilt(), -1, False

@@ -22,9 +22,11 @@ import numpy as np
 
 from ...distribute.join_rules import (
     ACROSS_ROWS,
+    EACH_ROW,
     LARGEST,
     MEAN,
     MEAN_PER_REPLICA,
+    SAME,
     SMALLEST,
     SUM,
     WriteRule,
@@ -45,6 +47,12 @@ class Seen:
         if any(value is None for value in each):
             return MEAN
         return rule_of(*each, share=self.share, tolerance=self.tolerance)
+
+    def rule_of_fed(self, number: int) -> str | None:
+        """The rule of what a metric is fed with, where it is told without its values: SAME, EACH_ROW; else None."""
+        if ("same", number) in self.one["notes"]:
+            return SAME
+        return None if self.rule(("size", number)) == MEAN else EACH_ROW
 
     def is_left_over(self, key: Any, constant: np.ndarray) -> bool:
         """Whether the sum of the parts is what it is for all rows, and `constant` once too often."""

@@ -48,6 +48,11 @@ _WORDS = {
     "log": "the log {}",
     "fed": "number {} that a metric is fed with",
 }
+_NO_MEAN = (
+    "Each replica has its own rows: what they give is averaged or added, and differs from the number of one device. Compute "
+    "it from rows of all replicas (`unisono.distribute.gather`), from the result of a metric, or from gradients after "
+    "`optimizer.aggregate_gradients(...)`."
+)
 
 _LOOKS_ACROSS = (
     "looks across the rows of a batch, and each replica has its own rows: the result differs from that of one device. "
@@ -92,7 +97,7 @@ class RuleFinder:
         self._layers = [id(layer) for layer in every]
         number = {key: place for place, key in enumerate(self._layers)}
         for noted in self._whole.noted:
-            if noted[0] == "loss" and len(noted) > 1:
+            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in ("size", "same"):
                 continue
             key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
             self._noted[key] = noted
@@ -166,7 +171,9 @@ class RuleFinder:
         ]
 
     def _not_shown(self) -> list[tuple[Any, ...]]:
-        return [key for key, rule in zip(self._keys, self._found) if rule is None]
+        """What has no rule yet. Of what is fed with a weight it is not waited for."""
+        found = zip(self._keys, self._found)
+        return [key for key, rule in found if rule is None and key[0] != "weighted"]
 
     @property
     def answers(self) -> list[Any]:
@@ -189,6 +196,9 @@ class RuleFinder:
         def of(kind: str) -> dict[Any, str]:
             return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
 
+        def fed(kind: str) -> dict[int, str]:
+            return {key[1]: rule for key, rule in found.items() if key[0] == kind and rule is not None}
+
         added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
         written = {key[1]: rule or (EQUAL,) for key, rule in found.items() if key[0] == "write"}
         return JoinRules(
@@ -196,7 +206,8 @@ class RuleFinder:
             without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
             gradients=_in_order(of("gradients")),
             logs=of("log"),
-            fed=_in_order(of("fed")),
+            fed=fed("fed"),
+            weighted=fed("weighted"),
             added={(self._layers[number], count): rule for (number, count), rule in added.items()},
             writes={id(self._states[place]): WriteRule(*rule) for place, rule in written.items()},
         )
@@ -217,7 +228,7 @@ class RuleFinder:
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
     def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
-        nearest = None
+        nearest, no_means, of_losses = None, [], False
         writes = self._write_rules(batch, rows, values, seen)
         for place, key in enumerate(self._keys):
             if self._found[place] is not None:
@@ -225,16 +236,30 @@ class RuleFinder:
             if key[0] == "write":
                 self._found[place] = writes.get(key[1])
                 continue
-            rule = seen.rule(self._noted[key])
+            known = seen.rule_of_fed(key[1]) if key[0] in ("fed", "weighted") else None
+            rule = known or seen.rule(self._noted[key])
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
             elif rule == ACROSS_ROWS:
                 nearest = nearest or self._nearest(batch, rows, values)
                 rule, constant = nearest[self._noted[key]]
+                if key[0] in ("log", "fed"):
+                    no_means.append(self._name_of_number(*key))
                 if key[0] in _WARNED:
+                    of_losses = True
                     adds = constant is not None and seen.is_left_over(self._noted[key], constant)
                     self._warn(_WARNED[key[0]].format(*key[1:]), _ADDS_A_CONSTANT if adds else _LOOKS_ACROSS)
             self._found[place] = rule
+        if no_means and not of_losses:  # whose cure is theirs
+            every = ", ".join(dict.fromkeys(no_means))
+            what = f"Some numbers of a step are neither means over the rows of a batch nor sums over them: {every}."
+            self._warn(what, _NO_MEAN)
+
+    def _name_of_number(self, kind: str, what: Any) -> str:
+        assert self._whole is not None
+        if kind == "log":
+            return f"the log {what.strip('/')!r}"
+        return f"what the metric {self._whole.fed_to[what]!r} is updated with"
 
     def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
         """ACROSS_ROWS only where that is certain: a model may mix the rows itself (batch statistics), and the loss not."""
@@ -262,7 +287,7 @@ class RuleFinder:
             known = [tf.constant(value) for value in one["exchanged"]]
             result += [one, self._part(repeated, 0, rows * times, rows * times, values, known)]
         one, once, _, twice = (each["notes"] for each in result)
-        rules = {key: degree(one[key], once[key], twice[key]) for key in one}
+        rules = {key: degree(one[key], once[key], twice[key]) for key in one if key in once}
         return {
             key: (rule, 2 * once[key] - twice[key] if rule == SUM else None) for key, rule in rules.items()
         }

@@ -14,9 +14,10 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.pruning import Pruned, prune_to
+from ...compat.pruning import Pruned, only_computes, operations_behind, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
+from ...distribute.join_rules import MEAN, SAME
 from ...distribute.step_context import StepContext, step_scope
 from ...distribute.workers.agreement import first_local_replica
 from ..inputs.row_units import slice_units
@@ -37,11 +38,22 @@ class Observed:
     Args:
         known: what the replicas exchanged, in order; None: this is the trace that learns it.
         split: int32 scalar; the rows of the first of two parts in which a loss is computed again; None: it is not.
+        own: the placeholders of what is not the same on all replicas.
+
+    Attributes:
+        fed_to: the names of the metrics that are fed, by the number of what they are fed with.
     """
 
-    def __init__(self, known: Sequence[tf.Tensor] | None = None, split: tf.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        known: Sequence[tf.Tensor] | None = None,
+        split: tf.Tensor | None = None,
+        own: Sequence[tf.Tensor] = (),
+    ) -> None:
         self._known = None if known is None else list(known)
-        self._split = split
+        self._split, self._own = split, own
+        self._same: dict[int, tf.Tensor] = {}
+        self.fed_to: dict[int, str] = {}
         self.exchanged: list[tf.Tensor] = []
         self.notes: dict[Any, Any] = {}
         self.entries = False
@@ -61,13 +73,39 @@ class Observed:
         if self._known is not None:
             value = tf.ensure_shape(self._known[len(self.exchanged)], shape)
         self.exchanged.append(value)
+        self.same(value)
         return value
+
+    def same(self, value: tf.Tensor) -> None:
+        """Is told of a tensor that is the same on every replica."""
+        self._same[id(value)] = value
 
     def note(self, what: Any, value: Any) -> None:
         """Notes a number that leaves the replica."""
         if not isinstance(value, tf.Tensor | tf.IndexedSlices) or value.dtype in (tf.string, tf.variant):
             return
         self.notes[what] = _sketch(value)
+
+    def fed(self, kind: str, number: int, value: tf.Tensor, metric: Any) -> str | None:
+        """Notes what a metric is updated with, its size, and whether it is the same on every replica.
+
+        Returns the rule of a tensor that cannot have this replica's rows, for the step that is looked at. What has rows is
+        noted where it is only computed: a message, say, would keep the whole step from being looked at.
+        """
+        self.fed_to[number] = metric.name
+        same = False
+        if self._own and value.graph is self._own[0].graph:
+            behind = operations_behind([value], self._same)
+            same = only_computes(behind) and not any(tensor.op in behind for tensor in self._own)
+        if value.shape.rank != 0:
+            if not (same or only_computes(operations_behind([value]))):
+                return None
+            self.note(("size", number), tf.size(value))
+        if same:
+            self.note(("same", number), tf.ones([]))
+        self.note((kind, number), value)
+        known = value.shape.rank and value.shape[0] is not None
+        return SAME if same else MEAN if known else None
 
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
         """Notes a loss of the user's own, and what it is for each of two parts of the same outputs."""
@@ -135,6 +173,7 @@ class ObservedStep:
         entries: whether a loss of the user's own has an entry for each row.
         without_rows: see `JoinRules`.
         noted: what is noted, in order.
+        fed_to: see `Observed`.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
         random: whether numbers are drawn in it.
 
@@ -155,7 +194,7 @@ class ObservedStep:
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
-        self.entries, self.noted, self.without_rows = False, [], []
+        self.entries, self.noted, self.without_rows, self.fed_to = False, [], [], {}
         leaves = _leaves(spec)
         exchanged = [
             tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype) for t in known or ()
@@ -175,7 +214,8 @@ class ObservedStep:
         leaves, numbers, states, known = _split_at(tensors, self._counts)
         rows, total, first, split = numbers
         data = _packed(self._spec, leaves)
-        observer = Observed(None, split) if self._whole else Observed(known)
+        own = [*leaves, rows, first]
+        observer = Observed(None, split, own) if self._whole else Observed(known, own=own)
         step = StepContext(0, PARTS, rows, total, first_row=first, observer=observer)
         step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
         strategy = self._model.distribute_strategy
@@ -195,7 +235,7 @@ class ObservedStep:
         metrics = variable_ids(metrics_of(self._model))
         written = [(v, value) for v, value in writes.items() if id(v) not in metrics]
         self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
-        self.entries, self.noted = observer.entries, list(observer.notes)
+        self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows = observer.without_rows
         return {
             "notes": observer.notes,
