@@ -12,7 +12,9 @@ from unisono.distribute.parameter_servers import strategy as parameter_server
 from unisono.distribute.parameter_servers.strategy import ParameterServerMode, ParameterServerStrategy
 from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers import shard_updates
+from unisono.trainer.inputs.source import Chunk
 from unisono.trainer.parameter_servers.metric_totals import RowLayout, StepLogs
+from unisono.trainer.parameter_servers.pieces import pieces_of
 from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
@@ -130,3 +132,12 @@ def test_callbacks_that_look_at_every_step_make_each_step_a_piece():
     for callback, each in ((Vectors(), True), (Reader(), True), (keras.callbacks.TerminateOnNaN(), True)):
         assert wants_each_step([callback]) is each
     assert not wants_each_step([Saver(), keras.callbacks.History()])
+
+
+def test_batches_whose_arrays_have_different_rows_are_pieces_of_their_own():
+    batches = [(tf.ones([2, 3]), tf.range(few)) for few in (5, 7)]
+    pieces = pieces_of(Chunk(None, 2, None, lambda inputs, i: batches[int(i)]))
+    assert [(piece.steps, piece.rows) for piece in pieces] == [(1, None)] * 2
+    for batch, piece in zip(batches, pieces):
+        for leaf, read in zip(batch, piece.reader((piece.resident, piece.place), 0)):
+            np.testing.assert_array_equal(leaf, read)
