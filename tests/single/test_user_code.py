@@ -49,6 +49,11 @@ class Net(unisono.Model):
         return self.last(self.between(self.first(x), training=training))
 
 
+def begun(model, step):
+    """The weight of a loss that begins after a step."""
+    return ops.cast(model.optimizer.iterations > step, "float64")
+
+
 def own_step(loss_of):
     class Stepping(Net):
         def __init__(self, between=L.Identity):
@@ -228,6 +233,10 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
         own_loss(lambda m, y, p, rest: contrastive(y, p) + 0.01 * ops.sum(m.first.kernel**2)),
         {},
     ),
+    "across rows from the second step on": (
+        own_loss(lambda m, y, p, rest: ops.mean((y - p) ** 2) + begun(m, 0) * contrastive(y, p)),
+        {},
+    ),
     "across rows, with Keras' own and added losses": (
         own_loss(lambda m, y, p, rest: contrastive(y, p) + rest()),
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
@@ -294,6 +303,14 @@ def test_own_losses_and_states_give_the_numbers_of_one_device(name):
 def test_gradients_that_look_across_rows_are_named_with_the_cure():
     make = own_step(lambda m, y, p: contrastive(y, p))
     with pytest.warns(UserWarning, match=r"`train_step` looks across the rows.*distribute\.gather"):
+        trained(make, 2, weighted=False)
+
+
+def test_gradients_that_look_across_rows_later_are_named_at_once():
+    make = own_step(lambda m, y, p: tf.reduce_mean((y - p) ** 2) + begun(m, 100) * contrastive(y, p))
+    with pytest.warns(
+        UserWarning, match=r"gradient in call 0 .*looks across the rows.*unisono.distribute.gather"
+    ):
         trained(make, 2, weighted=False)
 
 
