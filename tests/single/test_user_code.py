@@ -49,6 +49,11 @@ class Net(unisono.Model):
         return self.last(self.between(self.first(x), training=training))
 
 
+def begun(model, step):
+    """The weight of a loss that begins after a step."""
+    return ops.cast(model.optimizer.iterations > step, "float64")
+
+
 def own_step(loss_of):
     class Stepping(Net):
         def __init__(self, between=L.Identity):
@@ -270,6 +275,10 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
         own_loss(lambda m, y, p, rest: contrastive(y, p) + 0.01 * ops.sum(m.first.kernel**2)),
         {},
     ),
+    "across rows from the second step on": (
+        own_loss(lambda m, y, p, rest: ops.mean((y - p) ** 2) + begun(m, 0) * contrastive(y, p)),
+        {},
+    ),
     "across rows, with Keras' own and added losses": (
         own_loss(lambda m, y, p, rest: contrastive(y, p) + rest()),
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
@@ -370,6 +379,14 @@ def test_logs_that_are_neither_means_nor_sums_are_named_once():
     (said,) = [str(each.message) for each in caught if "neither means" in str(each.message)]
     names = "what the metric 'tracked' is updated with, the log 'perplexity', the log 'inner/rmse'."
     assert said.split("over them: ")[1].startswith(names)
+
+
+def test_gradients_that_look_across_rows_later_are_named_at_once():
+    make = own_step(lambda m, y, p: tf.reduce_mean((y - p) ** 2) + begun(m, 100) * contrastive(y, p))
+    with pytest.warns(
+        UserWarning, match=r"gradient in call 0 .*looks across the rows.*unisono.distribute.gather"
+    ):
+        trained(make, 2, weighted=False)
 
 
 def test_sum_with_a_regularizer_is_named_with_the_cure_which_is_exact():

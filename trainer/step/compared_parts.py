@@ -202,6 +202,15 @@ def _distance(value: np.ndarray, other: np.ndarray) -> float:
     return _size(value - other)
 
 
+def much_later(value: np.ndarray, steps: int) -> np.ndarray:
+    """The value that a scalar, such as a count of steps or the weight of a loss, might have later; else `value` itself."""
+    if value.shape or value.dtype.kind not in "iuf":
+        return value
+    return value + np.asarray(steps if value.dtype.kind == "f" or value.dtype.itemsize > 2 else 1).astype(
+        value.dtype
+    )
+
+
 def another(value: np.ndarray, size: float = 0.1) -> np.ndarray:
     """Another value that a state might have, which differs from the first by about `size` and at least 0.1."""
     if value.dtype.kind == "f":

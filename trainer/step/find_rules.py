@@ -7,6 +7,7 @@ Context: host.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Sequence
@@ -23,12 +24,14 @@ from ...distribute.join_rules import ACROSS_ROWS, EQUAL, FIRST, MEAN, SUM, JoinR
 from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import concat_rows
-from .compared_parts import Seen, another, degree, rule_of, unchanged, write_rule
+from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
 from .observed_step import ObservedStep, looked_at
-from .own_states import is_own, losses_hold_state, other_states, states_of_layers
+from .own_states import is_own, losses_hold_state, other_states, schedules, states_of_layers
 from .step_loss import overrides_compute_loss
 
 _MOST_ROWS = 48  # that are computed on
+_LATER = (1, 1000)  # by which counts and weights of losses are larger, to see parts that begin later
+_PARTS = ("whole", "first", "last")
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
 
@@ -126,6 +129,8 @@ class RuleFinder:
             with replaced_functions(), read_together(self._model.variables):
                 self._whole = ObservedStep(*arguments)
                 others = other_states(self._model, self._whole.writes, self._states)
+                if self._whole.noted:
+                    others += schedules(self._model, self._whole.reads, [*self._states, *others])
                 if others:
                     self._states += others
                     self._whole = ObservedStep(*arguments)  # with their values given
@@ -228,7 +233,8 @@ class RuleFinder:
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
     def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
-        nearest, no_means, of_losses = None, [], False
+        nearest = later = None
+        no_means, of_losses = [], False
         writes = self._write_rules(batch, rows, values, seen)
         for place, key in enumerate(self._keys):
             if self._found[place] is not None:
@@ -240,7 +246,13 @@ class RuleFinder:
             rule = known or seen.rule(self._noted[key])
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
-            elif rule == ACROSS_ROWS:
+            if rule not in (None, ACROSS_ROWS) and key[0] in ("loss", *_WARNED):
+                later = self._seen_later(batch, rows, values) if later is None else later
+                if key[0] == "loss" and self._loss_differs(rule, later):
+                    rule = ACROSS_ROWS
+                elif key[0] != "loss" and any(each.rule(self._noted[key]) == ACROSS_ROWS for each in later):
+                    self._warn(_WARNED[key[0]].format(*key[1:]))
+            elif rule == ACROSS_ROWS and key[0] != "loss":
                 nearest = nearest or self._nearest(batch, rows, values)
                 rule, constant = nearest[self._noted[key]]
                 if key[0] in ("log", "fed"):
@@ -261,6 +273,23 @@ class RuleFinder:
             return f"the log {what.strip('/')!r}"
         return f"what the metric {self._whole.fed_to[what]!r} is updated with"
 
+    def _seen_later(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> list[Seen]:
+        """What is seen with larger counts and weights: a part of a loss may begin later. Nothing where there are none."""
+        result = []
+        for steps in _LATER:
+            others = [much_later(value, steps) for value in values]
+            if all(value is other for value, other in zip(values, others)):
+                break
+            with contextlib.suppress(tf.errors.OpError):
+                result.append(self._seen(batch, rows, others))
+        return result
+
+    def _loss_differs(self, rule: str, later: Sequence[Seen]) -> bool:
+        """Whether the value of `compute_loss` is joined by another rule later."""
+        told = [each for each in later if all(("loss", part) in each.one["notes"] for part in _PARTS)]
+        rules = [self._loss_rule(each.rule(("loss",)), each) for each in told]
+        return any(each not in (None, rule) for each in rules)
+
     def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
         """ACROSS_ROWS only where that is certain: a model may mix the rows itself (batch statistics), and the loss not."""
         if self._whole is not None and self._whole.entries:
@@ -268,7 +297,7 @@ class RuleFinder:
         if rule != ACROSS_ROWS:
             return rule
         notes = seen.one["notes"]
-        parts = [notes.get(("loss", name)) for name in ("whole", "first", "last")]
+        parts = [notes.get(("loss", name)) for name in _PARTS]
         if any(part is None for part in parts):
             self._warn("The value of `compute_loss`")
             return MEAN

@@ -170,6 +170,7 @@ class ObservedStep:
 
     Attributes:
         writes: the variables that the step writes, beside those of metrics.
+        reads: those that it reads, these too.
         entries: whether a loss of the user's own has an entry for each row.
         without_rows: see `JoinRules`.
         noted: what is noted, in order.
@@ -193,6 +194,7 @@ class ObservedStep:
         self._model, self._step_fn, self._spec = model, step_fn, spec
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
+        self.reads: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
         self.entries, self.noted, self.without_rows, self.fed_to = False, [], [], {}
         leaves = _leaves(spec)
@@ -225,7 +227,7 @@ class ObservedStep:
             whole_batch_values(self._model, several=True, with_results=self._own_logs),
             tensors_kept_by(self._model),
             step_scope(step),
-            CollectedWrites() as writes,
+            _Noting() as writes,
         ):
             writes.state_mapping.update({id(v): value for v, value in zip(self._states, states)})
             step.writes = writes
@@ -235,6 +237,7 @@ class ObservedStep:
         metrics = variable_ids(metrics_of(self._model))
         written = [(v, value) for v, value in writes.items() if id(v) not in metrics]
         self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
+        self.reads = [v for key, v in writes.reads.items() if key not in metrics]
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows = observer.without_rows
         return {
@@ -258,6 +261,18 @@ class ObservedStep:
         """
         numbers = [tf.constant(n) for n in (last - first, total, first, max(1, (last - first) // 3))]
         return self._function(*_leaves(batch), *numbers, *map(tf.constant, states), *known)
+
+
+class _Noting(CollectedWrites):
+    """Notes what is read, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: dict[int, keras.Variable] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        self.reads[id(variable)] = variable
+        return super().get_current_value(variable)
 
 
 def _leaves(structure: Any) -> list[Any]:

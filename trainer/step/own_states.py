@@ -50,7 +50,16 @@ def other_states(
     of_keras = [v for layer in layers_of(model) if not is_own(layer) for v in own_state(layer)]
     out = {id(v) for v in (*known, *of_keras, *model.trainable_variables)}
 
-    def is_state(v: keras.Variable) -> bool:
-        return not (is_random_state(v) or is_read_together(raw_value(v)) or tf.as_dtype(v.dtype) == tf.string)
+    return [v for v in written if id(v) not in out and _is_state(v)]
 
-    return [v for v in written if id(v) not in out and is_state(v)]
+
+def schedules(
+    model: TrainedModel, read: Sequence[keras.Variable], known: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """Of the variables that a step reads the scalars that are not updated by gradients: counts, weights of losses."""
+    out = {id(v) for v in (*known, *model.trainable_variables)}
+    return [v for v in read if id(v) not in out and len(v.shape) == 0 and _is_state(v)]
+
+
+def _is_state(v: keras.Variable) -> bool:
+    return not (is_random_state(v) or is_read_together(raw_value(v)) or tf.as_dtype(v.dtype) == tf.string)
