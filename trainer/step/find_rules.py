@@ -187,14 +187,18 @@ class RuleFinder:
             return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
 
         added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
-        written = {key[1]: rule or (EQUAL,) for key, rule in found.items() if key[0] == "write"}
+        written = {
+            key[1]: WriteRule(*rule) if rule else WriteRule(EQUAL)
+            for key, rule in found.items()
+            if key[0] == "write"
+        }
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
             gradients=_in_order(of("gradients")),
             logs=of("log"),
             fed=_in_order(of("fed")),
             added={(self._layers[number], count): rule for (number, count), rule in added.items()},
-            writes={id(self._states[place]): WriteRule(*rule) for place, rule in written.items()},
+            writes={id(self._states[place]): rule for place, rule in written.items()},
         )
 
     def _seen(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
@@ -301,8 +305,8 @@ class RuleFinder:
         assert self._whole is not None
         places = {id(v): i for i, v in enumerate(self._states)}
         waiting = {key[1] for key in self._not_shown() if key[0] == "write"}
-        every = [(n, v, places.get(id(v))) for n, v in enumerate(self._whole.writes)]
-        written = [(number, variable, place) for number, variable, place in every if place in waiting]
+        looked = [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
+        written = [each for each in looked if each[-1] in waiting]
         if not written:
             return {}
         others = [another(value) for value in values]
