@@ -192,7 +192,10 @@ def _joined(
     joined: dict[Any, tf.Tensor] = {}
     parts: dict[Any, tf.Tensor] = {}
     values = {index: _carried(new[index]) for index in rules}
-    before = {index: _carried(tf.identity(old[index])) for index in rules}
+
+    def before(index: int) -> tf.Tensor:
+        return _carried(tf.identity(old[index]))
+
     for index, rule in rules.items():
         value, dtype = values[index], values[index].dtype
         if rule.kind in (LARGEST, SMALLEST):
@@ -202,10 +205,10 @@ def _joined(
         elif dtype.is_floating and rule.kind in (MEAN, EQUAL):
             parts[index] = tf.math.multiply_no_nan(value, step.share(dtype))
         elif rule.kind == MEAN:  # of the changes, which have few digits
-            change = tf.cast(value - before[index], tf.float64)
+            change = tf.cast(value - before(index), tf.float64)
             parts[index] = tf.math.multiply_no_nan(change, step.share(tf.float64))
         else:
-            added = value - _kept(before[index], rule)
+            added = value - _kept(before(index), rule)
             counts = True if index in of_metrics else step.alive
             parts[index] = tf.where(counts, added, tf.zeros_like(added))
         if rule.kind == EQUAL:
@@ -215,9 +218,9 @@ def _joined(
     for index, rule in rules.items():
         dtype = values[index].dtype
         if rule.kind == SUM or (rule.kind == EQUAL and not dtype.is_floating):
-            joined[index] = _kept(before[index], rule) + joined[index]
+            joined[index] = _kept(before(index), rule) + joined[index]
         elif rule.kind == MEAN and not dtype.is_floating:
-            joined[index] = before[index] + tf.cast(tf.round(joined[index]), dtype)
+            joined[index] = before(index) + tf.cast(tf.round(joined[index]), dtype)
     firsts = {index: joined.pop(("first", index)) for index, rule in rules.items() if rule.kind == EQUAL}
     differ = [tf.logical_and(step.alive, tf.reduce_any(values[i] != first)) for i, first in firsts.items()]
     others = all_reduce_sum_packed([tf.cast(each, tf.int32) for each in differ])

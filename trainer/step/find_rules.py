@@ -205,7 +205,11 @@ class RuleFinder:
             return {key[1]: rule for key, rule in found.items() if key[0] == kind and rule is not None}
 
         added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
-        written = {key[1]: rule or (EQUAL,) for key, rule in found.items() if key[0] == "write"}
+        written = {
+            key[1]: WriteRule(*rule) if rule else WriteRule(EQUAL)
+            for key, rule in found.items()
+            if key[0] == "write"
+        }
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
             without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
@@ -214,7 +218,7 @@ class RuleFinder:
             fed=fed("fed"),
             weighted=fed("weighted"),
             added={(self._layers[number], count): rule for (number, count), rule in added.items()},
-            writes={id(self._states[place]): WriteRule(*rule) for place, rule in written.items()},
+            writes={id(self._states[place]): rule for place, rule in written.items()},
         )
 
     def _seen(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
@@ -336,8 +340,8 @@ class RuleFinder:
         assert self._whole is not None
         places = {id(v): i for i, v in enumerate(self._states)}
         waiting = {key[1] for key in self._not_shown() if key[0] == "write"}
-        every = [(n, v, places.get(id(v))) for n, v in enumerate(self._whole.writes)]
-        written = [(number, variable, place) for number, variable, place in every if place in waiting]
+        looked = [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
+        written = [each for each in looked if each[-1] in waiting]
         if not written:
             return {}
         others = [another(value) for value in values]

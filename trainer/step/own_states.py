@@ -48,7 +48,7 @@ def other_states(
     They are in a loss, in an object, or in a frozen layer. What Keras' own layers write themselves is left out.
     """
     of_keras = [v for layer in layers_of(model) if not is_own(layer) for v in own_state(layer)]
-    out = {id(v) for v in (*known, *of_keras, *model.trainable_variables)}
+    out = {id(v) for v in (*known, *of_keras, *model.trainable_weights)}
 
     return [v for v in written if id(v) not in out and _is_state(v)]
 
@@ -57,7 +57,7 @@ def schedules(
     model: TrainedModel, read: Sequence[keras.Variable], known: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
     """Of the variables that a step reads the scalars that are not updated by gradients: counts, weights of losses."""
-    out = {id(v) for v in (*known, *model.trainable_variables)}
+    out = {id(v) for v in (*known, *model.trainable_weights)}
     return [v for v in read if id(v) not in out and len(v.shape) == 0 and _is_state(v)]
 
 
