@@ -6,7 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -81,7 +81,7 @@ def make_source(
             raise ValueError(f'`shuffle` must be True, False or "batch". Received: {shown(shuffle)}')
         shuffle = bool(shuffle)
     weights = class_weights(class_weight)
-    strategy = strategy or tf.distribute.get_strategy()
+    strategy = strategy or cast(tf.distribute.Strategy, tf.distribute.get_strategy())
     kind = kind_of(x)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
