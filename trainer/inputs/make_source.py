@@ -6,7 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -81,7 +81,8 @@ def make_source(
             raise ValueError(f'`shuffle` must be True, False or "batch". Received: {shown(shuffle)}')
         shuffle = bool(shuffle)
     weights = class_weights(class_weight)
-    strategy = strategy or cast(tf.distribute.Strategy, tf.distribute.get_strategy())
+    strategy = strategy or tf.distribute.get_strategy()
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     kind = kind_of(x)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
@@ -98,7 +99,7 @@ def make_source(
                 "is expected to already be shuffled.",
                 stacklevel=3,
             )
-        sharing = checks.Sharing(own_step, strategy.num_replicas_in_sync)
+        sharing = checks.Sharing(own_step, replicas)
         source = _from_batches(x, kind, steps_per_epoch, shuffle, seed, strategy, resumable, sharing)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
