@@ -44,16 +44,16 @@ class ReplicaRule(keras.optimizers.Optimizer):
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         on_device: dict[Any, dict[Any, Any]] = {}
-        traced, slots = TracedOnce(asks_for_no_name(self)), slots_of(self)
+        traced, slots, nameless = TracedOnce(), slots_of(self), asks_for_no_name(self)
         for gradient, variable in zip(grads, trainable_variables):
             own_slots = [local_copy(slot) for slot in slots(variable)]
             for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
-                rule = functools.partial(self.update_step, part, copy, learning_rate)
                 with made_once(on_device.setdefault(getattr(copy, "device", None), {})):
-                    if part.shape == copy.shape:
+                    if nameless and isinstance(part, tf.Tensor) and part.shape == copy.shape:
+                        rule = functools.partial(self.update_step, part, copy, learning_rate)
                         traced(rule, [part, copy, *own_slots])
                     else:
-                        rule()
+                        self.update_step(part, copy, learning_rate)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:

@@ -139,19 +139,22 @@ def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     loss, gradients, y_pred = compute(self, variables, data)
     track_loss(self, loss, step)
     if variables:
-        _apply(self.optimizer, list(zip(gradients, variables)), step)
+        pairs, options = _what_it_takes(self.optimizer, list(zip(gradients, variables)), step)
+        with call_options(options):
+            self.optimizer.apply_gradients(pairs)
     return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: StepContext) -> None:
-    """Updates; a user's optimizer that looks at all gradients is given those of the global batch."""
+def _what_it_takes(
+    optimizer: Any, pairs: list[tuple[Any, Any]], step: StepContext
+) -> tuple[list[tuple[Any, Any]], CallOptions]:
+    """What an optimizer is given: one of a user's that looks at all gradients those of the global batch."""
     options = CallOptions(contributions=True, weight_total=step.weight_total)
     if step.num_replicas > 1 and step.take_gradients is None and takes_gradients_itself(optimizer):
         with call_options(options):
             pairs = optimizer.aggregate_gradients(pairs)
         options = dataclasses.replace(options, skip_aggregation=True)
-    with call_options(options):
-        optimizer.apply_gradients(pairs)
+    return pairs, options
 
 
 def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
