@@ -14,6 +14,11 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 __all__ = ["get_keras_mask", "set_keras_mask"]
 
 
+def is_own(layer: Any) -> bool:
+    """Whether the class of a layer is the user's own."""
+    return not type(layer).__module__.startswith(("keras.src.", "unisono."))
+
+
 def layers_of(model: Any) -> list[Any]:
     """The model and every layer in it, at any depth, in a fixed order; nothing for what is no layer."""
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ..compat.optimizers import know_variable, variable_key
@@ -18,12 +17,7 @@ from ..distribute.parameter_servers.shards import rows_of
 from ..distribute.parameter_servers.updates import beside, shards_of
 from ..distribute.sharding.rows import devices_of_slots, rows_of_parts
 from ..distribute.sharding.value import TensorInPlace
-
-_ELEMENTWISE = frozenset(
-    getattr(keras.optimizers, name)
-    for name in ["SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion"]
-    if hasattr(keras.optimizers, name)
-)
+from .stages.users_code import ELEMENTWISE
 
 
 def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
@@ -69,7 +63,7 @@ def is_elementwise(optimizer: Any) -> bool:
     """
     rule = type(optimizer).update_step
     owner = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
-    return vars(owner).get("elementwise") is True or any(rule is cls.update_step for cls in _ELEMENTWISE)
+    return vars(owner).get("elementwise") is True or any(rule is cls.update_step for cls in ELEMENTWISE)
 
 
 def _rows_of(gradient: Any, first: int, rows: int) -> Any:

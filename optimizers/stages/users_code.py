@@ -12,23 +12,13 @@ from ...compat.optimizers import own_learning_rate
 from ..building import inner_optimizers
 
 _KNOWN = ("keras", "unisono")
-_NAMELESS_RULES = tuple(
+ELEMENTWISE = frozenset(
     getattr(keras.optimizers, name)
-    for name in [
-        "SGD",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "Nadam",
-        "RMSprop",
-        "Adagrad",
-        "Adadelta",
-        "Ftrl",
-        "Lion",
-        "Lamb",
-    ]
+    for name in ["SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion"]
     if hasattr(keras.optimizers, name)
 )
+"""Keras' optimizers whose update rules treat each number by itself."""
+_NAMELESS_RULES = ELEMENTWISE | {keras.optimizers.Lamb}
 _DENSE_RULES = (keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers.Nadam, keras.optimizers.Lamb)
 
 

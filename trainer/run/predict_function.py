@@ -78,12 +78,7 @@ class PredictFunction:
         """The chunk, or parts of it while the rules are found by which replicas join what layers write."""
         if self._rules is None:
             self._rules = RulesFirst(self._model, "predict_step")
-        before = self._rules.rules
-        for part in self._rules.parts_of(chunk):
-            if self._rules.rules != before:
-                self._compiled.clear()
-                before = self._rules.rules
-            yield part
+        return self._rules.parts_with_rules(chunk, self._compiled.clear)
 
     def reached(self) -> int | None:
         """After an error: the batches of the last call that were predicted before; None where that is not known."""

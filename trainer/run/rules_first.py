@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -71,6 +71,15 @@ class RulesFirst:
         elif not draws:
             for later in range(step, chunk.steps):
                 yield _held(chunk, chunk.reader(chunk.inputs, tf.constant(later)))
+
+    def parts_with_rules(self, chunk: Chunk, forget: Callable[[], None]) -> Iterator[Chunk]:
+        """`parts_of`; `forget` is called before a part whose rules are others than before: graphs that have them are old."""
+        before = self.rules
+        for part in self.parts_of(chunk):
+            if self.rules != before:
+                forget()
+                before = self.rules
+            yield part
 
     def note(self, plan: dict[str, Any]) -> None:
         """Writes what an earlier fit of this process has found into the plan of the one that runs."""

@@ -114,12 +114,7 @@ class StepFunction:
         if self._rules is None:
             self._rules = RulesFirst(self.model, "train_step" if self.training else "test_step")
         self._rules.note(self.plan)
-        before = self._rules.rules
-        for part in self._rules.parts_of(chunk):
-            if self._rules.rules != before:
-                self._compiled.clear()
-                before = self._rules.rules
-            yield part
+        return self._rules.parts_with_rules(chunk, self._compiled.clear)
 
     def reached(self) -> int | None:
         """After an error: the steps of the last call that were run before; None where that is not known."""

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of
+from ...compat.layers import is_own, layers_of
 from ...compat.replaced import replaced_functions
 from ...distribute.join_rules import ACROSS_ROWS, EQUAL, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
 from ...distribute.sharding.value import read_together
@@ -26,7 +26,7 @@ from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import concat_rows
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
 from .observed_step import ObservedStep, looked_at
-from .own_states import is_own, losses_hold_state, other_states, schedules, states_of_layers
+from .own_states import losses_hold_state, other_states, schedules, states_of_layers
 from .step_loss import overrides_compute_loss
 
 _MOST_ROWS = 48  # that are computed on

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.layers import layers_of
+from ...compat.layers import is_own, layers_of
 
 _OF_KERAS = ("_losses", "_losses_override", "_loss_ids")  # see `replaced.py`: "Layer._clear_losses"
 
@@ -58,7 +58,8 @@ def _changed(value: Any, change: Callable[[tf.Tensor], tf.Tensor], rows: Any) ->
     if isinstance(value, dict):
         return {key: _changed(each, change, rows) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([_changed(each, change, rows) for each in value])
+        changed = [_changed(each, change, rows) for each in value]
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     return change(value) if _has_rows(value, rows) else value
 
 
@@ -66,11 +67,6 @@ def _has_rows(value: Any, rows: Any) -> bool:
     if not isinstance(value, tf.Tensor) or not value.shape.rank:
         return False
     return value.shape[0] == rows if isinstance(rows, int) else value.shape[0] is None
-
-
-def is_own(layer: Any) -> bool:
-    """Whether the class of a layer is neither Keras' nor ours."""
-    return type(layer).__module__.partition(".")[0] not in ("keras", "unisono")
 
 
 def merge_call(original: Callable[..., Any]) -> Callable[..., Any]:

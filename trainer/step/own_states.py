@@ -6,23 +6,17 @@ They are in layers of the user's own, in layers that are frozen, in losses, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...callbacks.backup.generators import reached
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of, own_state
+from ...compat.layers import is_own, layers_of, own_state
 from ...compat.random_state import is_random_state
 from ...compat.training import given_metrics
 from ...compat.variables import is_read_together, raw_value
 from .global_metrics import metrics_of, variable_ids
-
-
-def is_own(layer: Any) -> bool:
-    """Whether the class of a layer is the user's own."""
-    return not type(layer).__module__.startswith(("keras.src.", "unisono."))
 
 
 def states_of_layers(model: TrainedModel) -> list[keras.Variable]:
