@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -111,6 +111,23 @@ def without_layer_losses(model: Any) -> Iterator[None]:
         yield
     finally:
         model._losses_override = before
+
+
+@contextlib.contextmanager
+def statistics_of_all_rows(layers: Iterable[Any]) -> Iterator[None]:
+    """Within it each `BatchNormalization` among `layers` is a synchronized one."""
+    found = [
+        layer
+        for layer in layers
+        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+    ]
+    for layer in found:
+        object.__setattr__(layer, "synchronized", True)
+    try:
+        yield
+    finally:
+        for layer in found:
+            object.__setattr__(layer, "synchronized", False)
 
 
 @contextlib.contextmanager

@@ -9,19 +9,42 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.atomic_function import from_func_graph
 from tensorflow.python.framework import op_def_registry, ops
 
-_DRAWS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
+_DRAWS = [
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "SampleDistorted",
+    "StatelessMultinomial",
+    "StatelessParameterized",
+    "StatelessRandom",
+    "StatelessSample",
+    "StatelessShuffle",
+    "StatelessTruncatedNormal",
+    "TruncatedNormal",
+]  # how their names begin
+_NO_DRAW = ("StatelessRandomGetAlg", "StatelessRandomGetKeyCounter")
 _LEAVE_NO_TRACE = """
-Arg Assert Case CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2
-CudnnRNNV3 FakeParam HashTableV2 If LookupTableExportV2 LookupTableFindV2 LookupTableSizeV2
-Multinomial PartitionedCall Placeholder RandomGamma RandomGammaV2 RandomPoissonV2 RandomShuffle
+AllCandidateSampler Arg Assert Case CheckNumerics CheckNumericsV2 CudnnRNN CudnnRNNBackprop
+CudnnRNNBackpropV2 CudnnRNNBackpropV3 CudnnRNNV2 CudnnRNNV3 DeepCopy DeviceIndex Empty FakeParam
+FixedUnigramCandidateSampler GuaranteeConst HashTable HashTableV2 If IsTensorFloat32Enabled
+LearnedUnigramCandidateSampler LogUniformCandidateSampler LookupTableExportV2 LookupTableFindV2
+LookupTableSizeV2 Multinomial NonDeterministicInts ParameterizedTruncatedNormal PartitionedCall
+Placeholder RandomCrop RandomGamma RandomGammaV2 RandomPoisson RandomPoissonV2 RandomShuffle
 RandomStandardNormal RandomUniform RandomUniformInt ReadVariableOp ResourceGather ResourceGatherNd
-ResourceStridedSlice StackPopV2 StackPushV2 StackV2 StatefulPartitionedCall StatelessCase
-StatelessIf StatelessWhile TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3
-TensorArrayGradV3 TensorArrayGradWithShapeV3 TensorArrayReadV3 TensorArrayScatterV3
-TensorArraySizeV3 TensorArraySplitV3 TensorArrayV3 TensorArrayWriteV3 TruncatedNormal VarHandleOp
-VarIsInitializedOp VariableShape While
+ResourceStridedSlice SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 StackCloseV2 StackPopV2
+StackPushV2 StackV2 StatefulPartitionedCall StatelessCase StatelessIf StatelessRandomGetAlg
+StatelessWhile TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3 TensorArrayGradV3
+TensorArrayGradWithShapeV3 TensorArrayReadV3 TensorArrayScatterV3 TensorArraySizeV3
+TensorArraySplitV3 TensorArrayV3 TensorArrayWriteV3 ThreadUnsafeUnigramCandidateSampler Timestamp
+TruncatedNormal UniformCandidateSampler VarHandleOp VarIsInitializedOp VariableShape While
+XlaCallModule
 """
 _HARMLESS = frozenset(_LEAVE_NO_TRACE.split())  # stateful operations
+
+
+def _draws(operation: str) -> bool:
+    begins = operation.startswith(tuple(_DRAWS)) and not operation.startswith(_NO_DRAW)
+    return begins or operation.endswith("CandidateSampler")
 
 
 class Pruned:
@@ -43,8 +66,10 @@ class Pruned:
 def prune_to(fn: Callable[..., Any], signature: list[tf.TensorSpec]) -> Pruned:
     """`fn(*tensors)` as a graph that holds what its result (a nest of tensors) depends on, and nothing else.
 
+    What `fn` writes to a `tf.Variable` and reads again is there what it was before.
+
     Raises:
-        RuntimeError: the result depends on an operation that leaves a trace (a write, Python code).
+        RuntimeError: the result depends on an operation that leaves a trace (a draw that moves a generator on, Python code).
     """
     kept: dict[str, Any] = {}
 
@@ -56,10 +81,11 @@ def prune_to(fn: Callable[..., Any], signature: list[tf.TensorSpec]) -> Pruned:
     structure = tf.nest.map_structure(lambda value: 0, kept["result"])
     if not graph.outputs:
         return Pruned(lambda *tensors: [], structure, False)
+    _wait_for_no_write(graph)
     part: Any = _NeededPart(graph)
     library = graph.as_graph_def(add_shapes=False).library.function
     types = {op.type for op in part.operations} | {node.op for each in library for node in each.node_def}
-    traces = {name for name in types - _HARMLESS if _is_stateful(name)}
+    traces = set(filter(_leaves_a_trace, types))
     if traces:
         raise RuntimeError(f"What is computed leaves a trace: {', '.join(sorted(traces))}.")
     function = from_func_graph(f"{graph.name}_{ops.uid()}", part, {})
@@ -68,7 +94,7 @@ def prune_to(fn: Callable[..., Any], signature: list[tf.TensorSpec]) -> Pruned:
     return Pruned(
         lambda *tensors: function.call_flat(*tensors, *captured),
         structure,
-        any(name.startswith(_DRAWS) for name in types),
+        any(map(_draws, types)),
     )
 
 
@@ -101,12 +127,24 @@ def operations_behind(tensors: Sequence[Any], until: Collection[int] = ()) -> li
     return found
 
 
+def _wait_for_no_write(graph: Any) -> None:
+    """What reads a variable after a write of this graph reads what it is before."""
+    for operation in graph.get_operations():
+        before = operation.control_inputs
+        kept = [each for each in before if each.outputs or not _leaves_a_trace(each.type)]
+        if len(kept) < len(before):
+            operation._remove_all_control_inputs()
+            operation._add_control_inputs(kept)
+
+
 def only_computes(operations: Sequence[Any]) -> bool:
     """Whether the operations leave no trace and draw no number."""
     types = {operation.type for operation in operations}
-    return not any(
-        name.startswith(_DRAWS) or (_is_stateful(name) and name not in _HARMLESS) for name in types
-    )
+    return not any(_draws(name) or _leaves_a_trace(name) for name in types)
+
+
+def _leaves_a_trace(operation: str) -> bool:
+    return operation not in _HARMLESS and _is_stateful(operation)
 
 
 def _is_stateful(operation: str) -> bool:
@@ -118,4 +156,4 @@ def drawing_operations(graph: Any) -> list[str]:
     """The names of the operations of a graph, its functions included, that draw random numbers from a state of their own."""
     definition = graph.as_graph_def(add_shapes=False)
     nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
-    return sorted({node.name for node in nodes if node.op.startswith(_DRAWS) and _is_stateful(node.op)})
+    return sorted({node.name for node in nodes if _draws(node.op) and _is_stateful(node.op)})

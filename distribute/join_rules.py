@@ -15,6 +15,7 @@ MEAN = "a mean over the rows"
 SUM = "a sum over the rows"  # or scaled with a constant: by the global batch, say
 MEAN_PER_REPLICA = "a mean over the rows, divided by the number of replicas"
 ACROSS_ROWS = "a number that looks across rows"
+ON_ONE = "all rows on one replica"  # beside the rule that comes nearest: no rule joins it
 
 EACH_ROW = "something for each row"
 SAME = "the same on every replica"  # what is computed from gathered rows, a table
@@ -52,6 +53,8 @@ class JoinRules:
         weighted: of the numbers that a `Mean` or `Sum` is given beside a weight, and of these weights, in the same count.
         added: of the losses that layers add, by the layer's id and the number of its loss.
         writes: by the variable's id.
+        on_one: whether the first replica computes each batch as a whole, and the others count for nothing: no rule joins what
+            the rows of the replicas give.
     """
 
     loss: str = MEAN
@@ -62,6 +65,7 @@ class JoinRules:
     weighted: Mapping[int, str] = dataclasses.field(default_factory=dict)
     added: Mapping[tuple[int, int], str] = dataclasses.field(default_factory=dict)
     writes: Mapping[int, WriteRule] = dataclasses.field(default_factory=dict)
+    on_one: bool = False
 
 
 def numbered(rules: Sequence[str], number: int) -> str:

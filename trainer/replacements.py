@@ -20,16 +20,16 @@ from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
-from ..distribute.step_context import StepContext, current_step, step_scope, this_step
+from ..distribute.step_context import StepContext, current_step, step_scope
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
 from .step import kept_tensors, nested_graphs, xla_random
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
 from .step.global_loss import loss_of_rows, reduces_by_itself
+from .step.observed_draws import drawn_alike, only_looked_at, spread
 from .step.train_step import WEIGHTED
 
-_GOLDEN = 0.6180339887498949  # its multiples are spread evenly between whole numbers
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 
 
@@ -179,30 +179,13 @@ def _add_loss(original: Any) -> Any:
     return add_loss
 
 
-def _only_looked_at() -> bool:
-    """Whether a step is traced to find its rules: what it draws is then the same each time, for the batch and its parts."""
-    step = current_step()
-    return step is not None and step.observer is not None
-
-
-def _spread(shape: Any, dtype: Any) -> tf.Tensor:
-    """Numbers from 0 to 1 that differ from place to place; those of a row are the same in the batch and in a part of it."""
-    step, sizes = this_step(), tf.cast(tf.reshape(tf.convert_to_tensor(shape), [-1]), tf.int64)
-    count = tf.reduce_prod(sizes)
-    rows = tf.concat([sizes, [1]], 0)[0]
-    before = tf.where(rows == tf.cast(step.rows, tf.int64), tf.cast(step.first_row, tf.int64), 0)
-    place = tf.range(count) + before * tf.math.floordiv(count, tf.maximum(rows, 1))
-    numbers = tf.math.floormod(0.5 + _GOLDEN * tf.cast(place, tf.float64), 1.0)
-    return tf.cast(tf.reshape(numbers, shape), dtype)
-
-
 def _uniform(original: Any) -> Any:
     def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
         dtype = dtype or keras.config.floatx()
-        if _only_looked_at():
+        if only_looked_at():
             drawn_seed(seed)
             minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-            return _spread(shape, dtype) * (maxval - minval) + minval
+            return spread(shape, dtype) * (maxval - minval) + minval
         if not xla_random.spelled_out(dtype):
             return original(shape, minval, maxval, dtype, seed)
         minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
@@ -214,7 +197,7 @@ def _uniform(original: Any) -> Any:
 def _normal(original: Any) -> Any:
     def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
         dtype = dtype or keras.config.floatx()
-        if _only_looked_at():
+        if only_looked_at():
             drawn_seed(seed)
             return tf.fill(shape, tf.cast(mean + stddev / 2, dtype))
         if not xla_random.spelled_out(dtype):
@@ -228,7 +211,7 @@ def _normal(original: Any) -> Any:
 
 def _dropout(original: Any) -> Any:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        if _only_looked_at():
+        if only_looked_at():
             drawn_seed(seed)
             return inputs
         if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
@@ -265,7 +248,7 @@ def _new_operation(original: Any) -> Any:
             keep_sizes_on_host(operation)
         return operation
 
-    return once_where_asked(create)
+    return once_where_asked(drawn_alike(create))
 
 
 def _register_gradient(original: Any) -> Any:

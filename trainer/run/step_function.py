@@ -20,6 +20,7 @@ from ...compat.graph_optimizer import optimized_briefly
 from ...compat.graphs import effects, first_graph, graph_for, graph_function, only_graph
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
+from ...distribute.join_rules import JoinRules
 from ...distribute.replicas import copies_of, runs_in_threads, sums_of_replicas
 from ...distribute.workers.peer_watch import meeting
 from ...optimizers.stages.calls_on_host import CallsOnHost
@@ -250,11 +251,13 @@ class StepFunction:
             after = [*after, *check_rows(batch, sharers)]
         elif worker_rows is not None:
             after = [*after, *refuse_unequal_parts(batch)]
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step)
+        rules = JoinRules() if self._rules is None else self._rules.rules
+        slices = ReplicaSlices(
+            strategy, batch, rows, worker_rows, part, in_units=own_step, on_one=rules.on_one
+        )
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
-        if self._rules is not None:
-            tracing.rules = self._rules.rules
+        tracing.rules = rules
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter

@@ -20,7 +20,17 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import is_own, layers_of
 from ...compat.replaced import replaced_functions
-from ...distribute.join_rules import ACROSS_ROWS, EQUAL, FIRST, MEAN, SUM, JoinRules, WriteRule, declared
+from ...distribute.join_rules import (
+    ACROSS_ROWS,
+    EQUAL,
+    FIRST,
+    MEAN,
+    ON_ONE,
+    SUM,
+    JoinRules,
+    WriteRule,
+    declared,
+)
 from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import concat_rows
@@ -52,21 +62,25 @@ _WORDS = {
     "fed": "number {} that a metric is fed with",
 }
 _NO_MEAN = (
-    "Each replica has its own rows: what they give is averaged or added, and differs from the number of one device. Compute "
-    "it from rows of all replicas (`unisono.distribute.gather`), from the result of a metric, or from gradients after "
-    "`optimizer.aggregate_gradients(...)`."
+    "are neither means over the rows of a batch nor sums over them. ",
+    "compute them from rows of all replicas (`unisono.distribute.gather`), from the result of a metric, or from gradients "
+    "after `optimizer.aggregate_gradients(...)`.",
 )
-
 _LOOKS_ACROSS = (
-    "looks across the rows of a batch, and each replica has its own rows: the result differs from that of one device. "
-    "Gather what is compared with `unisono.distribute.gather(values)`, divide by a total of the global batch with "
-    "`unisono.distribute.global_mean`, or use gradients after `optimizer.aggregate_gradients(...)`."
+    "looks across the rows of a batch. ",
+    "gather what is compared with `unisono.distribute.gather(values)`, divide by a total of the global batch with "
+    "`unisono.distribute.global_mean`, or use gradients after `optimizer.aggregate_gradients(...)`.",
 )
 _ADDS_A_CONSTANT = (
-    "adds to a sum over the rows what does not depend on them, such as a regularizer, and each replica adds it: the result "
-    "differs from that of one device. Divide that part by the number of replicas, as `tf.nn.scale_regularization_loss` "
-    "does, or make the rest a mean over the rows."
+    "adds to a sum over the rows what does not depend on them, such as a regularizer, and each replica would add it. ",
+    "divide that part by the number of replicas, as `tf.nn.scale_regularization_loss` does, or make the rest a mean over "
+    "the rows.",
 )
+_ON_ONE = (
+    "So the first replica computes each batch as a whole: the numbers are those of one device, and so is the speed. For all "
+    "replicas to share the work, "
+)
+_DIFFERS = "Each replica has its own rows, so the result differs from that of one device: "
 
 _WITHOUT_ROWS = ("without rows",)
 
@@ -92,6 +106,7 @@ class RuleFinder:
         self._found: list[Any] = []  # the rule of each key; None: not known
         self._noted: dict[Any, Any] = {}  # what the traces call each key
         self._layers: list[int] = []
+        self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
 
     def _list_keys(self) -> None:
         """Names what has to be found by what is the same on every worker: a number in place of an id."""
@@ -198,6 +213,9 @@ class RuleFinder:
         """The rules as far as they are known; the others are means, and what is written is EQUAL."""
         found = dict(zip(self._keys, self._found))
 
+        on_one = any(_is_on_one(rule) for rule in found.values())
+        found = {key: rule[1] if _is_on_one(rule) else rule for key, rule in found.items()}
+
         def of(kind: str) -> dict[Any, str]:
             return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
 
@@ -219,6 +237,7 @@ class RuleFinder:
             weighted=fed("weighted"),
             added={(self._layers[number], count): rule for (number, count), rule in added.items()},
             writes={id(self._states[place]): rule for place, rule in written.items()},
+            on_one=on_one,
         )
 
     def _seen(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
@@ -238,7 +257,8 @@ class RuleFinder:
 
     def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
         nearest = later = None
-        no_means, of_losses = [], False
+        no_means: dict[int, str] = {}
+        of_losses = False
         writes = self._write_rules(batch, rows, values, seen)
         for place, key in enumerate(self._keys):
             if self._found[place] is not None:
@@ -250,26 +270,31 @@ class RuleFinder:
             rule = known or seen.rule(self._noted[key])
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
-            if rule not in (None, ACROSS_ROWS) and key[0] in ("loss", *_WARNED):
+            joined = rule not in (None, ACROSS_ROWS) and not _is_on_one(rule)
+            if joined and key[0] in ("loss", *_WARNED):
                 later = self._seen_later(batch, rows, values) if later is None else later
                 if key[0] == "loss" and self._loss_differs(rule, later):
                     rule = ACROSS_ROWS
                 elif key[0] != "loss" and any(each.rule(self._noted[key]) == ACROSS_ROWS for each in later):
-                    self._warn(_WARNED[key[0]].format(*key[1:]))
+                    rule = self._not_joined(_WARNED[key[0]].format(*key[1:]), rule)
             elif rule == ACROSS_ROWS and key[0] != "loss":
                 nearest = nearest or self._nearest(batch, rows, values)
                 rule, constant = nearest[self._noted[key]]
                 if key[0] in ("log", "fed"):
-                    no_means.append(self._name_of_number(*key))
+                    no_means[place] = self._name_of_number(*key)
                 if key[0] in _WARNED:
                     of_losses = True
                     adds = constant is not None and seen.is_left_over(self._noted[key], constant)
-                    self._warn(_WARNED[key[0]].format(*key[1:]), _ADDS_A_CONSTANT if adds else _LOOKS_ACROSS)
+                    why = _ADDS_A_CONSTANT if adds else _LOOKS_ACROSS
+                    rule = self._not_joined(_WARNED[key[0]].format(*key[1:]), rule, why)
             self._found[place] = rule
         if no_means and not of_losses:  # whose cure is theirs
-            every = ", ".join(dict.fromkeys(no_means))
-            what = f"Some numbers of a step are neither means over the rows of a batch nor sums over them: {every}."
-            self._warn(what, _NO_MEAN)
+            what = f"Some numbers of a step ({', '.join(dict.fromkeys(no_means.values()))})"
+            if self._name == "test_step":  # it is there for its numbers alone
+                place = next(iter(no_means))
+                self._found[place] = self._not_joined(what, self._found[place], _NO_MEAN)
+            else:
+                self._warn(f"{what} {_NO_MEAN[0]}{_DIFFERS}{_NO_MEAN[1]}")
 
     def _name_of_number(self, kind: str, what: Any) -> str:
         assert self._whole is not None
@@ -303,8 +328,7 @@ class RuleFinder:
         notes = seen.one["notes"]
         parts = [notes.get(("loss", name)) for name in _PARTS]
         if any(part is None for part in parts):
-            self._warn("The value of `compute_loss`")
-            return MEAN
+            return self._not_joined("The value of `compute_loss`", MEAN)
         whole, first, last = parts
         return rule_of(notes["loss",], whole, first, last, seen.share, seen.tolerance)
 
@@ -325,13 +349,19 @@ class RuleFinder:
             key: (rule, 2 * once[key] - twice[key] if rule == SUM else None) for key, rule in rules.items()
         }
 
-    def _warn(self, what: str, why: str = _LOOKS_ACROSS) -> None:
-        """Says once that a number cannot be joined exactly, unless the model itself mixes rows or draws numbers."""
+    def _not_joined(self, what: str, nearest: str, why: tuple[str, str] = _LOOKS_ACROSS) -> Any:
+        """The rule of a number that no rule joins: that all rows are computed on one replica, where that can be."""
         assert self._whole is not None
-        mixes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(self._model))
-        if mixes or self._whole.random:
-            return
-        warnings.warn(f"{what} {why}", stacklevel=2)
+        if self._whole.random:
+            return nearest
+        self._warn(f"{what} {why[0]}{_ON_ONE if self._may_be_whole else _DIFFERS}{why[1]}")
+        return [ON_ONE, nearest] if self._may_be_whole else nearest
+
+    def _warn(self, words: str) -> None:
+        """Warns once of a number, unless numbers are drawn beside it: it would be another in any case."""
+        assert self._whole is not None
+        if not self._whole.random:
+            warnings.warn(words, stacklevel=2)
 
     def _write_rules(
         self, batch: Any, rows: int, values: Sequence[np.ndarray], seen: Seen
@@ -371,6 +401,10 @@ class RuleFinder:
             what,
         )
         return rule
+
+
+def _is_on_one(rule: Any) -> bool:
+    return isinstance(rule, list | tuple) and bool(rule) and rule[0] == ON_ONE
 
 
 def _largest(value: np.ndarray) -> float:

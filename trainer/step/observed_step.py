@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
+from ...compat.layers import layers_of, statistics_of_all_rows
 from ...compat.pruning import Pruned, only_computes, operations_behind, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
@@ -176,7 +177,7 @@ class ObservedStep:
         noted: what is noted, in order.
         fed_to: see `Observed`.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
-        random: whether numbers are drawn in it.
+        random: whether numbers are drawn in it for which nothing stands in (`observed_draws.py`).
 
     Raises:
         Whatever the user's code raises while it is traced; RuntimeError where it cannot be computed without side effects.
@@ -226,6 +227,7 @@ class ObservedStep:
             pretending_replicas(1 if self._whole else PARTS),
             whole_batch_values(self._model, several=True, with_results=self._own_logs),
             tensors_kept_by(self._model),
+            statistics_of_all_rows(layers_of(self._model)),
             step_scope(step),
             _Noting() as writes,
         ):

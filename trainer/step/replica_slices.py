@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.replicas import local_replica_index
-from ...distribute.step_context import ReplicaRows
+from ...distribute.step_context import ReplicaRows, StepContext, step_scope
 from ...distribute.workers.agreement import place_among_workers
 from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import row_count, slice_rows
@@ -36,6 +37,7 @@ class ReplicaSlices:
         global_rows: int or int32 scalar tensor; rows of the global batch; its units, where its arrays have different rows
             and there are several replicas (see `inputs/row_units.py`).
         parts: what `strategy.run` passes to every replica; there `of_this_replica(parts)` makes the replica's batch of it.
+        shapes_vary: see `StepContext`; of the collectives by which batches are put together.
 
     Args:
         strategy: its number of replicas is R.
@@ -46,6 +48,8 @@ class ReplicaSlices:
         part: `part(replica, first, last)` reads rows `first` to `last - 1` on a replica of this worker; None: they are cut
             out of `batch`, on the host.
         in_units: whether the arrays of a batch may have different rows. Not with `rows`, `worker_rows` or `part`.
+        on_one: whether all rows count on the first replica. The others compute with them, too, for nothing: what needs an
+            even number of rows, say, gets it.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -58,9 +62,10 @@ class ReplicaSlices:
         worker_rows: tf.Tensor | None = None,
         part: Callable[[int, Any, Any], Any] | None = None,
         in_units: bool = False,
+        on_one: bool = False,
     ) -> None:
         self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
-        self._part = part
+        self._part, self._on_one, self.shapes_vary = part, on_one, False
         self._replicas = strategy.num_replicas_in_sync
         self._in_units = (
             in_units and self._replicas > 1 and rows is None and worker_rows is None and part is None
@@ -86,12 +91,28 @@ class ReplicaSlices:
         if self._replicas == 1:
             return data, ReplicaRows(0, 1, self.global_rows, self.global_rows)
         replica = global_replica_id(self._strategy)
+        if self._on_one:
+            data = data if self._worker_rows is None else self._gathered(data, replica)
+            rows, before = (self.global_rows, 0) if replica == 0 else (0, self.global_rows)
+            return data, ReplicaRows(replica, self._replicas, rows, self.global_rows, before)
+        return data, self._own_rows(replica)
+
+    def _own_rows(self, replica: int) -> ReplicaRows:
         first, last, before = self._bounds(replica)
-        return data, ReplicaRows(replica, self._replicas, last - first, self.global_rows, before + first)
+        return ReplicaRows(replica, self._replicas, last - first, self.global_rows, before + first)
+
+    def _gathered(self, data: Any, replica: int) -> Any:
+        """The rows of all replicas, of which each worker has read its own."""
+        with step_scope(StepContext(**vars(self._own_rows(replica)))) as step:
+            data = own_rows_of_all(data, is_data=True)
+            self.shapes_vary = step is not None and step.shapes_vary
+        return data
 
     def _slice(self, context: Any) -> list[Any]:
         with tf.device("CPU:0"):
             first, last, _ = self._bounds(context.replica_id_in_sync_group)
+            if self._on_one and self._worker_rows is None:
+                first, last = 0, self.global_rows
             rows = last - first
             if isinstance(rows, int):
                 first, last = (first, last) if rows else (0, 1)

@@ -99,7 +99,7 @@ def replica_step(
                 step.writes = writes
                 logs = step_fn(data)
             make_writes(writes.items(), step, variable_ids(metrics_of(model)))
-        tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
+        tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary or slices.shapes_vary
         return part_of_logs(logs or {}, step) if tracing.own_logs else {}
 
 
