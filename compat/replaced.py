@@ -78,7 +78,10 @@ REPLACED = (
         "a layer that replicas call first is built once, and not in their graph",
     ),
     Changed(
-        tf.GradientTape, "gradient", "the gradient of a variable that is split over servers is one gradient"
+        tf.GradientTape,
+        "gradient",
+        "the gradient of a variable that is split over servers is one gradient, and one that a step changes before it "
+        "applies it is that of the global batch",
     ),
     Changed(
         keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"
@@ -180,10 +183,11 @@ _installed: list[tuple[Changed, Any, Any]] = []
 def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
     """Says what stands in for a function of `REPLACED`: `make(original)`; for a property, its getter.
 
-    `within`: functions of other modules that stand around the original, too.
+    What is provided later stands around what is there. `within`: functions of other modules that stand around the original, too.
     """
     assert key in {each.key for each in REPLACED}, key
-    _makers[key] = make
+    inner = _makers.get(key)
+    _makers[key] = make if inner is None else lambda original: make(inner(original))
     _FILES.update(function.__code__.co_filename for function in (make, *within))
 
 

@@ -46,7 +46,9 @@ class JoinRules:
     Attributes:
         loss: of a `compute_loss` of the user's own; ACROSS_ROWS: it is called with the rows of all replicas.
         without_rows: which of its arguments' tensors have no rows (centers of classes beside predictions), by their number.
-        gradients: of each call of an optimizer in a `train_step` of the user's own, in order.
+        gradients: of each call of an optimizer in a `train_step` of the user's own, in order; also SAME, after `tapes`.
+        tapes: of the gradients that such a step takes from tapes, in order, where these are joined as they are taken; else
+            empty.
         logs: of the logs that a step returns, by name.
         fed: of what metrics are updated with, by its number in the step; also EACH_ROW and SAME. A number that is not named
             is a mean, anything else has rows.
@@ -60,6 +62,7 @@ class JoinRules:
     loss: str = MEAN
     without_rows: Sequence[int] = ()
     gradients: Sequence[str] = ()
+    tapes: Sequence[str] = ()
     logs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fed: Mapping[int, str] = dataclasses.field(default_factory=dict)
     weighted: Mapping[int, str] = dataclasses.field(default_factory=dict)

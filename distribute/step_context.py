@@ -103,6 +103,10 @@ class Observer(Protocol):
     def same(self, value: tf.Tensor) -> None:
         """Is told of a tensor that is the same on every replica."""
 
+    def taken(self, number: int, gradients: list[Any]) -> list[Any]:
+        """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
+        ...
+
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
         """Notes a loss of the user's own: `loss_of(*rows)`."""
 
@@ -168,6 +172,15 @@ class StepContext(ReplicaRows):
         number = self.notes.get(what, 0)
         self.notes[what] = number + 1
         return number
+
+    @contextlib.contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Inside, `notes[what]` is true."""
+        self.notes[what] = True
+        try:
+            yield
+        finally:
+            self.notes[what] = False
 
     def on_all_rows(self) -> StepContext:
         """The step of one replica that holds all rows: for code that is given the gathered rows."""

@@ -23,11 +23,11 @@ from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import StepContext, current_step, step_scope
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
-from .step import kept_tensors, nested_graphs, xla_random
+from .step import kept_tensors, nested_graphs, tape_gradients, xla_random
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
 from .step.global_loss import loss_of_rows, reduces_by_itself
-from .step.observed_draws import drawn_alike, only_looked_at, spread
+from .step.observed_draws import only_looked_at, spread
 from .step.train_step import WEIGHTED
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
@@ -248,7 +248,7 @@ def _new_operation(original: Any) -> Any:
             keep_sizes_on_host(operation)
         return operation
 
-    return once_where_asked(drawn_alike(create))
+    return once_where_asked(create)
 
 
 def _register_gradient(original: Any) -> Any:
@@ -280,5 +280,6 @@ for _key, _make in {
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
+    "GradientTape.gradient": tape_gradients.gradient,
 }.items():
     provide(_key, _make, once_where_asked)

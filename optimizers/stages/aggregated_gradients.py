@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...distribute.join_rules import SAME, numbered
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import current_step
 from .. import checks
@@ -97,6 +98,8 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     """
     if not in_replica_context():  # nothing is aggregated there
         return pairs, options
+    if _come_joined(options):
+        return _alike(pairs), dataclasses.replace(options, skip_aggregation=True)
     memory = _memory(optimizer)
     known = [(g, v) for g, v in pairs if g is not None and id(v) in memory]
     if not known or options.unscaled:
@@ -125,6 +128,17 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     for _, variable in known:
         memory[id(variable)].applied = True
     return _alike(pairs), dataclasses.replace(options, unscaled=True)
+
+
+def _come_joined(options: CallOptions) -> bool:
+    """Whether this call is given what the replicas have joined where a tape gave it; the call is then counted."""
+    step = current_step()
+    if step is None or not step.rules.tapes or options.skip_aggregation:
+        return False
+    joined = numbered(step.rules.gradients, step.notes.get("optimizer calls", 0)) == SAME
+    if joined:
+        step.count("optimizer calls")
+    return joined
 
 
 def forget_applied(optimizer: Any) -> None:

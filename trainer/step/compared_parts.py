@@ -15,7 +15,7 @@ Anything else looks across rows. All of them are linear, so gradients are compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,17 @@ class Seen:
         if any(value is None for value in each):
             return MEAN
         return rule_of(*each, share=self.share, tolerance=self.tolerance)
+
+    def looks_across(self, keys: Iterable[Any]) -> list[Any]:
+        """Those of the noted numbers that no rule joins."""
+        return [key for key in keys if self.rule(key) == ACROSS_ROWS]
+
+    def is_same(self, key: Any) -> bool:
+        """Whether a noted number is the same on each part, and the one of all rows."""
+        one, *parts = (
+            np.asarray(part["notes"][key], np.float64) for part in (self.one, self.first, self.last)
+        )
+        return all(_distance(part, one) <= self.tolerance * _size(one) for part in parts)
 
     def rule_of_fed(self, number: int) -> str | None:
         """The rule of what a metric is fed with, where it is told without its values: SAME, EACH_ROW; else None."""

@@ -8,6 +8,7 @@ Context: host.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from ...distribute.join_rules import (
     FIRST,
     MEAN,
     ON_ONE,
+    SAME,
     SUM,
     JoinRules,
     WriteRule,
@@ -33,8 +35,8 @@ from ...distribute.join_rules import (
 )
 from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
-from ..inputs.rows import concat_rows
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
+from .looks import AS_IT_IS, Looks
 from .observed_step import ObservedStep, looked_at
 from .own_states import losses_hold_state, other_states, schedules, states_of_layers
 from .step_loss import overrides_compute_loss
@@ -83,6 +85,8 @@ _ON_ONE = (
 _DIFFERS = "Each replica has its own rows, so the result differs from that of one device: "
 
 _WITHOUT_ROWS = ("without rows",)
+_AT_TAPE = ("at tape",)  # the rules of the gradients that tapes give, where replicas join these; else nothing
+_MUCH = 1e6  # times the gradients: what is clipped later is clipped now
 
 _log = logging.getLogger("unisono")
 
@@ -100,22 +104,25 @@ class RuleFinder:
         self._own_step = model._overrides_step(name)
         self._own_logs = name != "predict_step" and model._has_own_logs(name == "train_step")
         self._states = states_of_layers(model)
-        self._whole: ObservedStep | None = None
-        self._part: ObservedStep | None = None
+        self._looks: Looks | None = None
         self._keys: list[tuple[Any, ...]] = []  # what has to be found
         self._found: list[Any] = []  # the rule of each key; None: not known
         self._noted: dict[Any, Any] = {}  # what the traces call each key
         self._layers: list[int] = []
         self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
 
+    @property
+    def _whole(self) -> ObservedStep:
+        assert self._looks is not None
+        return self._looks.whole
+
     def _list_keys(self) -> None:
         """Names what has to be found by what is the same on every worker: a number in place of an id."""
-        assert self._whole is not None
         every = layers_of(self._model)
         self._layers = [id(layer) for layer in every]
         number = {key: place for place, key in enumerate(self._layers)}
         for noted in self._whole.noted:
-            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in ("size", "same"):
+            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in ("size", "same", "tape"):
                 continue
             key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
             self._noted[key] = noted
@@ -126,6 +133,9 @@ class RuleFinder:
         if self._whole.without_rows:
             self._keys.append(_WITHOUT_ROWS)
             self._found.append(self._whole.without_rows)
+        if self._whole.takes_gradients:
+            self._keys.append(_AT_TAPE)
+            self._found.append(None)
 
     @property
     def needed(self) -> bool:
@@ -138,20 +148,21 @@ class RuleFinder:
 
     def anything_to_join(self, spec: Any) -> bool:
         """Whether that code hands back a number that must be joined: the step is traced. `spec`: of a batch."""
-        step_fn = looked_at(self._model, self._name)
-        arguments = (self._model, step_fn, spec, self._states, self._own_logs)
+        self._make = functools.partial(
+            ObservedStep, self._model, looked_at(self._model, self._name), spec, self._states, self._own_logs
+        )
         try:
             with replaced_functions(), read_together(self._model.variables):
-                self._whole = ObservedStep(*arguments)
-                others = other_states(self._model, self._whole.writes, self._states)
-                if self._whole.noted:
-                    others += schedules(self._model, self._whole.reads, [*self._states, *others])
+                first = self._make()
+                others = other_states(self._model, first.writes, self._states)
+                if first.noted:
+                    others += schedules(self._model, first.reads, [*self._states, *others])
                 if others:
                     self._states += others
-                    self._whole = ObservedStep(*arguments)  # with their values given
-                if not (self._whole.noted or self._whole.writes):
+                if not (first.noted or first.writes):
                     return False
-                self._part = ObservedStep(*arguments, known=self._whole.exchanged)
+                # Where there are others, again: with their values given.
+                self._looks = Looks(self._make, self._tolerance, first=None if others else first)
                 self._list_keys()
         except Exception as error:
             _log.warning(_NOT_LOOKED_AT, error)
@@ -160,7 +171,7 @@ class RuleFinder:
 
     def look(self, batch: Any) -> None:
         """Looks at the first rows of a batch. After `anything_to_join`."""
-        assert self._whole is not None and self._part is not None
+        assert self._looks is not None
         units = int(unit_count(batch))
         rows = min(units, _MOST_ROWS)
         if rows < 2:
@@ -168,7 +179,7 @@ class RuleFinder:
         batch = slice_units(batch, 0, rows, units)
         values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
-            seen = self._seen(batch, rows, values)
+            seen = self._looks.seen(batch, rows, values)
         except tf.errors.OpError as error:
             _log.warning(_NOT_LOOKED_AT, error)
             unknown = (WriteRule(EQUAL) if key[0] == "write" else MEAN for key in self._keys)
@@ -193,7 +204,7 @@ class RuleFinder:
     def _not_shown(self) -> list[tuple[Any, ...]]:
         """What has no rule yet. Of what is fed with a weight it is not waited for."""
         found = zip(self._keys, self._found)
-        return [key for key, rule in found if rule is None and key[0] != "weighted"]
+        return [key for key, rule in found if rule is None and key[0] not in ("weighted", *_AT_TAPE)]
 
     @property
     def answers(self) -> list[Any]:
@@ -228,8 +239,10 @@ class RuleFinder:
             for key, rule in found.items()
             if key[0] == "write"
         }
+        tapes = tuple(found.get(_AT_TAPE) or ())
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
+            tapes=tapes,
             without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
             gradients=_in_order(of("gradients")),
             logs=of("log"),
@@ -240,22 +253,45 @@ class RuleFinder:
             on_one=on_one,
         )
 
-    def _seen(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
-        assert self._whole is not None and self._part is not None
-        cut = max(1, rows // 3)
-        one = self._whole(batch, 0, rows, rows, values)
-        known = [tf.constant(value) for value in one["exchanged"]]
-        whole = self._part(batch, 0, rows, rows, values, known)
-        first = self._part(slice_units(batch, 0, cut, rows), 0, cut, rows, values, known)
-        last = self._part(slice_units(batch, cut, rows, rows), cut, rows, rows, values, known)
-        return Seen(one, whole, first, last, cut / rows, self._tolerance)
-
     @property
     def _tolerance(self) -> float:
         policies = {layer.compute_dtype for layer in layers_of(self._model)} | {keras.config.floatx()}
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
+    def _at_tape(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
+        """Joins gradients where tapes give them, if that is what it takes; returns what is seen then."""
+        gradients = [key for key in self._noted if key[0] == "gradients"]
+        place = self._keys.index(_AT_TAPE) if _AT_TAPE in self._keys else None
+        if place is None or self._found[place] is not None or not any(map(seen.rule, gradients)):
+            return seen
+        assert self._looks is not None
+        self._found[place] = []
+        numbers = [*gradients, *(key for key in self._noted if key[0] in ("log", "fed"))]
+        before, after = [(seen, numbers)], []
+        if self._looks.whole.changes_gradients:
+            before.append((self._looks.seen(batch, rows, values, _MUCH), gradients))
+        if self._looks.whole.random or not any(each.looks_across(keys) for each, keys in before):
+            return seen
+        try:
+            looks = Looks(self._make, self._tolerance, at_tape=True)
+            for (each, keys), times in zip(before, (AS_IT_IS, _MUCH)):
+                after.append((looks.seen(batch, rows, values, times, each.one), keys))
+        except Exception as error:
+            _log.info("Gradients could not be joined where they are taken: %r", error)
+            return seen
+        tapes = sorted(key for key in looks.whole.noted if key[0] == "tape")
+        remaining = [after[0][0].looks_across(tapes), *(each.looks_across(gradients) for each, _ in after)]
+        better = any(len(b.looks_across(k)) > len(a.looks_across(k)) for (b, k), (a, _) in zip(before, after))
+        if any(remaining) or not better:
+            return seen
+        self._looks, seen = looks, after[0][0]
+        self._found[place] = [seen.rule(key) or MEAN for key in tapes]
+        for key in filter(seen.is_same, gradients):
+            self._found[self._keys.index(key)] = SAME
+        return seen
+
     def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
+        seen = self._at_tape(seen, batch, rows, values)
         nearest = later = None
         no_means: dict[int, str] = {}
         of_losses = False
@@ -297,20 +333,20 @@ class RuleFinder:
                 self._warn(f"{what} {_NO_MEAN[0]}{_DIFFERS}{_NO_MEAN[1]}")
 
     def _name_of_number(self, kind: str, what: Any) -> str:
-        assert self._whole is not None
         if kind == "log":
             return f"the log {what.strip('/')!r}"
         return f"what the metric {self._whole.fed_to[what]!r} is updated with"
 
     def _seen_later(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> list[Seen]:
         """What is seen with larger counts and weights: a part of a loss may begin later. Nothing where there are none."""
+        assert self._looks is not None
         result = []
         for steps in _LATER:
             others = [much_later(value, steps) for value in values]
             if all(value is other for value, other in zip(values, others)):
                 break
             with contextlib.suppress(tf.errors.OpError):
-                result.append(self._seen(batch, rows, others))
+                result.append(self._looks.seen(batch, rows, others))
         return result
 
     def _loss_differs(self, rule: str, later: Sequence[Seen]) -> bool:
@@ -321,7 +357,7 @@ class RuleFinder:
 
     def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
         """ACROSS_ROWS only where that is certain: a model may mix the rows itself (batch statistics), and the loss not."""
-        if self._whole is not None and self._whole.entries:
+        if self._whole.entries:
             return ACROSS_ROWS
         if rule != ACROSS_ROWS:
             return rule
@@ -336,14 +372,8 @@ class RuleFinder:
         self, batch: Any, rows: int, values: Sequence[np.ndarray]
     ) -> dict[Any, tuple[str, np.ndarray | None]]:
         """Whether what is noted grows with the rows, and what of it does not: the same rows once and twice are compared."""
-        assert self._whole is not None and self._part is not None
-        result: list[Any] = []
-        for times in (1, 2):
-            repeated = concat_rows([batch] * times)
-            one = self._whole(repeated, 0, rows * times, rows * times, values)
-            known = [tf.constant(value) for value in one["exchanged"]]
-            result += [one, self._part(repeated, 0, rows * times, rows * times, values, known)]
-        one, once, _, twice = (each["notes"] for each in result)
+        assert self._looks is not None
+        one, once, _, twice = self._looks.twice(batch, rows, values)
         rules = {key: degree(one[key], once[key], twice[key]) for key in one if key in once}
         return {
             key: (rule, 2 * once[key] - twice[key] if rule == SUM else None) for key, rule in rules.items()
@@ -351,7 +381,6 @@ class RuleFinder:
 
     def _not_joined(self, what: str, nearest: str, why: tuple[str, str] = _LOOKS_ACROSS) -> Any:
         """The rule of a number that no rule joins: that all rows are computed on one replica, where that can be."""
-        assert self._whole is not None
         if self._whole.random:
             return nearest
         self._warn(f"{what} {why[0]}{_ON_ONE if self._may_be_whole else _DIFFERS}{why[1]}")
@@ -359,7 +388,6 @@ class RuleFinder:
 
     def _warn(self, words: str) -> None:
         """Warns once of a number, unless numbers are drawn beside it: it would be another in any case."""
-        assert self._whole is not None
         if not self._whole.random:
             warnings.warn(words, stacklevel=2)
 
@@ -367,7 +395,7 @@ class RuleFinder:
         self, batch: Any, rows: int, values: Sequence[np.ndarray], seen: Seen
     ) -> dict[int, WriteRule | None]:
         """The rule of each state that the step writes, by its place, from the values of the states now and others."""
-        assert self._whole is not None
+        assert self._looks is not None
         places = {id(v): i for i, v in enumerate(self._states)}
         waiting = {key[1] for key in self._not_shown() if key[0] == "write"}
         looked = [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
@@ -379,7 +407,7 @@ class RuleFinder:
             others[place] = another(values[place], size=_largest(seen.writes(number)[0]))
         cases = [(values, seen)]
         try:
-            cases.append((others, self._seen(batch, rows, others)))
+            cases.append((others, self._looks.seen(batch, rows, others)))
         except tf.errors.OpError:
             _log.info("The state of layers was looked at with its present values only.")
         rules: dict[int, WriteRule | None] = {}

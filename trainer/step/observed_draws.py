@@ -5,11 +5,11 @@ A rule is found from what a step computes on all rows and on parts of them, so a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ...compat.edges import read_instead
 from ...distribute.step_context import current_step, this_step
 
 _GOLDEN = 0.6180339887498949  # its multiples are spread evenly between whole numbers
@@ -43,30 +43,28 @@ def spread(shape: Any, dtype: Any) -> tf.Tensor:
     return tf.cast(tf.reshape(numbers, shape), dtype)
 
 
-def drawn_alike(create: Callable[..., Any]) -> Callable[..., Any]:
-    """`FuncGraph._create_op_internal` in place of `create`: in a step that is looked at, what draws numbers draws these."""
+def draw_alike(graph: Any) -> None:
+    """What operations of TensorFlow draw in this graph of a step that is looked at is what stands in for it.
 
-    def create_or_replace(self: Any, op_type: str, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        if op_type in _REPLACED and only_looked_at():
-            value = _drawn(op_type, inputs, kwargs.get("attrs") or {})
-            if value is not None:
-                return value.op
-        return create(self, op_type, inputs, *args, **kwargs)
-
-    return create_or_replace
+    Context: the step, at the end of its trace; functions, loops and branches of the graph stay as they are.
+    """
+    for operation in graph.get_operations():
+        if operation.type in _REPLACED:
+            drawn = operation.outputs[0]
+            readers, value = drawn.consumers(), _drawn(operation)
+            for reader in readers:
+                read_instead(reader, drawn, value)
 
 
 _REPLACED = frozenset([*_UNIFORM, *_NORMAL, *_INTEGERS, _MOVES_ON])
 
 
-def _drawn(op_type: str, inputs: Sequence[Any], attributes: Any) -> tf.Tensor | None:
-    if op_type == _MOVES_ON:
-        return tf.raw_ops.ReadVariableOp(resource=inputs[0], dtype=tf.int64)
-    if op_type in _INTEGERS:
+def _drawn(operation: Any) -> tf.Tensor:
+    inputs, dtype = list(operation.inputs), operation.outputs[0].dtype
+    if operation.type == _MOVES_ON:
+        return tf.raw_ops.ReadVariableOp(resource=inputs[0], dtype=dtype)
+    if operation.type in _INTEGERS:
         least, most = inputs[-2:]
-        place = tf.cast(spread(inputs[0], tf.float64) * tf.cast(most - least, tf.float64), least.dtype)
+        place = tf.cast(spread(inputs[0], tf.float64) * tf.cast(most - least, tf.float64), dtype)
         return tf.minimum(least + place, most - 1)
-    if "dtype" not in attributes:
-        return None
-    dtype = tf.as_dtype(attributes["dtype"].type)
-    return spread(inputs[0], dtype) if op_type in _UNIFORM else tf.fill(inputs[0], tf.cast(0.5, dtype))
+    return spread(inputs[0], dtype) if operation.type in _UNIFORM else tf.fill(inputs[0], tf.cast(0.5, dtype))

@@ -21,12 +21,14 @@ from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.join_rules import MEAN, SAME
 from ...distribute.step_context import StepContext, step_scope
 from ...distribute.workers.agreement import first_local_replica
+from ...optimizers.stages.slices import map_values, values_of
 from ..inputs.row_units import slice_units
 from ..inputs.rows import row_count
 from .collected_writes import CollectedWrites
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
 from .kept_tensors import kept_rows_become, tensors_kept_by
+from .observed_draws import draw_alike
 from .step_loss import loss_on_replica
 from .train_step import forward, part_of_logs
 
@@ -40,8 +42,12 @@ class Observed:
         known: what the replicas exchanged, in order; None: this is the trace that learns it.
         split: int32 scalar; the rows of the first of two parts in which a loss is computed again; None: it is not.
         own: the placeholders of what is not the same on all replicas.
+        times: float64 scalar; what the gradients are multiplied with that tapes give; None: they are left as they are.
+        at_tape: whether replicas exchange these gradients.
 
     Attributes:
+        changed: whether an optimizer was given other gradients than tapes gave.
+        nested: whether a tape gave gradients inside of a function, branch or loop, where replicas cannot meet.
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
     """
 
@@ -50,7 +56,11 @@ class Observed:
         known: Sequence[tf.Tensor] | None = None,
         split: tf.Tensor | None = None,
         own: Sequence[tf.Tensor] = (),
+        times: tf.Tensor | None = None,
+        at_tape: bool = False,
     ) -> None:
+        self._times, self._at_tape, self._given = times, at_tape, dict[int, Any]()
+        self.changed = self.nested = False
         self._known = None if known is None else list(known)
         self._split, self._own = split, own
         self._same: dict[int, tf.Tensor] = {}
@@ -76,6 +86,12 @@ class Observed:
         self.exchanged.append(value)
         self.same(value)
         return value
+
+    def _of_all_replicas(self, gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            values, indices = self.rows(gradient.values), self.rows(gradient.indices)
+            return tf.IndexedSlices(values, indices, gradient.dense_shape)
+        return self._of_all(gradient, gradient.shape)
 
     def same(self, value: tf.Tensor) -> None:
         """Is told of a tensor that is the same on every replica."""
@@ -107,6 +123,27 @@ class Observed:
         self.note((kind, number), value)
         known = value.shape.rank and value.shape[0] is not None
         return SAME if same else MEAN if known else None
+
+    def taken(self, number: int, gradients: list[Any]) -> list[Any]:
+        """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
+        present = [g for g in gradients if g is not None]
+        if not present or self._times is None:
+            return gradients
+        self.nested = self.nested or values_of(present[0]).graph is not self._times.graph
+        if self.nested:
+            return gradients
+        self.notes["tape", number] = tf.concat([_sketch(g) for g in present], 0)
+        if self._at_tape:
+            present = [self._of_all_replicas(g) for g in present]
+        times = self._times
+        present = [map_values(lambda v: v * tf.cast(times, v.dtype), g) for g in present]
+        self._given.update({id(g): g for g in present})
+        rest = iter(present)
+        return [None if g is None else next(rest) for g in gradients]
+
+    def given(self, gradients: Sequence[Any]) -> None:
+        """Is told what an optimizer is given."""
+        self.changed = self.changed or any(id(g) not in self._given for g in gradients if g is not None)
 
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
         """Notes a loss of the user's own, and what it is for each of two parts of the same outputs."""
@@ -168,8 +205,10 @@ class ObservedStep:
         states: variables of layers whose values are given.
         own_logs: whether the step returns logs that are not the results of metrics.
         known: None for the trace that computes on all rows; else the tensors that it exchanged.
+        at_tape: whether gradients are joined where a tape gives them.
 
     Attributes:
+        changes_gradients: whether an optimizer is given other gradients than tapes gave, and replicas could meet at these.
         writes: the variables that the step writes, beside those of metrics.
         reads: those that it reads, these too.
         entries: whether a loss of the user's own has an entry for each row.
@@ -191,13 +230,15 @@ class ObservedStep:
         states: Sequence[keras.Variable],
         own_logs: bool,
         known: Sequence[tf.Tensor] | None = None,
+        at_tape: bool = False,
     ) -> None:
-        self._model, self._step_fn, self._spec = model, step_fn, spec
+        self._model, self._step_fn, self._spec, self._at_tape = model, step_fn, spec, at_tape
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
         self.reads: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
         self.entries, self.noted, self.without_rows, self.fed_to = False, [], [], {}
+        self.changes_gradients = self.takes_gradients = False
         leaves = _leaves(spec)
         exchanged = [
             tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype) for t in known or ()
@@ -206,19 +247,21 @@ class ObservedStep:
         signature = [
             *[tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves],
             *[number] * 4,
+            tf.TensorSpec([], tf.float64),
             *[tf.TensorSpec(v.shape, v.dtype) for v in states],
             *exchanged,
         ]
-        self._counts = (len(leaves), 4, len(states))
+        self._counts = (len(leaves), 5, len(states))
         self._function: Pruned = prune_to(self._trace, signature)
         self.random = self._function.draws_numbers
 
     def _trace(self, *tensors: tf.Tensor) -> dict[Any, Any]:
         leaves, numbers, states, known = _split_at(tensors, self._counts)
-        rows, total, first, split = numbers
+        rows, total, first, split, times = numbers
         data = _packed(self._spec, leaves)
         own = [*leaves, rows, first]
-        observer = Observed(None, split, own) if self._whole else Observed(known, own=own)
+        known, split = (None, split) if self._whole else (known, None)
+        observer = Observed(known, split, own, times, self._at_tape)
         step = StepContext(0, PARTS, rows, total, first_row=first, observer=observer)
         step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
         strategy = self._model.distribute_strategy
@@ -236,12 +279,15 @@ class ObservedStep:
             logs = self._step_fn(data)
             if self._own_logs:
                 part_of_logs(logs or {}, step)
+            draw_alike(tf.compat.v1.get_default_graph())
         metrics = variable_ids(metrics_of(self._model))
         written = [(v, value) for v, value in writes.items() if id(v) not in metrics]
         self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
         self.reads = [v for key, v in writes.reads.items() if key not in metrics]
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows = observer.without_rows
+        self.takes_gradients = not observer.nested and any(key[0] == "tape" for key in observer.notes)
+        self.changes_gradients = self.takes_gradients and observer.changed
         return {
             "notes": observer.notes,
             "writes": [value for _, value in written],
@@ -249,7 +295,14 @@ class ObservedStep:
         }
 
     def __call__(
-        self, batch: Any, first: int, last: int, total: int, states: Sequence[Any], known: Sequence[Any] = ()
+        self,
+        batch: Any,
+        first: int,
+        last: int,
+        total: int,
+        states: Sequence[Any],
+        times: float = 1.0,
+        known: Sequence[Any] = (),
     ) -> dict[str, Any]:
         """What is noted for the rows `[first, last)` of a batch of `total` rows, as NumPy arrays.
 
@@ -259,10 +312,12 @@ class ObservedStep:
             last: int; where they end.
             total: int; rows of the whole batch.
             states: values of the states.
+            times: what the gradients are multiplied with that tapes give.
             known: what replicas exchange.
         """
         numbers = [tf.constant(n) for n in (last - first, total, first, max(1, (last - first) // 3))]
-        return self._function(*_leaves(batch), *numbers, *map(tf.constant, states), *known)
+        factor = tf.constant(times, tf.float64)
+        return self._function(*_leaves(batch), *numbers, factor, *map(tf.constant, states), *known)
 
 
 class _Noting(CollectedWrites):
@@ -298,7 +353,9 @@ def _split_at(tensors: Sequence[Any], counts: Sequence[int]) -> list[Any]:
 
 
 def _note_gradients(step: StepContext, observer: Observed, pairs: Any) -> None:
-    sketches = [_sketch(g) for g, _ in pairs if g is not None]
+    gradients = [g for g, _ in pairs if g is not None]
+    sketches = [_sketch(g) for g in gradients]
+    observer.given(gradients)
     if sketches:
         observer.notes["gradients", step.count("optimizer calls")] = tf.concat(sketches, 0)
 

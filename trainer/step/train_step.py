@@ -30,6 +30,7 @@ from .global_metrics import metrics_of, variable_ids
 from .kept_tensors import tensors_kept_by
 from .replica_slices import ReplicaSlices
 from .step_loss import loss_on_replica
+from .tape_gradients import OF_THE_TRAINER
 
 WEIGHTED = "weighted"
 """In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
@@ -176,7 +177,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
         loss = loss_on_replica(model, x, y, y_pred, sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
-    with made_once():
+    with made_once(), step.noting(OF_THE_TRAINER):
         gradients = gradient(tape, scaled, variables) if variables else []
     if step.num_replicas > 1 and not step.certainly_alive:
         gradients = [None if g is None else _zero_unless(step.alive, g) for g in gradients]

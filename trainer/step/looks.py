@@ -1,0 +1,71 @@
+"""What a step computes on real rows as one device does, and as replicas do that hold parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..inputs.row_units import slice_units
+from ..inputs.rows import concat_rows
+from .compared_parts import Seen
+from .observed_step import ObservedStep
+
+AS_IT_IS = 1.0
+
+
+class Looks:
+    """A step that is only looked at, in two traces: as one device computes it, and as one of two replicas does.
+
+    Args:
+        make: `make(known, at_tape)` traces the step; see `ObservedStep`.
+        tolerance: relative; what is equal within it is the same.
+        at_tape: whether gradients are joined where they are taken.
+        first: the first trace, where it is there; None: it is made.
+
+    Attributes:
+        whole: the first trace.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., ObservedStep],
+        tolerance: float,
+        at_tape: bool = False,
+        first: ObservedStep | None = None,
+    ) -> None:
+        self._tolerance = tolerance
+        self.whole = first or make(None, at_tape)
+        self._part = make(self.whole.exchanged, at_tape)
+
+    def seen(
+        self, batch: Any, rows: int, states: Sequence[np.ndarray], times: float = AS_IT_IS, one: Any = None
+    ) -> Seen:
+        """What is noted for these rows, and for two parts of them.
+
+        Args:
+            batch: nest of tensors `[rows, ...]`.
+            rows: int, at least 2.
+            states: values of the states.
+            times: what the gradients are multiplied with that tapes give.
+            one: what is noted on one device, where other traces have shown it; None: what the first trace shows.
+        """
+        cut = max(1, rows // 3)
+        first_trace = self.whole(batch, 0, rows, rows, states, times)
+        known = [tf.constant(value) for value in first_trace["exchanged"]]
+        whole = self._part(batch, 0, rows, rows, states, times, known)
+        first = self._part(slice_units(batch, 0, cut, rows), 0, cut, rows, states, times, known)
+        last = self._part(slice_units(batch, cut, rows, rows), cut, rows, rows, states, times, known)
+        return Seen(first_trace if one is None else one, whole, first, last, cut / rows, self._tolerance)
+
+    def twice(self, batch: Any, rows: int, states: Sequence[np.ndarray]) -> list[dict[Any, Any]]:
+        """What is noted for the rows once and for the same rows twice: on one device and as a replica, each."""
+        result: list[Any] = []
+        for times in (1, 2):
+            repeated = concat_rows([batch] * times)
+            one = self.whole(repeated, 0, rows * times, rows * times, states)
+            known = [tf.constant(value) for value in one["exchanged"]]
+            result += [one, self._part(repeated, 0, rows * times, rows * times, states, AS_IT_IS, known)]
+        return [each["notes"] for each in result]

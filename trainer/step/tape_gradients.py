@@ -1,0 +1,50 @@
+"""Gradients that a step of the user's own takes from a tape, and changes before it applies them.
+
+What an optimizer is given is joined as it is where it is the gradient of the replica's rows, or that times a number. Where the
+code clips it, normalizes it or compares it with another one (sharpness-aware steps, projected gradients), only the gradient
+of the global batch gives what one device gives. Then the tape itself hands that over, and the optimizer adds nothing up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.collectives import refuse_collective
+from ...distribute.join_rules import numbered
+from ...distribute.step_context import StepContext, current_step
+from ...optimizers.stages.aggregators import SMALL, reduce_packed
+
+OF_THE_TRAINER = "gradient of the trainer"
+"""In the notes of a step: the gradient that is taken is not the user's."""
+
+
+def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in for `tf.GradientTape.gradient`."""
+
+    def of_all_rows(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, target, sources, *args, **kwargs)
+        step = current_step()
+        if step is None or step.shares or step.num_replicas == 1 or step.notes.get(OF_THE_TRAINER):
+            return found
+        if not all(isinstance(each, keras.Variable | tf.Variable) for each in tf.nest.flatten(sources)):
+            return found
+        gradients, number = tf.nest.flatten(found), step.count("tape calls")
+        if step.observer is not None:
+            gradients = step.observer.taken(number, gradients)
+        elif step.rules.tapes:
+            gradients = _joined(gradients, number, step)
+        return tf.nest.pack_sequence_as(found, gradients)
+
+    return of_all_rows
+
+
+def _joined(gradients: Sequence[Any], number: int, step: StepContext) -> list[Any]:
+    refuse_collective("a gradient that is changed before it is applied")
+    present = [g for g in gradients if g is not None]
+    weight = step.weight(numbered(step.rules.tapes, number), tf.float64)
+    totals = iter(reduce_packed(present, SMALL, weight) if present else [])
+    return [None if g is None else next(totals) for g in gradients]
