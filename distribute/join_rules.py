@@ -49,6 +49,8 @@ class JoinRules:
         gradients: of each call of an optimizer in a `train_step` of the user's own, in order; also SAME, after `tapes`.
         tapes: of the gradients that such a step takes from tapes, in order, where these are joined as they are taken; else
             empty.
+        parts: of the numbers of which one is computed that no rule joins, in order: of the target of a gradient ("tape" and
+            its number), a log ("log" and its name), or what a metric is fed with ("fed" and its number).
         logs: of the logs that a step returns, by name.
         fed: of what metrics are updated with, by its number in the step; also EACH_ROW and SAME. A number that is not named
             is a mean, anything else has rows.
@@ -63,6 +65,7 @@ class JoinRules:
     without_rows: Sequence[int] = ()
     gradients: Sequence[str] = ()
     tapes: Sequence[str] = ()
+    parts: Mapping[tuple[str, Any], Sequence[str]] = dataclasses.field(default_factory=dict)
     logs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fed: Mapping[int, str] = dataclasses.field(default_factory=dict)
     weighted: Mapping[int, str] = dataclasses.field(default_factory=dict)

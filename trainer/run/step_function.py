@@ -253,7 +253,14 @@ class StepFunction:
             after = [*after, *refuse_unequal_parts(batch)]
         rules = JoinRules() if self._rules is None else self._rules.rules
         slices = ReplicaSlices(
-            strategy, batch, rows, worker_rows, part, in_units=own_step, on_one=rules.on_one
+            strategy,
+            batch,
+            rows,
+            worker_rows,
+            part,
+            in_units=own_step,
+            on_one=rules.on_one,
+            open_rows=bool(rules.parts),  # as where these were found
         )
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)

@@ -7,6 +7,7 @@ entry by entry; what is computed from gathered rows is the same on every replica
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from ...compat.training import Mean, Sum
 from ...distribute.join_rules import EACH_ROW, SAME
 from ...distribute.step_context import StepContext
 from .metric_kinds import is_stock
+from .scalar_parts import number_of_all
 
 _COUNTED = "tensors that metrics were fed with"
 
@@ -45,6 +47,22 @@ def rules_of_fed(
         if rule is not None and (rule == SAME or _is_number(leaf) or not only_rows):
             rules[id(leaf)] = rule
     return rules
+
+
+def with_joined_parts(args: Any, kwargs: Any, step: StepContext) -> tuple[Any, Any]:
+    """The arguments of an update; a number whose parts replicas join is that of the whole batch. Before `rules_of_fed`."""
+    if step.shares or not (step.rules.parts or step.observer is not None):
+        return args, kwargs
+    numbers = itertools.count(step.notes.get(_COUNTED, 0))
+
+    def number_or_rows(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor | keras.Variable):
+            return leaf
+        number = next(numbers)
+        return number_of_all(("fed", number), leaf, step) if isinstance(leaf, tf.Tensor) else leaf
+
+    args = keras.tree.map_structure(number_or_rows, args)
+    return args, keras.tree.map_structure(number_or_rows, kwargs)
 
 
 def has_no_rows(args: Any, kwargs: Any, rules: dict[int, str]) -> bool:

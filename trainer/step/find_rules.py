@@ -36,7 +36,8 @@ from ...distribute.join_rules import (
 from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
-from .looks import AS_IT_IS, Looks
+from .earlier_joins import find_way
+from .looks import Looks
 from .observed_step import ObservedStep, looked_at
 from .own_states import losses_hold_state, other_states, schedules, states_of_layers
 from .step_loss import overrides_compute_loss
@@ -85,8 +86,9 @@ _ON_ONE = (
 _DIFFERS = "Each replica has its own rows, so the result differs from that of one device: "
 
 _WITHOUT_ROWS = ("without rows",)
-_AT_TAPE = ("at tape",)  # the rules of the gradients that tapes give, where replicas join these; else nothing
-_MUCH = 1e6  # times the gradients: what is clipped later is clipped now
+_EARLIER = (
+    "earlier",
+)  # the rules of what is joined before the step is done with it: of tapes, of parts of numbers
 
 _log = logging.getLogger("unisono")
 
@@ -122,7 +124,7 @@ class RuleFinder:
         self._layers = [id(layer) for layer in every]
         number = {key: place for place, key in enumerate(self._layers)}
         for noted in self._whole.noted:
-            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in ("size", "same", "tape"):
+            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in ("size", "same", "tape", "part"):
                 continue
             key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
             self._noted[key] = noted
@@ -133,9 +135,8 @@ class RuleFinder:
         if self._whole.without_rows:
             self._keys.append(_WITHOUT_ROWS)
             self._found.append(self._whole.without_rows)
-        if self._whole.takes_gradients:
-            self._keys.append(_AT_TAPE)
-            self._found.append(None)
+        self._keys.append(_EARLIER)
+        self._found.append(None)
 
     @property
     def needed(self) -> bool:
@@ -204,7 +205,7 @@ class RuleFinder:
     def _not_shown(self) -> list[tuple[Any, ...]]:
         """What has no rule yet. Of what is fed with a weight it is not waited for."""
         found = zip(self._keys, self._found)
-        return [key for key, rule in found if rule is None and key[0] not in ("weighted", *_AT_TAPE)]
+        return [key for key, rule in found if rule is None and key[0] not in ("weighted", *_EARLIER)]
 
     @property
     def answers(self) -> list[Any]:
@@ -239,10 +240,11 @@ class RuleFinder:
             for key, rule in found.items()
             if key[0] == "write"
         }
-        tapes = tuple(found.get(_AT_TAPE) or ())
+        tapes, parts = found.get(_EARLIER) or ((), ())
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
-            tapes=tapes,
+            tapes=tuple(tapes),
+            parts={(kind, which): tuple(rules) for kind, which, rules in parts},
             without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
             gradients=_in_order(of("gradients")),
             logs=of("log"),
@@ -258,46 +260,36 @@ class RuleFinder:
         policies = {layer.compute_dtype for layer in layers_of(self._model)} | {keras.config.floatx()}
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
-    def _at_tape(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
-        """Joins gradients where tapes give them, if that is what it takes; returns what is seen then."""
-        gradients = [key for key in self._noted if key[0] == "gradients"]
-        place = self._keys.index(_AT_TAPE) if _AT_TAPE in self._keys else None
-        if place is None or self._found[place] is not None or not any(map(seen.rule, gradients)):
+    def _earlier(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
+        """Joins numbers earlier, if that is what it takes; returns what is seen then."""
+        place = self._keys.index(_EARLIER)
+        numbers = [key for key in self._noted if key[0] in ("gradients", "log", "fed")]
+        gradients = [key for key in numbers if key[0] == "gradients"]
+        if self._found[place] is not None or (gradients and not any(map(seen.rule, gradients))):
             return seen
         assert self._looks is not None
-        self._found[place] = []
-        numbers = [*gradients, *(key for key in self._noted if key[0] in ("log", "fed"))]
-        before, after = [(seen, numbers)], []
-        if self._looks.whole.changes_gradients:
-            before.append((self._looks.seen(batch, rows, values, _MUCH), gradients))
-        if self._looks.whole.random or not any(each.looks_across(keys) for each, keys in before):
+        make = functools.partial(Looks, self._make, self._tolerance)
+        case, in_graph = (batch, rows, values), not self._model.run_eagerly
+        way = find_way(self._looks, make, case, seen, numbers, in_graph)
+        if way is None:
             return seen
-        try:
-            looks = Looks(self._make, self._tolerance, at_tape=True)
-            for (each, keys), times in zip(before, (AS_IT_IS, _MUCH)):
-                after.append((looks.seen(batch, rows, values, times, each.one), keys))
-        except Exception as error:
-            _log.info("Gradients could not be joined where they are taken: %r", error)
-            return seen
-        tapes = sorted(key for key in looks.whole.noted if key[0] == "tape")
-        remaining = [after[0][0].looks_across(tapes), *(each.looks_across(gradients) for each, _ in after)]
-        better = any(len(b.looks_across(k)) > len(a.looks_across(k)) for (b, k), (a, _) in zip(before, after))
-        if any(remaining) or not better:
-            return seen
-        self._looks, seen = looks, after[0][0]
-        self._found[place] = [seen.rule(key) or MEAN for key in tapes]
-        for key in filter(seen.is_same, gradients):
-            self._found[self._keys.index(key)] = SAME
-        return seen
+        self._looks = way.looks
+        self._found[place] = [way.tapes, [[*key, list(rules)] for key, rules in way.parts.items()]]
+        if way.tapes:
+            for key in filter(way.seen.is_same, gradients):
+                self._found[self._keys.index(key)] = SAME
+        return way.seen
 
     def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
-        seen = self._at_tape(seen, batch, rows, values)
+        seen = self._earlier(seen, batch, rows, values)
         nearest = later = None
         no_means: dict[int, str] = {}
         of_losses = False
         writes = self._write_rules(batch, rows, values, seen)
         for place, key in enumerate(self._keys):
             if self._found[place] is not None:
+                continue
+            if key == _EARLIER:
                 continue
             if key[0] == "write":
                 self._found[place] = writes.get(key[1])
@@ -309,10 +301,10 @@ class RuleFinder:
             joined = rule not in (None, ACROSS_ROWS) and not _is_on_one(rule)
             if joined and key[0] in ("loss", *_WARNED):
                 later = self._seen_later(batch, rows, values) if later is None else later
-                if key[0] == "loss" and self._loss_differs(rule, later):
+                if key[0] == "loss" and self._loss_differs(str(rule), later):
                     rule = ACROSS_ROWS
                 elif key[0] != "loss" and any(each.rule(self._noted[key]) == ACROSS_ROWS for each in later):
-                    rule = self._not_joined(_WARNED[key[0]].format(*key[1:]), rule)
+                    rule = self._not_joined(_WARNED[key[0]].format(*key[1:]), str(rule))
             elif rule == ACROSS_ROWS and key[0] != "loss":
                 nearest = nearest or self._nearest(batch, rows, values)
                 rule, constant = nearest[self._noted[key]]

@@ -33,7 +33,7 @@ from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, local_
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 from .added_losses import in_units_of_a_mean
 from .collected_writes import SETTLED
-from .fed_metrics import has_no_rows, rules_of_fed
+from .fed_metrics import has_no_rows, rules_of_fed, with_joined_parts
 from .metric_kinds import is_stock, own_rows_suffice
 
 
@@ -103,6 +103,7 @@ def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> C
 def exact_update(metric: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`original(*args, **kwargs)`, the update of a metric, as the module says. Context: a step on several replicas."""
     step = this_step()
+    args, kwargs = with_joined_parts(args, kwargs, step)
     rules = rules_of_fed(metric, args, kwargs, step)
     if has_no_rows(args, kwargs, rules):
         return _update_on_all_rows(metric, original, step, args, kwargs, rules)

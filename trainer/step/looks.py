@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ class Looks:
     """A step that is only looked at, in two traces: as one device computes it, and as one of two replicas does.
 
     Args:
-        make: `make(known, at_tape)` traces the step; see `ObservedStep`.
+        make: `make(known=, at_tape=, parts=)` traces the step; see `ObservedStep`.
         tolerance: relative; what is equal within it is the same.
         at_tape: whether gradients are joined where they are taken.
+        parts: see `JoinRules`.
         first: the first trace, where it is there; None: it is made.
 
     Attributes:
@@ -34,11 +35,12 @@ class Looks:
         make: Callable[..., ObservedStep],
         tolerance: float,
         at_tape: bool = False,
+        parts: Mapping[tuple[str, Any], Sequence[str]] | None = None,
         first: ObservedStep | None = None,
     ) -> None:
         self._tolerance = tolerance
-        self.whole = first or make(None, at_tape)
-        self._part = make(self.whole.exchanged, at_tape)
+        self.whole = first or make(at_tape=at_tape, parts=parts)
+        self._part = make(known=self.whole.exchanged, at_tape=at_tape, parts=parts)
 
     def seen(
         self, batch: Any, rows: int, states: Sequence[np.ndarray], times: float = AS_IT_IS, one: Any = None

@@ -7,7 +7,7 @@ told what the first one learned from "all replicas" (totals, gathered rows).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from ...compat.layers import layers_of, statistics_of_all_rows
 from ...compat.pruning import Pruned, only_computes, operations_behind, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
-from ...distribute.join_rules import MEAN, SAME
+from ...distribute.join_rules import MEAN, SAME, JoinRules
 from ...distribute.step_context import StepContext, step_scope
 from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.stages.slices import map_values, values_of
@@ -29,6 +29,7 @@ from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
 from .kept_tensors import kept_rows_become, tensors_kept_by
 from .observed_draws import draw_alike
+from .scalar_parts import parts_of
 from .step_loss import loss_on_replica
 from .train_step import forward, part_of_logs
 
@@ -124,6 +125,12 @@ class Observed:
         known = value.shape.rank and value.shape[0] is not None
         return SAME if same else MEAN if known else None
 
+    def computed(self, what: tuple[str, Any], value: Any) -> None:
+        """Notes the numbers of which a number is computed."""
+        if self._times is not None and isinstance(value, tf.Tensor) and value.graph is self._times.graph:
+            for place, part in enumerate(parts_of(value)):
+                self.note(("part", *what, place), part)
+
     def taken(self, number: int, gradients: list[Any]) -> list[Any]:
         """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
         present = [g for g in gradients if g is not None]
@@ -206,6 +213,7 @@ class ObservedStep:
         own_logs: whether the step returns logs that are not the results of metrics.
         known: None for the trace that computes on all rows; else the tensors that it exchanged.
         at_tape: whether gradients are joined where a tape gives them.
+        parts: see `JoinRules`.
 
     Attributes:
         changes_gradients: whether an optimizer is given other gradients than tapes gave, and replicas could meet at these.
@@ -231,8 +239,10 @@ class ObservedStep:
         own_logs: bool,
         known: Sequence[tf.Tensor] | None = None,
         at_tape: bool = False,
+        parts: Mapping[tuple[str, Any], Sequence[str]] | None = None,
     ) -> None:
         self._model, self._step_fn, self._spec, self._at_tape = model, step_fn, spec, at_tape
+        self._rules = JoinRules(parts=parts or {})
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
         self.reads: list[keras.Variable] = []
@@ -262,7 +272,7 @@ class ObservedStep:
         own = [*leaves, rows, first]
         known, split = (None, split) if self._whole else (known, None)
         observer = Observed(known, split, own, times, self._at_tape)
-        step = StepContext(0, PARTS, rows, total, first_row=first, observer=observer)
+        step = StepContext(0, PARTS, rows, total, first_row=first, observer=observer, rules=self._rules)
         step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
         strategy = self._model.distribute_strategy
         with (

@@ -48,6 +48,7 @@ class ReplicaSlices:
         part: `part(replica, first, last)` reads rows `first` to `last - 1` on a replica of this worker; None: they are cut
             out of `batch`, on the host.
         in_units: whether the arrays of a batch may have different rows. Not with `rows`, `worker_rows` or `part`.
+        open_rows: whether the code on a replica must not know its number of rows while it is traced.
         on_one: whether all rows count on the first replica. The others compute with them, too, for nothing: what needs an
             even number of rows, say, gets it.
 
@@ -63,9 +64,11 @@ class ReplicaSlices:
         part: Callable[[int, Any, Any], Any] | None = None,
         in_units: bool = False,
         on_one: bool = False,
+        open_rows: bool = False,
     ) -> None:
         self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
-        self._part, self._on_one, self.shapes_vary = part, on_one, False
+        self._part, self._on_one, self._open_rows = part, on_one, open_rows
+        self.shapes_vary = False
         self._replicas = strategy.num_replicas_in_sync
         self._in_units = (
             in_units and self._replicas > 1 and rows is None and worker_rows is None and part is None
@@ -87,6 +90,8 @@ class ReplicaSlices:
         """
         present = iter(parts)
         own = [None if leaf is None else next(present) for leaf in keras.tree.flatten(self._batch)]
+        if self._open_rows:
+            own = [_with_open_rows(leaf) if isinstance(leaf, tf.Tensor) else leaf for leaf in own]
         data = keras.tree.pack_sequence_as(self._batch, own)
         if self._replicas == 1:
             return data, ReplicaRows(0, 1, self.global_rows, self.global_rows)
@@ -134,6 +139,12 @@ class ReplicaSlices:
         me, _ = place_among_workers(self._strategy)
         bounds = replica_bounds(self._worker_rows[me], each, replica % each)
         return (*bounds, tf.reduce_sum(self._worker_rows[:me]))
+
+
+def _with_open_rows(value: tf.Tensor) -> tf.Tensor:
+    if tf.executing_eagerly() or not value.shape.rank:
+        return value
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
 
 
 def global_replica_id(strategy: tf.distribute.Strategy) -> int:

@@ -1,12 +1,14 @@
 """Gradients that a step of the user's own takes from a tape, and changes before it applies them.
 
-What an optimizer is given is joined as it is where it is the gradient of the replica's rows, or that times a number. Where the
-code clips it, normalizes it or compares it with another one (sharpness-aware steps, projected gradients), only the gradient
-of the global batch gives what one device gives. Then the tape itself hands that over, and the optimizer adds nothing up.
+What an optimizer is given is joined as it is where it is the gradient of the replica's rows, or that times a number. Where
+the code clips it, normalizes it or compares it with another one (sharpness-aware steps, projected gradients), only the
+gradient of the global batch gives what one device gives. Then the tape itself hands that over, and the optimizer adds
+nothing up. If the loss is no mean and no sum but is computed from such, its gradient is (`scalar_parts.py`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from ...distribute.collectives import refuse_collective
 from ...distribute.join_rules import numbered
 from ...distribute.step_context import StepContext, current_step
 from ...optimizers.stages.aggregators import SMALL, reduce_packed
+from . import scalar_parts
 
 OF_THE_TRAINER = "gradient of the trainer"
 """In the notes of a step: the gradient that is taken is not the user's."""
@@ -26,13 +29,18 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in for `tf.GradientTape.gradient`."""
 
     def of_all_rows(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, target, sources, *args, **kwargs)
         step = current_step()
-        if step is None or step.shares or step.num_replicas == 1 or step.notes.get(OF_THE_TRAINER):
-            return found
-        if not all(isinstance(each, keras.Variable | tf.Variable) for each in tf.nest.flatten(sources)):
-            return found
-        gradients, number = tf.nest.flatten(found), step.count("tape calls")
+        if step is None or not _joins(step, sources):
+            return original(self, target, sources, *args, **kwargs)
+        number = step.count("tape calls")
+        parts = step.rules.parts.get(("tape", number))
+        if step.observer is not None and not (args or kwargs):
+            step.observer.computed(("tape", number), target)
+        if parts is None:
+            found = original(self, target, sources, *args, **kwargs)
+        else:
+            found = scalar_parts.gradient(functools.partial(original, self), target, parts, step, sources)
+        gradients = tf.nest.flatten(found)
         if step.observer is not None:
             gradients = step.observer.taken(number, gradients)
         elif step.rules.tapes:
@@ -40,6 +48,12 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.nest.pack_sequence_as(found, gradients)
 
     return of_all_rows
+
+
+def _joins(step: StepContext, sources: Any) -> bool:
+    if step.shares or step.num_replicas == 1 or step.notes.get(OF_THE_TRAINER):
+        return False
+    return all(isinstance(each, keras.Variable | tf.Variable) for each in tf.nest.flatten(sources))
 
 
 def _joined(gradients: Sequence[Any], number: int, step: StepContext) -> list[Any]:

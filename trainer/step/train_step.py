@@ -29,6 +29,7 @@ from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import metrics_of, variable_ids
 from .kept_tensors import tensors_kept_by
 from .replica_slices import ReplicaSlices
+from .scalar_parts import number_of_all
 from .step_loss import loss_on_replica
 from .tape_gradients import OF_THE_TRAINER
 
@@ -109,6 +110,7 @@ def part_of_logs(value: Any, step: StepContext, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: part_of_logs(v, step, f"{name}/{key}") for key, v in value.items()}
     value = tf.convert_to_tensor(value)
+    value = number_of_all(("log", name), value, step)
     if step.observer is not None:
         step.observer.note(("log", name), value)
     if step.num_replicas == 1:

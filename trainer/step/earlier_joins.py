@@ -1,0 +1,115 @@
+"""Numbers that are joined before the code of a step is done with them, where what it hands back cannot be joined.
+
+There are two places in which the replicas can meet earlier: where a tape gives gradients, which are then those of the global
+batch (`tape_gradients.py`), and at the numbers of which another one is computed (`scalar_parts.py`). Each way is tried on real
+rows, in traces that are only looked at: it is taken if what comes out is what one device has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...distribute.join_rules import ACROSS_ROWS, MEAN, MEAN_PER_REPLICA
+from .compared_parts import Seen
+from .looks import AS_IT_IS, Looks
+
+MUCH = 1e6
+"""Times the gradients: what is clipped later is clipped now."""
+
+Parts = Mapping[tuple[str, Any], Sequence[str]]
+
+_log = logging.getLogger("unisono")
+
+
+class Way(NamedTuple):
+    """A way of joining, and what is seen then.
+
+    Attributes:
+        looks: the traces of the step that joins so.
+        seen: of the batch.
+        tapes: the rules of the gradients that tapes give, where they are joined there; else empty.
+        parts: see `JoinRules`.
+    """
+
+    looks: Looks
+    seen: Seen
+    tapes: list[str]
+    parts: Parts
+
+
+def find_way(
+    looks: Looks,
+    make: Callable[..., Looks],
+    case: tuple[Any, int, Any],
+    seen: Seen,
+    numbers: Sequence[Any],
+    in_graph: bool,
+) -> Way | None:
+    """The way in which most of the noted numbers are joined exactly, all gradients among them; None: as they are.
+
+    Args:
+        looks: the step as it is.
+        make: `make(at_tape=, parts=)`: the step that joins earlier.
+        case: batch, rows and states.
+        seen: of them.
+        numbers: the keys of all numbers that the step hands back.
+        in_graph: whether the step will run in a graph: else a number is not known by what it was computed of.
+    """
+    gradients = [key for key in numbers if key[0] == "gradients"]
+    before = [(seen, AS_IT_IS)]
+    if looks.whole.changes_gradients:
+        before.append((looks.seen(*case, MUCH), MUCH))
+    missing = _missing(before, numbers, gradients)
+    if not missing or looks.whole.random:
+        return None
+    best: Way | None = None
+    for at_tape, parts in _candidates(looks, seen, numbers, in_graph):
+        try:
+            other = make(at_tape=at_tape, parts=parts)
+            after = [(other.seen(*case, times, each.one), times) for each, times in before]
+        except Exception as error:
+            _log.info("What a step computes could not be joined earlier: %r", error)
+            continue
+        tapes = sorted(key for key in other.whole.noted if key[0] == "tape") if at_tape else []
+        now = after[0][0]
+        if _missing(after, gradients, gradients) or now.looks_across(tapes):
+            continue
+        left = _missing(after, numbers, gradients)
+        if left < missing:
+            best, missing = Way(other, now, [now.rule(key) or MEAN for key in tapes], parts), left
+        if not left:
+            break
+    return best
+
+
+def _missing(cases: Sequence[tuple[Seen, float]], numbers: Sequence[Any], gradients: Sequence[Any]) -> int:
+    """How many numbers no rule joins; the gradients in all cases."""
+    (first, _), *others = cases
+    return len(first.looks_across(numbers)) + sum(len(each.looks_across(gradients)) for each, _ in others)
+
+
+def _candidates(
+    looks: Looks, seen: Seen, numbers: Sequence[Any], in_graph: bool
+) -> Iterator[tuple[bool, Parts]]:
+    tapes = [key for key in looks.whole.noted if key[0] == "tape"]
+    of_numbers = [key for key in numbers if key[0] in ("log", "fed")]
+    parts = _parts(looks, seen, seen.looks_across([*tapes, *of_numbers])) if in_graph else {}
+    if parts:
+        yield False, parts
+    if looks.whole.takes_gradients:
+        yield True, {}
+        if parts:
+            yield True, parts
+
+
+def _parts(looks: Looks, seen: Seen, numbers: Sequence[Any]) -> Parts:
+    """The rules of the parts of those numbers that have parts, each of which a rule joins."""
+    found: dict[tuple[str, Any], list[str]] = {}
+    for number in numbers:
+        noted = [key for key in looks.whole.noted if key[0] == "part" and key[1:-1] == number]
+        rules = [seen.rule(key) or MEAN for key in sorted(noted, key=lambda key: key[-1])]
+        if rules and ACROSS_ROWS not in rules and MEAN_PER_REPLICA not in rules:
+            found[number] = rules
+    return found

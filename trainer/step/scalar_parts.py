@@ -1,0 +1,134 @@
+"""The numbers of which another number is computed: a ratio of two sums, the root of a mean, a sum over rows plus a penalty.
+
+A number that is no mean over the rows and no sum over them is often a function of numbers that are. Those are joined over
+the replicas, and the function is computed again from what they are for the whole batch. Its derivatives there weigh the
+gradients of the parts, so that what the replicas give adds up to the gradient of the whole (the chain rule):
+
+    L = f(s_1, ..., s_k),  s_i = sum_r w_ir s_ir   =>   dL = sum_r sum_i df/ds_i w_ir ds_ir
+
+Context: replica, in the graph of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.edges import holds_functions, made_again
+from ...distribute.replicas import all_reduce_sum_packed
+from ...distribute.step_context import StepContext
+
+_FREE = ("Const", "HostConst")
+
+
+def parts_of(value: Any) -> list[tf.Tensor]:
+    """The scalars that `value` is computed of by operations on scalars alone, in a fixed order; none if it is one itself.
+
+    Each of them is computed from tensors that are no scalars, or read from a variable.
+    """
+    if not _is_symbolic_scalar(value):
+        return []
+    found: dict[int, tf.Tensor] = {}
+    _visit(value, found, set())
+    parts = list(found.values())
+    return [] if any(part is value for part in parts) else parts
+
+
+def _is_symbolic_scalar(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy") and value.shape.rank == 0
+
+
+def _visit(value: tf.Tensor, found: dict[int, tf.Tensor], seen: set[int]) -> None:
+    if id(value) in seen or value.op.type in _FREE:
+        return
+    seen.add(id(value))
+    if not _of_scalars(value.op):
+        if not _is_constant(value.op):
+            found[id(value)] = value
+        return
+    for each in value.op.inputs:
+        _visit(each, found, seen)
+
+
+def _of_scalars(op: tf.Operation) -> bool:
+    """Whether an operation computes its outputs from scalars, and nothing else happens."""
+    given = [each for each in op.inputs if each.op.type not in _FREE]
+    if not given or op.op_def.is_stateful or holds_functions(op):
+        return False
+    return all(each.shape.rank == 0 and each.dtype != tf.resource for each in given)
+
+
+def _is_constant(op: tf.Operation) -> bool:
+    return not op.op_def.is_stateful and bool(op.inputs) and all(i.op.type in _FREE for i in op.inputs)
+
+
+def number_of_all(what: tuple[str, Any], value: tf.Tensor, step: StepContext) -> tf.Tensor:
+    """A number of a step as it is to be joined: that of the whole batch, where rules were found for its parts."""
+    if step.observer is not None:
+        step.observer.computed(what, value)
+    rules = step.rules.parts.get(what)
+    return value if rules is None or step.num_replicas == 1 else joined(value, rules, step)[0]
+
+
+def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[Any, list[Any], list[Any]]:
+    """A number of the whole batch, from what its parts are there.
+
+    Args:
+        value: scalar.
+        rules: of its parts.
+        step: this replica's.
+
+    Returns:
+        The number; its parts on this replica; and what they are for the whole batch.
+
+    Raises:
+        RuntimeError: it has other parts than rules were found for.
+    """
+    parts = parts_of(value)
+    if len(parts) != len(rules):
+        raise RuntimeError(f"A number has {len(parts)} parts, where {len(rules)} were found before: {value}.")
+    own = [
+        tf.math.multiply_no_nan(tf.cast(part, tf.float64), step.weight(rule, tf.float64))
+        for part, rule in zip(parts, rules)
+    ]
+    totals = [_cast(total, part.dtype) for total, part in zip(all_reduce_sum_packed(own), parts)]
+    known = {id(part): total for part, total in zip(parts, totals)}
+    return _again(value, known), parts, totals
+
+
+def gradient(
+    take: Callable[..., Any], target: tf.Tensor, rules: Sequence[str], step: StepContext, sources: Any
+) -> Any:
+    """This replica's part of the gradient of a number of the whole batch; the sum over the replicas is the gradient.
+
+    Args:
+        take: `take(targets, sources, output_gradients)`, of a tape.
+        target: scalar.
+        rules: of its parts.
+        step: this replica's.
+        sources: what to differentiate with respect to.
+    """
+    whole, parts, totals = joined(target, rules, step)
+    slopes = tf.gradients(whole, totals)
+    through = [(p, s, rule) for p, s, rule in zip(parts, slopes, rules) if s is not None]
+    output_gradients = [slope * step.weight(rule, slope.dtype) for _, slope, rule in through]
+    return take([part for part, _, _ in through], sources, output_gradients)
+
+
+def _cast(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype.is_bool:
+        return total > 0.5
+    return tf.cast(total if dtype.is_floating else tf.round(total), dtype)
+
+
+def _again(value: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
+    """`value`, computed from the known tensors in place of those with these ids."""
+    if id(value) not in known:
+        if not _of_scalars(value.op):
+            return value
+        inputs = [_again(each, known) for each in value.op.inputs]
+        for old, new in zip(value.op.outputs, made_again(value.op, inputs)):
+            known[id(old)] = new
+    return known[id(value)]
