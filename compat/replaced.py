@@ -183,7 +183,8 @@ _installed: list[tuple[Changed, Any, Any]] = []
 def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
     """Says what stands in for a function of `REPLACED`: `make(original)`; for a property, its getter.
 
-    What is provided later stands around what is there. `within`: functions of other modules that stand around the original, too.
+    What is provided later stands around what is there. `within`: functions of other modules that stand around the original,
+    too.
     """
     assert key in {each.key for each in REPLACED}, key
     inner = _makers.get(key)

@@ -49,23 +49,24 @@ class JoinRules:
         gradients: of each call of an optimizer in a `train_step` of the user's own, in order; also SAME, after `tapes`.
         tapes: of the gradients that such a step takes from tapes, in order, where these are joined as they are taken; else
             empty.
-        parts: of the numbers of which one is computed that no rule joins, in order: of the target of a gradient ("tape" and
-            its number), a log ("log" and its name), or what a metric is fed with ("fed" and its number).
+        parts: of the numbers of which one is computed that no rule joins, in order, also SAME: of the target of a gradient
+            ("tape" and its number), a log ("log" and its name), what a metric is fed with ("fed" and its number), or a loss
+            that a layer adds ("added", the layer's id and the number of the loss).
         logs: of the logs that a step returns, by name.
         fed: of what metrics are updated with, by its number in the step; also EACH_ROW and SAME. A number that is not named
             is a mean, anything else has rows.
         weighted: of the numbers that a `Mean` or `Sum` is given beside a weight, and of these weights, in the same count.
         added: of the losses that layers add, by the layer's id and the number of its loss.
         writes: by the variable's id.
-        on_one: whether the first replica computes each batch as a whole, and the others count for nothing: no rule joins what
-            the rows of the replicas give.
+        on_one: whether the first replica computes each batch as a whole, and the others count for nothing: no rule joins
+            what the rows of the replicas give.
     """
 
     loss: str = MEAN
     without_rows: Sequence[int] = ()
     gradients: Sequence[str] = ()
     tapes: Sequence[str] = ()
-    parts: Mapping[tuple[str, Any], Sequence[str]] = dataclasses.field(default_factory=dict)
+    parts: Mapping[tuple[Any, ...], Sequence[str]] = dataclasses.field(default_factory=dict)
     logs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fed: Mapping[int, str] = dataclasses.field(default_factory=dict)
     weighted: Mapping[int, str] = dataclasses.field(default_factory=dict)

@@ -103,7 +103,7 @@ class Observer(Protocol):
     def same(self, value: tf.Tensor) -> None:
         """Is told of a tensor that is the same on every replica."""
 
-    def computed(self, what: tuple[str, Any], value: Any) -> None:
+    def computed(self, what: tuple[Any, ...], value: Any) -> None:
         """Notes the parts of a number; see `JoinRules.parts`."""
 
     def taken(self, number: int, gradients: list[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ from ...compat.layers import losses_of_layers, regularization_losses
 from ...distribute.join_rules import MEAN
 from ...distribute.replicas import all_reduce_sum
 from ...distribute.step_context import StepContext
+from .number_parts import number_of_all
 
 
 def losses_in_step(model: TrainedModel, step: StepContext) -> list[tf.Tensor]:
@@ -42,9 +43,10 @@ def added_by(layers: Sequence[Any], step: StepContext) -> list[tf.Tensor]:
     """What the layers, and those inside of them, have added on this replica, in units of a local mean."""
     found = []
     for layer, number, loss in itertools.chain.from_iterable(map(losses_of_layers, layers)):
-        if step.observer is not None and not type(layer).__module__.startswith("keras.src."):
-            # Those of Keras add means. Of a tensor of a rank the sum of its entries is added.
-            step.observer.note(("added", id(layer), number), tf.reduce_sum(loss))
+        if not type(layer).__module__.startswith("keras.src."):  # those of Keras add means
+            loss = number_of_all(("added", id(layer), number), loss, step, has_gradient=True)
+            if step.observer is not None:  # of a tensor of a rank the sum of its entries is added
+                step.observer.note(("added", id(layer), number), tf.reduce_sum(loss))
         rule = step.rules.added.get((id(layer), number), MEAN)
         found.append(in_units_of_a_mean(loss, rule, step))
     return found

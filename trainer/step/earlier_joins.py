@@ -1,8 +1,8 @@
 """Numbers that are joined before the code of a step is done with them, where what it hands back cannot be joined.
 
-There are two places in which the replicas can meet earlier: where a tape gives gradients, which are then those of the global
-batch (`tape_gradients.py`), and at the numbers of which another one is computed (`scalar_parts.py`). Each way is tried on real
-rows, in traces that are only looked at: it is taken if what comes out is what one device has.
+There are two places in which the replicas can meet earlier: where a tape gives gradients, which are then those of the
+global batch (`tape_gradients.py`), and at the numbers of which another one is computed (`number_parts.py`). Each way is
+tried on real rows, in traces that are only looked at: it is taken if what comes out is what one device has.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...distribute.join_rules import ACROSS_ROWS, MEAN, MEAN_PER_REPLICA
+from ...distribute.join_rules import ACROSS_ROWS, MEAN, MEAN_PER_REPLICA, SAME
 from .compared_parts import Seen
 from .looks import AS_IT_IS, Looks
 
 MUCH = 1e6
 """Times the gradients: what is clipped later is clipped now."""
 
-Parts = Mapping[tuple[str, Any], Sequence[str]]
+Parts = Mapping[tuple[Any, ...], Sequence[str]]
 
 _log = logging.getLogger("unisono")
 
@@ -94,22 +94,26 @@ def _candidates(
     looks: Looks, seen: Seen, numbers: Sequence[Any], in_graph: bool
 ) -> Iterator[tuple[bool, Parts]]:
     tapes = [key for key in looks.whole.noted if key[0] == "tape"]
-    of_numbers = [key for key in numbers if key[0] in ("log", "fed")]
+    of_numbers = [key for key in numbers if key[0] != "gradients"]
     parts = _parts(looks, seen, seen.looks_across([*tapes, *of_numbers])) if in_graph else {}
-    if parts:
-        yield False, parts
+    added = {key: rules for key, rules in parts.items() if key[0] == "added"}
+    others = {key: rules for key, rules in parts.items() if key[0] != "added"}
+    # What a layer adds is a part of the loss whose gradient is taken: joined, it may be all that it takes.
+    each = [some for some in (added, others, parts if added and others else {}) if some]
+    yield from ((False, some) for some in each)
     if looks.whole.takes_gradients:
-        yield True, {}
-        if parts:
-            yield True, parts
+        yield from ((True, some) for some in ({}, *each))
 
 
 def _parts(looks: Looks, seen: Seen, numbers: Sequence[Any]) -> Parts:
     """The rules of the parts of those numbers that have parts, each of which a rule joins."""
-    found: dict[tuple[str, Any], list[str]] = {}
+    found: dict[tuple[Any, ...], list[str]] = {}
     for number in numbers:
         noted = [key for key in looks.whole.noted if key[0] == "part" and key[1:-1] == number]
-        rules = [seen.rule(key) or MEAN for key in sorted(noted, key=lambda key: key[-1])]
+        noted.sort(key=lambda key: key[-1])
+        rules = [
+            SAME if ("same part", *key[1:]) in seen.one["notes"] else seen.rule(key) or MEAN for key in noted
+        ]
         if rules and ACROSS_ROWS not in rules and MEAN_PER_REPLICA not in rules:
             found[number] = rules
     return found

@@ -17,7 +17,7 @@ from ...compat.training import Mean, Sum
 from ...distribute.join_rules import EACH_ROW, SAME
 from ...distribute.step_context import StepContext
 from .metric_kinds import is_stock
-from .scalar_parts import number_of_all
+from .number_parts import number_of_all
 
 _COUNTED = "tensors that metrics were fed with"
 

@@ -85,6 +85,7 @@ _ON_ONE = (
 )
 _DIFFERS = "Each replica has its own rows, so the result differs from that of one device: "
 
+_NO_KEYS = ("size", "same", "same part", "tape", "part")  # what is noted, and needs no rule of its own
 _WITHOUT_ROWS = ("without rows",)
 _EARLIER = (
     "earlier",
@@ -124,7 +125,7 @@ class RuleFinder:
         self._layers = [id(layer) for layer in every]
         number = {key: place for place, key in enumerate(self._layers)}
         for noted in self._whole.noted:
-            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in ("size", "same", "tape", "part"):
+            if (noted[0] == "loss" and len(noted) > 1) or noted[0] in _NO_KEYS:
                 continue
             key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
             self._noted[key] = noted
@@ -244,7 +245,7 @@ class RuleFinder:
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
             tapes=tuple(tapes),
-            parts={(kind, which): tuple(rules) for kind, which, rules in parts},
+            parts={self._noted.get(tuple(key), tuple(key)): tuple(rules) for key, rules in parts},
             without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
             gradients=_in_order(of("gradients")),
             logs=of("log"),
@@ -263,7 +264,9 @@ class RuleFinder:
     def _earlier(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
         """Joins numbers earlier, if that is what it takes; returns what is seen then."""
         place = self._keys.index(_EARLIER)
-        numbers = [key for key in self._noted if key[0] in ("gradients", "log", "fed")]
+        numbers = [
+            noted for noted in self._noted.values() if noted[0] in ("gradients", "log", "fed", "added")
+        ]
         gradients = [key for key in numbers if key[0] == "gradients"]
         if self._found[place] is not None or (gradients and not any(map(seen.rule, gradients))):
             return seen
@@ -274,7 +277,9 @@ class RuleFinder:
         if way is None:
             return seen
         self._looks = way.looks
-        self._found[place] = [way.tapes, [[*key, list(rules)] for key, rules in way.parts.items()]]
+        names = {noted: key for key, noted in self._noted.items()}
+        parts = [[list(names.get(noted, noted)), list(rules)] for noted, rules in way.parts.items()]
+        self._found[place] = [way.tapes, parts]
         if way.tapes:
             for key in filter(way.seen.is_same, gradients):
                 self._found[self._keys.index(key)] = SAME

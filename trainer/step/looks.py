@@ -35,7 +35,7 @@ class Looks:
         make: Callable[..., ObservedStep],
         tolerance: float,
         at_tape: bool = False,
-        parts: Mapping[tuple[str, Any], Sequence[str]] | None = None,
+        parts: Mapping[tuple[Any, ...], Sequence[str]] | None = None,
         first: ObservedStep | None = None,
     ) -> None:
         self._tolerance = tolerance

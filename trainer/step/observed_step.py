@@ -28,8 +28,8 @@ from .collected_writes import CollectedWrites
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
 from .kept_tensors import kept_rows_become, tensors_kept_by
+from .number_parts import parts_of
 from .observed_draws import draw_alike
-from .scalar_parts import parts_of
 from .step_loss import loss_on_replica
 from .train_step import forward, part_of_logs
 
@@ -111,10 +111,7 @@ class Observed:
         noted where it is only computed: a message, say, would keep the whole step from being looked at.
         """
         self.fed_to[number] = metric.name
-        same = False
-        if self._own and value.graph is self._own[0].graph:
-            behind = operations_behind([value], self._same)
-            same = only_computes(behind) and not any(tensor.op in behind for tensor in self._own)
+        same = self._is_same(value)
         if value.shape.rank != 0:
             if not (same or only_computes(operations_behind([value]))):
                 return None
@@ -125,11 +122,20 @@ class Observed:
         known = value.shape.rank and value.shape[0] is not None
         return SAME if same else MEAN if known else None
 
-    def computed(self, what: tuple[str, Any], value: Any) -> None:
+    def _is_same(self, value: tf.Tensor) -> bool:
+        """Whether a tensor is computed from constants, variables and what replicas exchange alone."""
+        if not self._own or value.graph is not self._own[0].graph:
+            return False
+        behind = operations_behind([value], self._same)
+        return only_computes(behind) and not any(tensor.op in behind for tensor in self._own)
+
+    def computed(self, what: tuple[Any, ...], value: Any) -> None:
         """Notes the numbers of which a number is computed."""
         if self._times is not None and isinstance(value, tf.Tensor) and value.graph is self._times.graph:
             for place, part in enumerate(parts_of(value)):
                 self.note(("part", *what, place), part)
+                if self._is_same(part):
+                    self.notes["same part", *what, place] = tf.ones([])
 
     def taken(self, number: int, gradients: list[Any]) -> list[Any]:
         """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
@@ -239,7 +245,7 @@ class ObservedStep:
         own_logs: bool,
         known: Sequence[tf.Tensor] | None = None,
         at_tape: bool = False,
-        parts: Mapping[tuple[str, Any], Sequence[str]] | None = None,
+        parts: Mapping[tuple[Any, ...], Sequence[str]] | None = None,
     ) -> None:
         self._model, self._step_fn, self._spec, self._at_tape = model, step_fn, spec, at_tape
         self._rules = JoinRules(parts=parts or {})

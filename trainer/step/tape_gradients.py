@@ -3,7 +3,7 @@
 What an optimizer is given is joined as it is where it is the gradient of the replica's rows, or that times a number. Where
 the code clips it, normalizes it or compares it with another one (sharpness-aware steps, projected gradients), only the
 gradient of the global batch gives what one device gives. Then the tape itself hands that over, and the optimizer adds
-nothing up. If the loss is no mean and no sum but is computed from such, its gradient is (`scalar_parts.py`).
+nothing up. If the loss is no mean and no sum but is computed from such, its gradient is (`number_parts.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...distribute.collectives import refuse_collective
 from ...distribute.join_rules import numbered
 from ...distribute.step_context import StepContext, current_step
 from ...optimizers.stages.aggregators import SMALL, reduce_packed
-from . import scalar_parts
+from . import number_parts
 
 OF_THE_TRAINER = "gradient of the trainer"
 """In the notes of a step: the gradient that is taken is not the user's."""
@@ -39,7 +39,7 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         if parts is None:
             found = original(self, target, sources, *args, **kwargs)
         else:
-            found = scalar_parts.gradient(functools.partial(original, self), target, parts, step, sources)
+            found = number_parts.gradient(functools.partial(original, self), target, parts, step, sources)
         gradients = tf.nest.flatten(found)
         if step.observer is not None:
             gradients = step.observer.taken(number, gradients)

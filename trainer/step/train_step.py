@@ -28,8 +28,8 @@ from ..inputs.rows import row_count
 from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import metrics_of, variable_ids
 from .kept_tensors import tensors_kept_by
+from .number_parts import number_of_all
 from .replica_slices import ReplicaSlices
-from .scalar_parts import number_of_all
 from .step_loss import loss_on_replica
 from .tape_gradients import OF_THE_TRAINER
 

@@ -1,4 +1,4 @@
-"""The numbers of which another number is computed: a ratio of two sums, the root of a mean, a sum over rows plus a penalty.
+"""The numbers of which another one is computed: a ratio of two sums, the root of a mean, a sum over rows plus a penalty.
 
 A number that is no mean over the rows and no sum over them is often a function of numbers that are. Those are joined over
 the replicas, and the function is computed again from what they are for the whole batch. Its derivatives there weigh the
@@ -17,16 +17,22 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.edges import holds_functions, made_again
+from ...distribute.join_rules import SAME
 from ...distribute.replicas import all_reduce_sum_packed
 from ...distribute.step_context import StepContext
 
 _FREE = ("Const", "HostConst")
+_OF_ROWS = ("Shape", "ShapeN")  # their outputs have a known shape, but are no numbers to be joined
 
 
 def parts_of(value: Any) -> list[tf.Tensor]:
-    """The scalars that `value` is computed of by operations on scalars alone, in a fixed order; none if it is one itself.
+    """The tensors without rows that `value` is computed of by operations on such alone, in a fixed order.
 
-    Each of them is computed from tensors that are no scalars, or read from a variable.
+    Each of them is computed from tensors with rows (sums, counts, a matrix of covariances) or read from a variable. What has
+    no rows is told by its shape, which is known. None if `value` is such a tensor itself.
+
+    Args:
+        value: scalar, in a graph in which the rows of a batch are not known.
     """
     if not _is_symbolic_scalar(value):
         return []
@@ -44,7 +50,7 @@ def _visit(value: tf.Tensor, found: dict[int, tf.Tensor], seen: set[int]) -> Non
     if id(value) in seen or value.op.type in _FREE:
         return
     seen.add(id(value))
-    if not _of_scalars(value.op):
+    if not _without_rows(value.op):
         if not _is_constant(value.op):
             found[id(value)] = value
         return
@@ -52,24 +58,31 @@ def _visit(value: tf.Tensor, found: dict[int, tf.Tensor], seen: set[int]) -> Non
         _visit(each, found, seen)
 
 
-def _of_scalars(op: tf.Operation) -> bool:
-    """Whether an operation computes its outputs from scalars, and nothing else happens."""
+def _without_rows(op: tf.Operation) -> bool:
+    """Whether an operation computes its outputs from tensors without rows, and nothing else happens."""
     given = [each for each in op.inputs if each.op.type not in _FREE]
     if not given or op.op_def.is_stateful or holds_functions(op):
         return False
-    return all(each.shape.rank == 0 and each.dtype != tf.resource for each in given)
+    return all(
+        each.shape.is_fully_defined() and each.dtype != tf.resource and each.op.type not in _OF_ROWS
+        for each in given
+    )
 
 
 def _is_constant(op: tf.Operation) -> bool:
     return not op.op_def.is_stateful and bool(op.inputs) and all(i.op.type in _FREE for i in op.inputs)
 
 
-def number_of_all(what: tuple[str, Any], value: tf.Tensor, step: StepContext) -> tf.Tensor:
+def number_of_all(
+    what: tuple[Any, ...], value: tf.Tensor, step: StepContext, has_gradient: bool = False
+) -> tf.Tensor:
     """A number of a step as it is to be joined: that of the whole batch, where rules were found for its parts."""
     if step.observer is not None:
         step.observer.computed(what, value)
     rules = step.rules.parts.get(what)
-    return value if rules is None or step.num_replicas == 1 else joined(value, rules, step)[0]
+    if rules is None or step.num_replicas == 1:
+        return value
+    return differentiable(value, rules, step) if has_gradient else joined(value, rules, step)[0]
 
 
 def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[Any, list[Any], list[Any]]:
@@ -92,8 +105,13 @@ def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[A
     own = [
         tf.math.multiply_no_nan(tf.cast(part, tf.float64), step.weight(rule, tf.float64))
         for part, rule in zip(parts, rules)
+        if rule != SAME
     ]
-    totals = [_cast(total, part.dtype) for total, part in zip(all_reduce_sum_packed(own), parts)]
+    sums = iter(all_reduce_sum_packed(own))
+    totals = [
+        tf.identity(part) if rule == SAME else _cast(next(sums), part.dtype)
+        for part, rule in zip(parts, rules)
+    ]
     known = {id(part): total for part, total in zip(parts, totals)}
     return _again(value, known), parts, totals
 
@@ -110,11 +128,36 @@ def gradient(
         step: this replica's.
         sources: what to differentiate with respect to.
     """
-    whole, parts, totals = joined(target, rules, step)
-    slopes = tf.gradients(whole, totals)
-    through = [(p, s, rule) for p, s, rule in zip(parts, slopes, rules) if s is not None]
-    output_gradients = [slope * step.weight(rule, slope.dtype) for _, slope, rule in through]
-    return take([part for part, _, _ in through], sources, output_gradients)
+    _, slopes = _slopes(target, rules, step)
+    return take([part for part, _ in slopes], sources, [slope for _, slope in slopes])
+
+
+def differentiable(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tf.Tensor:
+    """A number of the whole batch whose gradient, weighted with this replica's share of the rows, is this replica's part.
+
+    Arguments as `joined`.
+    """
+    whole, slopes = _slopes(value, rules, step)
+    share = step.share(tf.float64)
+    result = tf.stop_gradient(whole)
+    for part, slope in slopes:
+        slope = tf.stop_gradient(tf.math.divide_no_nan(slope, tf.cast(share, slope.dtype)))
+        result += tf.cast(tf.reduce_sum(slope * (part - tf.stop_gradient(part))), result.dtype)
+    return result
+
+
+def _slopes(
+    value: tf.Tensor, rules: Sequence[str], step: StepContext
+) -> tuple[tf.Tensor, list[tuple[tf.Tensor, tf.Tensor]]]:
+    """A number of the whole batch; its parts on this replica, with the weights of their gradients."""
+    whole, parts, totals = joined(value, rules, step)
+    numbers = [index for index, part in enumerate(parts) if part.dtype.is_floating]
+    slopes = tf.gradients(whole, [totals[index] for index in numbers]) if numbers else []
+    return whole, [
+        (parts[index], tf.convert_to_tensor(slope) * step.weight(rules[index], slope.dtype))
+        for index, slope in zip(numbers, slopes)
+        if slope is not None
+    ]
 
 
 def _cast(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -126,7 +169,7 @@ def _cast(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def _again(value: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
     """`value`, computed from the known tensors in place of those with these ids."""
     if id(value) not in known:
-        if not _of_scalars(value.op):
+        if not _without_rows(value.op):
             return value
         inputs = [_again(each, known) for each in value.op.inputs]
         for old, new in zip(value.op.outputs, made_again(value.op, inputs)):
