@@ -139,8 +139,7 @@ def _trimmed(value: Any, step: StepContext) -> Any:
     if isinstance(value, tf.SparseTensor):
         size = tf.concat([tf.cast([step.rows], tf.int64), value.dense_shape[1:]], 0)
         return tf.sparse.slice(value, tf.zeros_like(size), size)
-    per_row = tf.cast(tf.shape(value)[0], tf.int32) // tf.maximum(step.rows, 1)
-    return value[: step.rows * per_row]
+    return value[: tf.where(step.alive, tf.shape(value)[0], 0)]
 
 
 def _gather_dense(value: tf.Tensor, step: StepContext, share: Any) -> tf.Tensor:

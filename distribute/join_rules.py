@@ -49,7 +49,7 @@ class JoinRules:
         gradients: of each call of an optimizer in a `train_step` of the user's own, in order; also SAME, after `tapes`.
         tapes: of the gradients that such a step takes from tapes, in order, where these are joined as they are taken; else
             empty.
-        parts: of the numbers of which one is computed that no rule joins, in order, also SAME: of the target of a gradient
+        parts: of the numbers of which one is computed that no rule joins, in order, also SAME, LARGEST, SMALLEST: of the target of a gradient
             ("tape" and its number), a log ("log" and its name), what a metric is fed with ("fed" and its number), or a loss
             that a layer adds ("added", the layer's id and the number of the loss).
         logs: of the logs that a step returns, by name.

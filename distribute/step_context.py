@@ -103,12 +103,15 @@ class Observer(Protocol):
     def same(self, value: tf.Tensor) -> None:
         """Is told of a tensor that is the same on every replica."""
 
-    def computed(self, what: tuple[Any, ...], value: Any) -> None:
+    def computed(self, what: tuple[Any, ...], value: Any, step: StepContext) -> None:
         """Notes the parts of a number; see `JoinRules.parts`."""
 
     def taken(self, number: int, gradients: list[Any]) -> list[Any]:
         """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
         ...
+
+    def gathers(self, outputs: Sequence[Any]) -> None:
+        """Is told of outputs that are gathered, for a loss that compares rows."""
 
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
         """Notes a loss of the user's own: `loss_of(*rows)`."""

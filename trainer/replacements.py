@@ -146,7 +146,11 @@ def _summed(parts: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:
     """
     if num_replicas() == 1 or step.observer is not None or step.shares or step.notes.get(WEIGHTED):
         return all_reduce_sum_packed(parts)
-    weight = step.weight(numbered(step.rules.gradients, step.notes.get("optimizer calls", 0)), tf.float64)
+    if step.rules.tapes:
+        rule = numbered(step.rules.tapes, step.notes.get("tape calls", 0))
+    else:
+        rule = numbered(step.rules.gradients, step.notes.get("optimizer calls", 0))
+    weight = step.weight(rule, tf.float64)
     sums = all_reduce_sum_packed(
         [_with_gradient_times(part, tf.math.reciprocal_no_nan(weight)) for part in parts]
     )

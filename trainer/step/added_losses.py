@@ -42,12 +42,13 @@ def losses_in_step(model: TrainedModel, step: StepContext) -> list[tf.Tensor]:
 def added_by(layers: Sequence[Any], step: StepContext) -> list[tf.Tensor]:
     """What the layers, and those inside of them, have added on this replica, in units of a local mean."""
     found = []
+    in_parts = any(key[0] == "tape" for key in step.rules.parts)  # each part of the loss has its own rule
     for layer, number, loss in itertools.chain.from_iterable(map(losses_of_layers, layers)):
         if not type(layer).__module__.startswith("keras.src."):  # those of Keras add means
             loss = number_of_all(("added", id(layer), number), loss, step, has_gradient=True)
             if step.observer is not None:  # of a tensor of a rank the sum of its entries is added
                 step.observer.note(("added", id(layer), number), tf.reduce_sum(loss))
-        rule = step.rules.added.get((id(layer), number), MEAN)
+        rule = MEAN if in_parts else step.rules.added.get((id(layer), number), MEAN)
         found.append(in_units_of_a_mean(loss, rule, step))
     return found
 

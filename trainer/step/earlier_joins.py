@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...distribute.join_rules import ACROSS_ROWS, MEAN, MEAN_PER_REPLICA, SAME
+from ...distribute.join_rules import ACROSS_ROWS, MEAN, MEAN_PER_REPLICA, SAME, JoinRules
 from .compared_parts import Seen
 from .looks import AS_IT_IS, Looks
 
@@ -45,16 +45,18 @@ def find_way(
     case: tuple[Any, int, Any],
     seen: Seen,
     numbers: Sequence[Any],
+    added: Mapping[tuple[int, int], str],
     in_graph: bool,
 ) -> Way | None:
     """The way in which most of the noted numbers are joined exactly, all gradients among them; None: as they are.
 
     Args:
         looks: the step as it is.
-        make: `make(at_tape=, parts=)`: the step that joins earlier.
+        make: `make(at_tape=, rules=)`: the step that joins earlier.
         case: batch, rows and states.
         seen: of them.
         numbers: the keys of all numbers that the step hands back.
+        added: the rules of the losses that layers add.
         in_graph: whether the step will run in a graph: else a number is not known by what it was computed of.
     """
     gradients = [key for key in numbers if key[0] == "gradients"]
@@ -67,7 +69,7 @@ def find_way(
     best: Way | None = None
     for at_tape, parts in _candidates(looks, seen, numbers, in_graph):
         try:
-            other = make(at_tape=at_tape, parts=parts)
+            other = make(at_tape=at_tape, rules=JoinRules(parts=parts, added=added))
             after = [(other.seen(*case, times, each.one), times) for each, times in before]
         except Exception as error:
             _log.info("What a step computes could not be joined earlier: %r", error)
@@ -111,9 +113,14 @@ def _parts(looks: Looks, seen: Seen, numbers: Sequence[Any]) -> Parts:
     for number in numbers:
         noted = [key for key in looks.whole.noted if key[0] == "part" and key[1:-1] == number]
         noted.sort(key=lambda key: key[-1])
-        rules = [
-            SAME if ("same part", *key[1:]) in seen.one["notes"] else seen.rule(key) or MEAN for key in noted
-        ]
+        rules = [_rule_of_part(key, seen) for key in noted]
         if rules and ACROSS_ROWS not in rules and MEAN_PER_REPLICA not in rules:
             found[number] = rules
     return found
+
+
+def _rule_of_part(key: tuple[Any, ...], seen: Seen) -> str:
+    if ("same part", *key[1:]) in seen.one["notes"]:
+        return SAME
+    rule = seen.rule(key) or MEAN
+    return seen.extreme(key) or rule if rule == ACROSS_ROWS else rule

@@ -48,9 +48,10 @@ _PARTS = ("whole", "first", "last")
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
 
-_NOT_LOOKED_AT = (
-    "The code of your own in this step could not be looked at, so what it returns is taken for means over "
-    "the rows: %r"
+_NOT_LOOKED_AT = "The code of your own in this step could not be looked at, so %s: %r"
+_SO_MEANS = "what it returns is taken for means over the rows"
+_SO_ON_ONE = (
+    "the first replica computes each batch as a whole, which gives the numbers of one device at its speed"
 )
 _WARNED = {
     "gradients": "The gradient in call {} of an optimizer in `train_step`",
@@ -79,13 +80,30 @@ _ADDS_A_CONSTANT = (
     "divide that part by the number of replicas, as `tf.nn.scale_regularization_loss` does, or make the rest a mean over "
     "the rows.",
 )
+_OTHER_ORDER = (
+    "An output that a loss of your own compares by rows",
+    MEAN,
+    (
+        "has other rows than the batch, in another order than that of the replicas (two views of each row, one view after "
+        "the other, or valid tokens alone). ",
+        "give its entries an axis of their own, `[rows, entries, ...]`, or make outputs of them.",
+    ),
+)
 _ON_ONE = (
     "So the first replica computes each batch as a whole: the numbers are those of one device, and so is the speed. For all "
     "replicas to share the work, "
 )
 _DIFFERS = "Each replica has its own rows, so the result differs from that of one device: "
 
-_NO_KEYS = ("size", "same", "same part", "tape", "part")  # what is noted, and needs no rule of its own
+_ALL_ROWS = ("all rows",)  # ON_ONE, where that is told by nothing else
+_NO_KEYS = (
+    "size",
+    "same",
+    "same part",
+    "tape",
+    "part",
+    "order",
+)  # what is noted, and needs no rule of its own
 _WITHOUT_ROWS = ("without rows",)
 _EARLIER = (
     "earlier",
@@ -136,8 +154,8 @@ class RuleFinder:
         if self._whole.without_rows:
             self._keys.append(_WITHOUT_ROWS)
             self._found.append(self._whole.without_rows)
-        self._keys.append(_EARLIER)
-        self._found.append(None)
+        self._keys += [_EARLIER, _ALL_ROWS]
+        self._found += [None, None]
 
     @property
     def needed(self) -> bool:
@@ -167,13 +185,30 @@ class RuleFinder:
                 self._looks = Looks(self._make, self._tolerance, first=None if others else first)
                 self._list_keys()
         except Exception as error:
-            _log.warning(_NOT_LOOKED_AT, error)
-            return False
+            self._could_not_look(error)
+            return self._on_one_unseen
         return True
+
+    def _could_not_look(self, error: Exception) -> None:
+        """Takes what has no rule yet for means; in a step of the user's own all rows are computed on one replica."""
+        if self._on_one_unseen:
+            if _ALL_ROWS not in self._keys:
+                self._keys.append(_ALL_ROWS)
+                self._found.append(None)
+            self._found[self._keys.index(_ALL_ROWS)] = [ON_ONE, MEAN]
+        _log.warning(_NOT_LOOKED_AT, _SO_ON_ONE if self._on_one_unseen else _SO_MEANS, error)
+        unknown = (None if key in (_EARLIER, _ALL_ROWS) else _unknown(key) for key in self._keys)
+        self._found = [new if rule is None else rule for rule, new in zip(self._found, unknown)]
+
+    @property
+    def _on_one_unseen(self) -> bool:
+        own = self._own_step or overrides_compute_loss(self._model)
+        return own and self._may_be_whole and self._name != "predict_step"
 
     def look(self, batch: Any) -> None:
         """Looks at the first rows of a batch. After `anything_to_join`."""
-        assert self._looks is not None
+        if self._looks is None:
+            return
         units = int(unit_count(batch))
         rows = min(units, _MOST_ROWS)
         if rows < 2:
@@ -183,9 +218,7 @@ class RuleFinder:
         try:
             seen = self._looks.seen(batch, rows, values)
         except tf.errors.OpError as error:
-            _log.warning(_NOT_LOOKED_AT, error)
-            unknown = (WriteRule(EQUAL) if key[0] == "write" else MEAN for key in self._keys)
-            self._found = [new if rule is None else rule for rule, new in zip(self._found, unknown)]
+            self._could_not_look(error)
             return
         self._note(seen, batch, rows, values)
 
@@ -206,7 +239,9 @@ class RuleFinder:
     def _not_shown(self) -> list[tuple[Any, ...]]:
         """What has no rule yet. Of what is fed with a weight it is not waited for."""
         found = zip(self._keys, self._found)
-        return [key for key, rule in found if rule is None and key[0] not in ("weighted", *_EARLIER)]
+        return [
+            key for key, rule in found if rule is None and key[0] not in ("weighted", *_EARLIER, *_ALL_ROWS)
+        ]
 
     @property
     def answers(self) -> list[Any]:
@@ -273,7 +308,14 @@ class RuleFinder:
         assert self._looks is not None
         make = functools.partial(Looks, self._make, self._tolerance)
         case, in_graph = (batch, rows, values), not self._model.run_eagerly
-        way = find_way(self._looks, make, case, seen, numbers, in_graph)
+        added = {noted[1:]: seen.rule(noted) or MEAN for noted in numbers if noted[0] == "added"}
+        if gradients and set(added.values()) - {
+            MEAN,
+            ACROSS_ROWS,
+        }:  # a gradient is taken of what they are turned into
+            self._looks = make(rules=JoinRules(added=added))
+            seen = self._looks.seen(*case, one=seen.one)
+        way = find_way(self._looks, make, case, seen, numbers, added, in_graph)
         if way is None:
             return seen
         self._looks = way.looks
@@ -295,6 +337,11 @@ class RuleFinder:
             if self._found[place] is not None:
                 continue
             if key == _EARLIER:
+                continue
+            if key == _ALL_ROWS:
+                if seen.looks_across(noted for noted in self._whole.noted if noted[0] == "order"):
+                    rule = self._not_joined(*_OTHER_ORDER)
+                    self._found[place] = rule if _is_on_one(rule) else None
                 continue
             if key[0] == "write":
                 self._found[place] = writes.get(key[1])
@@ -426,6 +473,10 @@ class RuleFinder:
             what,
         )
         return rule
+
+
+def _unknown(key: tuple[Any, ...]) -> Any:
+    return WriteRule(EQUAL) if key[0] == "write" else MEAN
 
 
 def _is_on_one(rule: Any) -> bool:

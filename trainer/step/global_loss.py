@@ -161,8 +161,15 @@ def loss_of_rows(
 def _gathered(y_true: Any, y_pred: Any, sample_weight: Any) -> list[Any]:
     """Of all replicas."""
     _may_gather()
+    _note_gathered(keras.tree.flatten(y_pred))
     true, weight = (own_rows_of_all(each, is_data=True) for each in (y_true, sample_weight))
     return [true, own_rows_of_all(y_pred), weight]
+
+
+def _note_gathered(outputs: Sequence[Any]) -> None:
+    observer = this_step().observer
+    if observer is not None:
+        observer.gathers(outputs)
 
 
 def _may_gather() -> None:
@@ -184,6 +191,7 @@ def on_all_rows(call: Callable[..., Any], *arguments: Any, without_rows: Sequenc
     leaves = keras.tree.flatten(arguments)
     first = len(keras.tree.flatten(arguments[:-2]))  # of the outputs
     last = first + len(keras.tree.flatten(arguments[-2]))
+    _note_gathered([leaf for n, leaf in enumerate(leaves) if first <= n < last and n not in without_rows])
     leaves = [
         leaf if n in without_rows else own_rows_of_all(leaf, is_data=not first <= n < last)
         for n, leaf in enumerate(leaves)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ...distribute.join_rules import JoinRules
 from ..inputs.row_units import slice_units
 from ..inputs.rows import concat_rows
 from .compared_parts import Seen
@@ -20,10 +21,10 @@ class Looks:
     """A step that is only looked at, in two traces: as one device computes it, and as one of two replicas does.
 
     Args:
-        make: `make(known=, at_tape=, parts=)` traces the step; see `ObservedStep`.
+        make: `make(known=, at_tape=, rules=)` traces the step; see `ObservedStep`.
         tolerance: relative; what is equal within it is the same.
         at_tape: whether gradients are joined where they are taken.
-        parts: see `JoinRules`.
+        rules: those that are known before.
         first: the first trace, where it is there; None: it is made.
 
     Attributes:
@@ -35,12 +36,12 @@ class Looks:
         make: Callable[..., ObservedStep],
         tolerance: float,
         at_tape: bool = False,
-        parts: Mapping[tuple[Any, ...], Sequence[str]] | None = None,
+        rules: JoinRules | None = None,
         first: ObservedStep | None = None,
     ) -> None:
         self._tolerance = tolerance
-        self.whole = first or make(at_tape=at_tape, parts=parts)
-        self._part = make(known=self.whole.exchanged, at_tape=at_tape, parts=parts)
+        self.whole = first or make(at_tape=at_tape, rules=rules)
+        self._part = make(known=self.whole.exchanged, at_tape=at_tape, rules=rules)
 
     def seen(
         self, batch: Any, rows: int, states: Sequence[np.ndarray], times: float = AS_IT_IS, one: Any = None

@@ -11,35 +11,45 @@ Context: replica, in the graph of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ...compat.edges import holds_functions, made_again
-from ...distribute.join_rules import SAME
+from ...distribute.join_rules import LARGEST, SAME, SMALLEST
 from ...distribute.replicas import all_reduce_sum_packed
 from ...distribute.step_context import StepContext
 
+_EXTREMES = {LARGEST: tf.reduce_max, SMALLEST: tf.reduce_min}
 _FREE = ("Const", "HostConst")
+_WHOLE = "gradients that were taken"
 _OF_ROWS = ("Shape", "ShapeN")  # their outputs have a known shape, but are no numbers to be joined
 
 
-def parts_of(value: Any) -> list[tf.Tensor]:
+def parts_of(value: Any, step: StepContext) -> list[tf.Tensor]:
     """The tensors without rows that `value` is computed of by operations on such alone, in a fixed order.
 
     Each of them is computed from tensors with rows (sums, counts, a matrix of covariances) or read from a variable. What has
-    no rows is told by its shape, which is known. None if `value` is such a tensor itself.
+    no rows is told by its shape, which is known. It may be `value` itself.
 
     Args:
         value: scalar, in a graph in which the rows of a batch are not known.
+        step: in which it is computed.
     """
     if not _is_symbolic_scalar(value):
         return []
     found: dict[int, tf.Tensor] = {}
-    _visit(value, found, set())
+    whole, seen = step.notes.get(_WHOLE, {}), set()
+    _visit(value, found, seen)
     parts = list(found.values())
-    return [] if any(part is value for part in parts) else parts
+    return [] if any(key in seen for key in whole) else parts
+
+
+def keep_whole(gradients: Iterable[Any], step: StepContext) -> None:
+    """What depends on these gradients has no parts: if they are joined, it is joined with them."""
+    step.notes.setdefault(_WHOLE, {}).update({id(g): g for g in gradients})
 
 
 def _is_symbolic_scalar(value: Any) -> bool:
@@ -78,7 +88,7 @@ def number_of_all(
 ) -> tf.Tensor:
     """A number of a step as it is to be joined: that of the whole batch, where rules were found for its parts."""
     if step.observer is not None:
-        step.observer.computed(what, value)
+        step.observer.computed(what, value, step)
     rules = step.rules.parts.get(what)
     if rules is None or step.num_replicas == 1:
         return value
@@ -99,17 +109,13 @@ def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[A
     Raises:
         RuntimeError: it has other parts than rules were found for.
     """
-    parts = parts_of(value)
+    parts = parts_of(value, step)
     if len(parts) != len(rules):
         raise RuntimeError(f"A number has {len(parts)} parts, where {len(rules)} were found before: {value}.")
-    own = [
-        tf.math.multiply_no_nan(tf.cast(part, tf.float64), step.weight(rule, tf.float64))
-        for part, rule in zip(parts, rules)
-        if rule != SAME
-    ]
+    own = [_contribution(part, rule, step) for part, rule in zip(parts, rules) if rule != SAME]
     sums = iter(all_reduce_sum_packed(own))
     totals = [
-        tf.identity(part) if rule == SAME else _cast(next(sums), part.dtype)
+        tf.identity(part) if rule == SAME else _total(next(sums), part.dtype, rule)
         for part, rule in zip(parts, rules)
     ]
     known = {id(part): total for part, total in zip(parts, totals)}
@@ -154,16 +160,37 @@ def _slopes(
     numbers = [index for index, part in enumerate(parts) if part.dtype.is_floating]
     slopes = tf.gradients(whole, [totals[index] for index in numbers]) if numbers else []
     return whole, [
-        (parts[index], tf.convert_to_tensor(slope) * step.weight(rules[index], slope.dtype))
-        for index, slope in zip(numbers, slopes)
+        (parts[i], tf.convert_to_tensor(slope) * _weight(parts[i], totals[i], rules[i], step))
+        for i, slope in zip(numbers, slopes)
         if slope is not None
     ]
 
 
-def _cast(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def _contribution(part: tf.Tensor, rule: str, step: StepContext) -> tf.Tensor:
+    """What this replica adds to a sum over the replicas; of what is the largest or smallest a place for each of them."""
+    part = tf.cast(part, tf.float64)
+    if rule not in _EXTREMES:
+        return tf.math.multiply_no_nan(part, step.weight(rule, tf.float64))
+    neutral = tf.constant(-np.inf if rule == LARGEST else np.inf, tf.float64)
+    own = tf.one_hot(step.replica_id, step.num_replicas, dtype=tf.float64) > 0
+    others = tf.zeros([], tf.float64) if step.observer is None else neutral  # which stands in for them
+    return tf.where(own, tf.where(step.alive, part, neutral), others)
+
+
+def _total(total: tf.Tensor, dtype: tf.DType, rule: str) -> tf.Tensor:
+    if rule in _EXTREMES:
+        total = _EXTREMES[rule](total)
     if dtype.is_bool:
         return total > 0.5
     return tf.cast(total if dtype.is_floating else tf.round(total), dtype)
+
+
+def _weight(part: tf.Tensor, total: tf.Tensor, rule: str, step: StepContext) -> tf.Tensor:
+    """What the gradient of a part is weighted with; of what is the largest, only the replica that has it counts."""
+    if rule not in _EXTREMES:
+        return step.weight(rule, part.dtype)
+    has_it = tf.cast(tf.logical_and(step.alive, tf.equal(part, total)), part.dtype)
+    return tf.math.divide_no_nan(has_it, all_reduce_sum_packed([has_it])[0])
 
 
 def _again(value: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:

@@ -7,7 +7,7 @@ told what the first one learned from "all replicas" (totals, gathered rows).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -19,7 +19,7 @@ from ...compat.pruning import Pruned, only_computes, operations_behind, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.join_rules import MEAN, SAME, JoinRules
-from ...distribute.step_context import StepContext, step_scope
+from ...distribute.step_context import StepContext, step_scope, this_step
 from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.stages.slices import map_values, values_of
 from ..inputs.row_units import slice_units
@@ -129,10 +129,10 @@ class Observed:
         behind = operations_behind([value], self._same)
         return only_computes(behind) and not any(tensor.op in behind for tensor in self._own)
 
-    def computed(self, what: tuple[Any, ...], value: Any) -> None:
+    def computed(self, what: tuple[Any, ...], value: Any, step: StepContext) -> None:
         """Notes the numbers of which a number is computed."""
         if self._times is not None and isinstance(value, tf.Tensor) and value.graph is self._times.graph:
-            for place, part in enumerate(parts_of(value)):
+            for place, part in enumerate(parts_of(value, step)):
                 self.note(("part", *what, place), part)
                 if self._is_same(part):
                     self.notes["same part", *what, place] = tf.ones([])
@@ -172,6 +172,17 @@ class Observed:
         for name, first, last in (("first", 0, self._split), ("last", self._split, total)):
             self._loss_of_part(name, Observed(whole.exchanged), loss_of, rows, first, last, total)
 
+    def gathers(self, outputs: Sequence[Any]) -> None:
+        """Notes outputs that have other rows than the batch: are those of the parts, one after the other, the whole?"""
+        step = this_step()
+        for output in outputs:
+            if isinstance(output, tf.Tensor) and output.dtype.is_floating and output.shape.rank:
+                rows = tf.shape(output)[0]
+                each = tf.size(output) // tf.maximum(step.rows, 1)
+                sketch = _sketch(output, step.rows_before * each)
+                others = tf.cast(tf.not_equal(rows, step.rows), sketch.dtype)
+                self.notes["order", step.count("gathered outputs")] = sketch * others
+
     def _part_of(self, rows: Any, first: Any, last: Any, total: Any) -> Any:
         leaves = keras.tree.flatten(rows)
         parts = [leaf if _has_no_rows(leaf) else slice_units(leaf, first, last, total) for leaf in leaves]
@@ -195,15 +206,18 @@ def _has_no_rows(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[0] is not None
 
 
-def _sketch(value: Any) -> tf.Tensor:
-    """Two numbers that are linear in those of `value`: what is a sum, a mean, ... of tensors is one of these."""
+def _sketch(value: Any, first: Any = 0) -> tf.Tensor:
+    """Two numbers that are linear in those of `value`: what is a sum, a mean, ... of tensors is one of these.
+
+    `first`: the place of its first number among those that are compared.
+    """
     if isinstance(value, tf.IndexedSlices):
         flat = tf.reshape(value.values, [tf.size(value.indices), -1])
         width = tf.shape(flat, tf.int64)[1]
         place = tf.cast(value.indices, tf.int64)[:, None] * width + tf.range(width)[None]
     else:
         flat = tf.reshape(value, [-1])
-        place = tf.range(tf.size(flat, tf.int64))
+        place = tf.range(tf.size(flat, tf.int64)) + tf.cast(first, tf.int64)
     numbers, place = tf.cast(flat, tf.float64), tf.cast(place, tf.float64)
     return tf.stack([tf.reduce_sum(numbers * tf.cos(w * place + b)) for w, b in ((0.7, 0.2), (1.3, 1.1))])
 
@@ -219,7 +233,7 @@ class ObservedStep:
         own_logs: whether the step returns logs that are not the results of metrics.
         known: None for the trace that computes on all rows; else the tensors that it exchanged.
         at_tape: whether gradients are joined where a tape gives them.
-        parts: see `JoinRules`.
+        rules: those that are known before; None: none is.
 
     Attributes:
         changes_gradients: whether an optimizer is given other gradients than tapes gave, and replicas could meet at these.
@@ -245,10 +259,10 @@ class ObservedStep:
         own_logs: bool,
         known: Sequence[tf.Tensor] | None = None,
         at_tape: bool = False,
-        parts: Mapping[tuple[Any, ...], Sequence[str]] | None = None,
+        rules: JoinRules | None = None,
     ) -> None:
         self._model, self._step_fn, self._spec, self._at_tape = model, step_fn, spec, at_tape
-        self._rules = JoinRules(parts=parts or {})
+        self._rules = rules or JoinRules()
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
         self.reads: list[keras.Variable] = []

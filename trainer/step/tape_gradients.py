@@ -35,12 +35,13 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         number = step.count("tape calls")
         parts = step.rules.parts.get(("tape", number))
         if step.observer is not None and not (args or kwargs):
-            step.observer.computed(("tape", number), target)
+            step.observer.computed(("tape", number), target, step)
         if parts is None:
             found = original(self, target, sources, *args, **kwargs)
         else:
             found = number_parts.gradient(functools.partial(original, self), target, parts, step, sources)
         gradients = tf.nest.flatten(found)
+        number_parts.keep_whole([g for g in gradients if isinstance(g, tf.Tensor)], step)
         if step.observer is not None:
             gradients = step.observer.taken(number, gradients)
         elif step.rules.tapes:
