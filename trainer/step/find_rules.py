@@ -35,6 +35,7 @@ from ...distribute.join_rules import (
 )
 from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
+from . import rule_words as words
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
 from .earlier_joins import find_way
 from .looks import Looks
@@ -48,66 +49,12 @@ _PARTS = ("whole", "first", "last")
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
 
-_NOT_LOOKED_AT = "The code of your own in this step could not be looked at, so %s: %r"
-_SO_MEANS = "what it returns is taken for means over the rows"
-_SO_ON_ONE = (
-    "the first replica computes each batch as a whole, which gives the numbers of one device at its speed"
-)
-_WARNED = {
-    "gradients": "The gradient in call {} of an optimizer in `train_step`",
-    "added": "A loss that a layer adds with `add_loss`",
-}
-
-_WORDS = {
-    "loss": "the value of `compute_loss`",
-    "gradients": "the gradient in call {} of an optimizer",
-    "added": "a loss of `add_loss`",
-    "log": "the log {}",
-    "fed": "number {} that a metric is fed with",
-}
-_NO_MEAN = (
-    "are neither means over the rows of a batch nor sums over them. ",
-    "compute them from rows of all replicas (`unisono.distribute.gather`), from the result of a metric, or from gradients "
-    "after `optimizer.aggregate_gradients(...)`.",
-)
-_LOOKS_ACROSS = (
-    "looks across the rows of a batch. ",
-    "gather what is compared with `unisono.distribute.gather(values)`, divide by a total of the global batch with "
-    "`unisono.distribute.global_mean`, or use gradients after `optimizer.aggregate_gradients(...)`.",
-)
-_ADDS_A_CONSTANT = (
-    "adds to a sum over the rows what does not depend on them, such as a regularizer, and each replica would add it. ",
-    "divide that part by the number of replicas, as `tf.nn.scale_regularization_loss` does, or make the rest a mean over "
-    "the rows.",
-)
-_OTHER_ORDER = (
-    "An output that a loss of your own compares by rows",
-    MEAN,
-    (
-        "has other rows than the batch, in another order than that of the replicas (two views of each row, one view after "
-        "the other, or valid tokens alone). ",
-        "give its entries an axis of their own, `[rows, entries, ...]`, or make outputs of them.",
-    ),
-)
-_ON_ONE = (
-    "So the first replica computes each batch as a whole: the numbers are those of one device, and so is the speed. For all "
-    "replicas to share the work, "
-)
-_DIFFERS = "Each replica has its own rows, so the result differs from that of one device: "
-
 _ALL_ROWS = ("all rows",)  # ON_ONE, where that is told by nothing else
-_NO_KEYS = (
-    "size",
-    "same",
-    "same part",
-    "tape",
-    "part",
-    "order",
-)  # what is noted, and needs no rule of its own
+# Noted beside the numbers; needs no rule of its own.
+_NO_KEYS = ("size", "same", "same part", "tape", "part", "order")
 _WITHOUT_ROWS = ("without rows",)
-_EARLIER = (
-    "earlier",
-)  # the rules of what is joined before the step is done with it: of tapes, of parts of numbers
+# The rules of what is joined before the step is done with it: of tapes, of parts of numbers.
+_EARLIER = ("earlier",)
 
 _log = logging.getLogger("unisono")
 
@@ -196,7 +143,7 @@ class RuleFinder:
                 self._keys.append(_ALL_ROWS)
                 self._found.append(None)
             self._found[self._keys.index(_ALL_ROWS)] = [ON_ONE, MEAN]
-        _log.warning(_NOT_LOOKED_AT, _SO_ON_ONE if self._on_one_unseen else _SO_MEANS, error)
+        _log.warning(words.NOT_LOOKED_AT, words.SO_ON_ONE if self._on_one_unseen else words.SO_MEANS, error)
         unknown = (None if key in (_EARLIER, _ALL_ROWS) else _unknown(key) for key in self._keys)
         self._found = [new if rule is None else rule for rule, new in zip(self._found, unknown)]
 
@@ -231,7 +178,7 @@ class RuleFinder:
     def taken_for_means(self) -> list[str]:
         """The numbers that have not shown their rules, beside what is written."""
         return [
-            _WORDS[key[0]].format(*(str(part).lstrip("/") for part in key[1:]))
+            words.NAMES[key[0]].format(*(str(part).lstrip("/") for part in key[1:]))
             for key in self._not_shown()
             if key[0] != "write"
         ]
@@ -339,9 +286,7 @@ class RuleFinder:
             if key == _EARLIER:
                 continue
             if key == _ALL_ROWS:
-                if seen.looks_across(noted for noted in self._whole.noted if noted[0] == "order"):
-                    rule = self._not_joined(*_OTHER_ORDER)
-                    self._found[place] = rule if _is_on_one(rule) else None
+                self._found[place] = self._all_rows(seen)
                 continue
             if key[0] == "write":
                 self._found[place] = writes.get(key[1])
@@ -351,30 +296,48 @@ class RuleFinder:
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
             joined = rule not in (None, ACROSS_ROWS) and not _is_on_one(rule)
-            if joined and key[0] in ("loss", *_WARNED):
+            if joined and key[0] in ("loss", *words.WARNED):
                 later = self._seen_later(batch, rows, values) if later is None else later
                 if key[0] == "loss" and self._loss_differs(str(rule), later):
                     rule = ACROSS_ROWS
                 elif key[0] != "loss" and any(each.rule(self._noted[key]) == ACROSS_ROWS for each in later):
-                    rule = self._not_joined(_WARNED[key[0]].format(*key[1:]), str(rule))
+                    rule = self._not_joined(words.WARNED[key[0]].format(*key[1:]), str(rule))
             elif rule == ACROSS_ROWS and key[0] != "loss":
                 nearest = nearest or self._nearest(batch, rows, values)
                 rule, constant = nearest[self._noted[key]]
                 if key[0] in ("log", "fed"):
                     no_means[place] = self._name_of_number(*key)
-                if key[0] in _WARNED:
+                if key[0] in words.WARNED:
                     of_losses = True
                     adds = constant is not None and seen.is_left_over(self._noted[key], constant)
-                    why = _ADDS_A_CONSTANT if adds else _LOOKS_ACROSS
-                    rule = self._not_joined(_WARNED[key[0]].format(*key[1:]), rule, why)
+                    why = words.ADDS_A_CONSTANT if adds else words.LOOKS_ACROSS
+                    rule = self._not_joined(words.WARNED[key[0]].format(*key[1:]), rule, why)
             self._found[place] = rule
         if no_means and not of_losses:  # whose cure is theirs
             what = f"Some numbers of a step ({', '.join(dict.fromkeys(no_means.values()))})"
             if self._name == "test_step":  # it is there for its numbers alone
                 place = next(iter(no_means))
-                self._found[place] = self._not_joined(what, self._found[place], _NO_MEAN)
+                self._found[place] = self._not_joined(what, self._found[place], words.NO_MEAN)
             else:
-                self._warn(f"{what} {_NO_MEAN[0]}{_DIFFERS}{_NO_MEAN[1]}")
+                self._warn(f"{what} {words.NO_MEAN.fact}{words.DIFFERS}{words.NO_MEAN.cure}")
+
+    def _all_rows(self, seen: Seen) -> Any:
+        """ON_ONE, where each number by itself may be joined and all of them are not."""
+        rule: Any = None
+        if seen.looks_across(noted for noted in self._whole.noted if noted[0] == "order"):
+            what = "An output that a loss of your own compares by rows"
+            rule = self._not_joined(what, MEAN, words.OTHER_ORDER)
+        elif self._losses_share_statistics(seen):
+            rule = self._not_joined("The gradients of a step", MEAN, words.SHARED_STATISTICS)
+        return rule if _is_on_one(rule) else None
+
+    def _losses_share_statistics(self, seen: Seen) -> bool:
+        """Whether gradients that are joined in different ways flow back through one synchronized normalization."""
+        rules = {seen.rule(noted) or MEAN for noted in self._noted.values() if noted[0] == "gradients"}
+        found = (
+            layer for layer in layers_of(self._model) if isinstance(layer, keras.layers.BatchNormalization)
+        )
+        return len(rules) > 1 and any(layer.synchronized for layer in found)
 
     def _name_of_number(self, kind: str, what: Any) -> str:
         if kind == "log":
@@ -423,11 +386,13 @@ class RuleFinder:
             key: (rule, 2 * once[key] - twice[key] if rule == SUM else None) for key, rule in rules.items()
         }
 
-    def _not_joined(self, what: str, nearest: str, why: tuple[str, str] = _LOOKS_ACROSS) -> Any:
+    def _not_joined(self, what: str, nearest: str, why: words.Why = words.LOOKS_ACROSS) -> Any:
         """The rule of a number that no rule joins: that all rows are computed on one replica, where that can be."""
         if self._whole.random:
             return nearest
-        self._warn(f"{what} {why[0]}{_ON_ONE if self._may_be_whole else _DIFFERS}{why[1]}")
+        self._warn(
+            f"{what} {why.fact}{words.ON_ONE_REPLICA if self._may_be_whole else words.DIFFERS}{why.cure}"
+        )
         return [ON_ONE, nearest] if self._may_be_whole else nearest
 
     def _warn(self, words: str) -> None:
@@ -464,6 +429,13 @@ class RuleFinder:
         return rules
 
     def _fallback(self, variable: keras.Variable) -> WriteRule:
+        if self._own_step:  # a queue of keys, say; layers of one's own that normalize are as those of Keras
+            what = f"The value that a step writes to {variable.path!r}"
+            place = self._keys.index(_ALL_ROWS)
+            rule = self._not_joined(what, MEAN, words.NO_STATE)
+            if _is_on_one(rule):
+                self._found[place] = rule
+                return WriteRule(FIRST)
         rule = WriteRule(MEAN if tf.as_dtype(variable.dtype).is_floating else FIRST)
         what = "the mean, weighted with the rows," if rule.kind == MEAN else "that of the first replica"
         _log.warning(
