@@ -10,8 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-__all__ = ["get_keras_mask", "set_keras_mask"]
+__all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
 
 def is_own(layer: Any) -> bool:

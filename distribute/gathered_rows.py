@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.layers import get_keras_mask, set_keras_mask
+from ..compat.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from .arguments import shown
 from .collectives import refuse_collective
 from .replicas import num_replicas
@@ -35,7 +35,7 @@ def gather(values: Any) -> Any:
         TypeError: a ragged or sparse tensor of floating point numbers.
         ValueError: in a part of a step that XLA compiles.
 
-    Context: replica, or no strategy.
+    Context: replica, or no strategy; where Keras finds out the shapes of a layer's outputs, it returns `values`.
 
     Examples:
         >>> gather(tf.ones([2, 3])).shape
@@ -53,6 +53,8 @@ def gather(values: Any) -> Any:
         return own_rows_of_all(values)
     context = tf.distribute.get_replica_context()
     if context is None:
+        if in_symbolic_scope():  # a layer of a model that is being made: the rows are not known
+            return values
         raise RuntimeError(
             "`gather` was called outside of `strategy.run`: call it inside, where each replica has its rows."
         )

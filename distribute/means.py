@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from ..compat.layers import in_symbolic_scope
 from .arguments import shown, whole_number
 from .replicas import all_reduce_sum, num_replicas
 from .step_context import current_step
@@ -68,7 +69,8 @@ def global_mean(
             '`reduction` must be "sum_over_batch_size" or "mean_with_sample_weight": the sum is no mean. '
             f"Received: {reduction!r}"
         )
-    if tf.distribute.get_replica_context() is None:
+    replica = tf.distribute.get_replica_context() is not None
+    if not (replica or in_symbolic_scope()):
         raise RuntimeError(
             "`global_mean` was called outside of `strategy.run`: call it inside, where each replica has its values."
         )
@@ -88,7 +90,9 @@ def global_mean(
         step = None
     if step is not None and not (isinstance(step.rows, int) and step.rows > 0):
         count = tf.where(step.alive, count, tf.zeros_like(count))
-    part = tf.math.divide_no_nan(total, all_reduce_sum([count])[0])
+    if replica:  # else Keras finds out the shapes of a layer's outputs
+        (count,) = all_reduce_sum([count])
+    part = tf.math.divide_no_nan(total, count)
     return part if step is None else tf.math.divide_no_nan(part, step.share(part.dtype))
 
 

@@ -261,3 +261,18 @@ def test_adopt_and_load_refuse_what_is_no_model(tmp_path: pathlib.Path):
         unisono.adopt(keras.layers.Dense(1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"missing\.keras"):
         unisono.load_model(tmp_path / "missing.keras")
+
+
+def test_what_does_not_fit_is_named_where_an_input_is_left_out():
+    class Optional(unisono.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(2)
+
+        def call(self, inputs):
+            return self.out(inputs["a"])
+
+    model = Optional()
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"targets of shape \(None, 5\) and outputs of shape \(None, 2\)"):
+        model.fit({"a": X, "b": None}, np.ones((6, 5)), verbose=0)

@@ -238,7 +238,8 @@ def stepping(base):
             self.count, self.out = Counting(), keras.layers.Dense(3)
             self.nested, self.twice = Nested(), metrics.MeanSquaredError(name="twice")
             self.many = {
-                name: metrics.Mean(name=name) for name in ("rows", "number", "by_rows", "by_words", "half")
+                name: metrics.Mean(name=name)
+                for name in ("rows", "number", "by_rows", "by_words", "half", "listed")
             }
             self.unlisted = metrics.Mean(name="unlisted")
             self.of_numbers, self.own_mean = OfNumbers(), OwnMean(name="own_mean")
@@ -260,6 +261,7 @@ def stepping(base):
             self.many["by_rows"].update_state(loss, sample_weight=tf.shape(x)[0])
             self.many["by_words"].update_state(tf.reduce_sum(errors) / words, sample_weight=words)
             self.many["half"].update_state(loss, sample_weight=0.5)
+            self.many["listed"].update_state([loss, tf.reduce_sum(errors)])
             self.unlisted.update_state(errors, sample_weight=2.0)
             self.of_numbers.update_state(
                 loss, tf.reduce_sum(tf.cast(x > 0.3, tf.int32)), words, tf.constant(12)

@@ -114,6 +114,23 @@ class Moved(Base):
         return [gradient for gradient, _ in pairs]
 
 
+class Kept(Base):
+    """The model writes a state and uses it: its gradient does not reach what was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.norm.assign(0.9 * self.norm + tf.reduce_sum(tf.square(self.out.kernel)))
+        return super().call(x, training) / self.norm
+
+    def train_step(self, data):
+        self.update(*data)
+        return self.logs()
+
+
 class UpdateInBranch(Base):
     """Gradients are added up by hand, and applied in every second step."""
 
@@ -165,7 +182,7 @@ def assert_same(found, right):
     helpers.assert_close(found, right, helpers.FLOAT64)
 
 
-@pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved, UpdateInBranch, UpdatesInLoop])
+@pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved, Kept, UpdateInBranch, UpdatesInLoop])
 def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
     right = numbers(steps, keras.Model)
     assert_same(numbers(steps, unisono.Model), right)

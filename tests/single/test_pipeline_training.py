@@ -225,6 +225,25 @@ def classifier() -> keras.Model:
     )
 
 
+class Normed(layers.Dense):
+    """Writes the norm of its kernel and divides by it: the gradient does not reach what was written."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.norm = self.add_weight(shape=(), initializer="ones", trainable=False, name="norm")
+
+    def call(self, x, training=False):
+        if training:
+            self.norm.assign(0.9 * self.norm + keras.ops.sum(keras.ops.square(self.kernel)))
+        return super().call(x) / self.norm
+
+
+def normed() -> keras.Model:
+    inputs = keras.Input((FEATURES,))
+    hidden = Normed(5, activation="tanh", name="hidden")(inputs)
+    return unisono.Model(inputs, Normed(CLASSES, name="out")(hidden))
+
+
 def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     rng = np.random.default_rng(1)
     words, tags = _sequence()
@@ -276,6 +295,11 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
             lambda: {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
             {"x": x, "y": y, "batch_size": 4, "epochs": 1},
         ),
+        "state": (
+            normed,
+            lambda: {"optimizer": "adam", "loss": "mse"},
+            {"x": x, "y": y, "batch_size": 4, "epochs": 1},
+        ),
         "accumulation": (
             classifier,
             lambda: {
@@ -297,6 +321,8 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         ("branches", "gpipe", 1, False),
         ("blocks", "gpipe", 2, True),
         ("blocks", "1f1b", 1, True),
+        ("state", "gpipe", 2, True),
+        ("state", "1f1b", 1, False),
         ("accumulation", "1f1b", 2, False),
     ],
 )

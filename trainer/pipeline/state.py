@@ -42,7 +42,14 @@ class NotedWrites(keras.StatelessScope):
         outer = getattr(self, "original_scope", None)
         if value is None and outer is not None:
             value = outer.get_current_value(variable)
-        return raw_value(variable) if value is None else value
+        if value is None:
+            return raw_value(variable)
+        return tf.stop_gradient(value) if self._is_state(variable) else value
+
+    def _is_state(self, variable: Any) -> bool:
+        """Whether it was assigned and is no weight: no gradient flows through it into what was assigned."""
+        written = id(variable) in self.written
+        return written and not variable.trainable and tf.as_dtype(variable.dtype).is_floating
 
     def writes(self) -> list[tuple[Any, tf.Tensor]]:
         """(variable, last value) pairs in the order of the first assignment."""

@@ -172,17 +172,17 @@ def _placeholders(spec: Any, rows: int | None) -> Any:
     if spec is None:
         return None
 
+    dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec) if part is not None)
+
     def placeholder(part: Any) -> Any:
+        if part is None:  # an input that is left out
+            return None
         shape = part.shape
-        if rows is not None and shape.rank and shape[0] is None:
+        if dense and rows is not None and shape.rank and shape[0] is None:
             shape = tf.TensorShape([rows]).concatenate(shape[1:])
         return tf.compat.v1.placeholder(part.dtype, shape)
 
-    dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec) if part is not None)
-    parts = [
-        placeholder(part) if dense else tf.compat.v1.placeholder(part.dtype, part.shape)
-        for part in tf.nest.flatten(spec, expand_composites=True)
-    ]
+    parts = [placeholder(part) for part in tf.nest.flatten(spec, expand_composites=True)]
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 

@@ -67,14 +67,16 @@ class CollectedWrites(keras.StatelessScope):
         """The noted value, or the variable's own (Keras calls this).
 
         A tape knows a weight by its variable, whatever the step has assigned to it: spectral normalization assigns the
-        weight that it then uses, and sharpness-aware minimization takes a gradient at weights that it has moved.
+        weight that it then uses, and sharpness-aware minimization takes a gradient at weights that it has moved. No
+        gradient flows through what is read into what was assigned, such as a running mean into the rows.
         """
         noted = super().get_current_value(variable)
         if noted is None:
             return raw_value(variable)
         if self.stands_for_variable(variable):
             return _of_variable(noted, tf.convert_to_tensor(raw_value(variable)))
-        return noted
+        written = id(variable) in self.variables and noted.dtype.is_floating
+        return tf.stop_gradient(noted) if written else noted
 
     def stands_for_variable(self, variable: keras.Variable) -> bool:
         """Whether the gradient of what was assigned is the variable's."""

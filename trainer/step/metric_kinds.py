@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ...compat.training import Mean, MeanMetricWrapper, Sum, function_of, settings_of
 
@@ -29,7 +30,7 @@ def own_rows_suffice(metric: keras.metrics.Metric, args: tuple[Any, ...], kwargs
         return False
     if type(metric) in (Mean, Sum):
         values, weight = _parts(("values", "sample_weight"), args, kwargs)
-        return _rank(values) != 0 and not (weight is not None and _rank(weight) == 0)
+        return not _holds_numbers(values) and not (weight is not None and _rank(weight) == 0)
     y_true, y_pred, weight = _parts(_NAMES, args, kwargs)
     if isinstance(metric, Mean) and weight is not None and _rank(weight) == 0:
         return False  # weighs the mean of the batch
@@ -68,6 +69,13 @@ def _reaches_rows(settings: dict[str, Any], rank: int | None) -> bool:
 def _parts(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     given = {**dict(zip(names, args)), **kwargs}
     return [given.get(name) for name in names]
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether it is a number, or a list with a tensor that is one (`[loss]`), which is no row."""
+    if isinstance(value, list | tuple):
+        return any(tf.is_tensor(leaf) and _rank(leaf) == 0 for leaf in keras.tree.flatten(value))
+    return _rank(value) == 0
 
 
 def _rank(value: Any) -> int | None:
