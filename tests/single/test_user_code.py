@@ -225,6 +225,25 @@ class TracksInItsLoss(Net):
         return contrastive(y, y_pred)
 
 
+class CountsInRandomOrder(Count):
+    """Draws numbers, as ranking metrics do to break ties."""
+
+    def update_state(self, values):
+        super().update_state(ops.take(values, ops.argsort(keras.random.uniform(ops.shape(values)[:1])), 0))
+
+
+class SumsBesideDraws(Net):
+    """A metric draws numbers where a loss is summed."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = CountsInRandomOrder()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.held.update_state(y_pred)
+        return ops.sum((y - y_pred) ** 2)
+
+
 class OwnCall(keras.losses.Loss):
     """Overrides what calls the loss, not `call`."""
 
@@ -284,6 +303,7 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
     ),
     "across rows, with metrics in it": (TracksInItsLoss, {}),
+    "a sum, with a metric that draws": (SumsBesideDraws, {}),
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),
