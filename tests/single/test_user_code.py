@@ -225,6 +225,43 @@ class TracksInItsLoss(Net):
         return contrastive(y, y_pred)
 
 
+class CountsInRandomOrder(Count):
+    """Draws numbers, as ranking metrics do to break ties."""
+
+    def update_state(self, values):
+        super().update_state(ops.take(values, ops.argsort(keras.random.uniform(ops.shape(values)[:1])), 0))
+
+
+class SumsBesideDraws(Net):
+    """A metric draws numbers where a loss is summed."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = CountsInRandomOrder()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.held.update_state(y_pred)
+        return ops.sum((y - y_pred) ** 2)
+
+
+class KeepsStateInItsLoss(Net):
+    """Counts rows, steps and a sum, and averages, in `compute_loss`."""
+
+    def __init__(self, across):
+        super().__init__()
+        self.across = across
+        self.rows, self.steps = (keras.Variable(0, dtype="int32", trainable=False) for _ in range(2))
+        self.total, self.average = (keras.Variable(0.0, dtype="float64", trainable=False) for _ in range(2))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.rows.assign_add(ops.shape(y_pred)[0])
+        self.steps.assign_add(1)
+        self.total.assign_add(ops.sum(y_pred**2))
+        self.average.assign(0.9 * self.average + 0.1 * ops.mean(y_pred))
+        loss = ops.mean((y - y_pred) ** 2) * ops.exp(-0.1 * ops.cast(self.steps, "float64"))
+        return loss + contrastive(y, y_pred) if self.across else loss
+
+
 class OwnCall(keras.losses.Loss):
     """Overrides what calls the loss, not `call`."""
 
@@ -284,6 +321,9 @@ LOSSES = {  # a loss takes the dtype of the time when it is made: here are funct
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
     ),
     "across rows, with metrics in it": (TracksInItsLoss, {}),
+    "a sum, with a metric that draws": (SumsBesideDraws, {}),
+    "a mean, with state in it": (lambda: KeepsStateInItsLoss(across=False), {}),
+    "across rows, with state in it": (lambda: KeepsStateInItsLoss(across=True), {}),
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),

@@ -56,6 +56,11 @@ class RowLayout:
         index = next(i for i, other in enumerate(self.variables) if other is variable)
         return rows[:, self._bounds[index] : self._bounds[index + 1]].reshape(-1, *self._shapes[index])
 
+    def average_logs(self, rows: np.ndarray, weights: np.ndarray) -> None:
+        """Puts the mean of the own logs of the parts of a step, `rows`, into each of them."""
+        logs = rows[:, self._bounds[len(self.variables)] :]
+        logs[...] = np.average(logs, axis=0, weights=weights)
+
     def logs_of(self, row: np.ndarray) -> Any:
         """The own logs of a step."""
         first = len(self.variables)

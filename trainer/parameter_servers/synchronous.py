@@ -41,9 +41,10 @@ from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, WeightTotals, step_scope
 from ...optimizers.call_options import CallOptions, call_options
-from ..inputs.rows import batch_spec, slice_rows
+from ..inputs.rows import batch_spec, row_count, slice_rows
 from ..step.collected_writes import CollectedWrites
 from ..step.find_rules import RuleFinder
+from ..step.global_metrics import metrics_of, numbers_of_part
 from ..step.replica_slices import replica_bounds
 from .pieces import HOST, Piece
 from .worker_step import snapshot, step_row, write_state
@@ -147,7 +148,9 @@ class SynchronousSteps(WorkerSteps):
         """The rows of the parts of step `number`, `[parts, width]`, after the sum of the parts was applied."""
         ordered = self._computed(phase, self.parts_of(piece, number))
         applied = self.update(ordered)
+        assert self._layout is not None
         rows = np.concatenate([self.with_exact_loss(row, ordered, weight) for row, _, weight in ordered])
+        self._layout.average_logs(rows, np.array([weight[1] for _, _, weight in ordered]))
         if not applied:
             rows[:, 1:] = 0.0
         return rows
@@ -231,19 +234,21 @@ class SynchronousSteps(WorkerSteps):
     def _make(self, piece: Piece) -> Any:
         def run(inputs: Any, first: tf.Tensor, last: tf.Tensor, worker: tf.Tensor) -> Any:
             batch = piece.reader(inputs, tf.constant(0))
-            return self._part(slice_rows(batch, first, last), last - first, worker)
+            return self._part(slice_rows(batch, first, last), last - first, row_count(batch), worker)
 
         number = tf.TensorSpec([], tf.int32)
         return self._traced(run, [piece.signature, number, number, number])
 
-    def _part(self, batch: Any, rows: tf.Tensor, worker: tf.Tensor) -> Any:
+    def _part(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, worker: tf.Tensor) -> Any:
         assert self._layout is not None
         taken: list[tuple[Any, list[Any]]] = []
         number = worker if self._num_workers > 1 else 0
         step = StepContext(number, 1, rows, rows, totals=WeightTotals())
         step.take_gradients = lambda optimizer, pairs: taken.append((optimizer, list(pairs)))
         with tf.distribute.ReplicaContext(self._strategy, 0):
-            with step_scope(step), CollectedWrites() as writes:
+            of_batch = dataclasses.replace(step, global_rows=total)
+            numbers = numbers_of_part(metrics_of(self._model), of_batch)
+            with step_scope(step), CollectedWrites() as writes, numbers:
                 step.writes = writes
                 snapshot(self._model, writes, self._layout)
                 logs = self._model.train_step(batch)

@@ -27,6 +27,9 @@ from ...distribute.step_context import StepContext
 SETTLED = "settled"
 """In the notes of a step: ids of the variables whose copy on this replica shall hold what the replica wrote."""
 
+OF_ALL_ROWS = "written from all rows"
+"""In the notes of a step: ids of the variables that every replica has written from the rows of all replicas."""
+
 
 class WriteInNestedGraph(BaseException):
     """A branch or a loop writes; see `nested_graphs.py`. No `Exception`: code of the user's own must not catch it."""
@@ -87,6 +90,24 @@ class CollectedWrites(keras.StatelessScope):
             and id(variable) in self.variables
             and raw_value(variable) is not None
         )
+
+    def noted(self) -> tuple[dict[int, keras.Variable], dict[int, Any]]:
+        """What is noted now, for `tried_from`."""
+        return dict(self.variables), dict(self.state_mapping)
+
+    @contextlib.contextmanager
+    def tried_from(self, noted: tuple[dict[int, keras.Variable], dict[int, Any]]) -> Iterator[None]:
+        """What is computed in it begins with what was `noted`, and its own writes are dropped."""
+        kept = self.variables, self.state_mapping
+        self.variables, self.state_mapping = (dict(part) for part in noted)
+        try:
+            yield
+        finally:
+            self.variables, self.state_mapping = kept
+
+    def written_since(self, noted: tuple[dict[int, keras.Variable], dict[int, Any]]) -> set[int]:
+        """The ids of the variables that were written after this was `noted`."""
+        return {key for key in self.variables if self.state_mapping[key] is not noted[1].get(key)}
 
     def items(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """(variable, last value) pairs, in the order of the first assignment."""
@@ -169,6 +190,8 @@ def make_writes(
 
 def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:
     """How the values of the replicas become one; None: they are equal already."""
+    if id(variable) in step.notes.get(OF_ALL_ROWS, ()) and not is_random_state(variable):
+        return WriteRule(FIRST)
     found, said = step.rules.writes.get(id(variable)), declared(variable)
     if said is not None:
         return found if found is not None and found.kind == said.kind else said

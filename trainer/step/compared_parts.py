@@ -182,10 +182,10 @@ def _extreme(cases: Sequence[Any]) -> str | None:
 
 
 def _kept(cases: Sequence[Any]) -> float:
-    """The part of the old value that stays: what another old value changes, for the same rows."""
-    old, one, first, last = cases[-1]
-    change, effect = (old, first + last - one) if len(cases) == 1 else (old - cases[0][0], one - cases[0][1])
-    return float(np.vdot(effect, change) / np.vdot(change, change)) if np.any(change) else 1.0
+    """The part of the old value that stays: what the parts have more together than all rows."""
+    old = np.concatenate([case[0].ravel() for case in cases])
+    more = np.concatenate([(first + last - one).ravel() for _, one, first, last in cases])
+    return float(np.vdot(more, old) / np.vdot(old, old)) if np.any(old) else 1.0
 
 
 def _near(within: float) -> Callable[..., bool]:

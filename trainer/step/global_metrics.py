@@ -206,6 +206,33 @@ def _settled(metric: Any, step: StepContext, counts: Any) -> Iterator[None]:
         step.notes.setdefault(SETTLED, set()).add(id(variable))
 
 
+@contextlib.contextmanager
+def numbers_of_part(metrics: list[Any], part: StepContext) -> Iterator[None]:
+    """While a worker computes a part of a batch: one number that `Mean` or `Sum` is fed with counts for its rows.
+
+    Args:
+        metrics: the model's metrics.
+        part: the rows of the part, and of the batch.
+    """
+    means = [metric for metric in leaf_metrics(metrics) if type(metric) in (Mean, Sum)]
+    for metric in means:
+        object.__setattr__(metric, "update_state", _update_of_part(metric.update_state, part))
+    try:
+        yield
+    finally:
+        for metric in means:
+            object.__delattr__(metric, "update_state")
+
+
+def _update_of_part(original: Callable[..., Any], part: StepContext) -> Callable[..., Any]:
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        if not _is_one_number(values, sample_weight):
+            return original(values, sample_weight=sample_weight)
+        return _update_mean(original, part, {}, values, sample_weight)
+
+    return update_state
+
+
 def _exact_result(metric: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def result(*args: Any, **kwargs: Any) -> Any:
         step = current_step()

@@ -37,7 +37,7 @@ def spread(shape: Any, dtype: Any) -> tf.Tensor:
     step, sizes = this_step(), tf.cast(tf.reshape(tf.convert_to_tensor(shape), [-1]), tf.int64)
     count = tf.reduce_prod(sizes)
     rows = tf.concat([sizes, [1]], 0)[0]
-    before = tf.where(rows == tf.cast(step.rows, tf.int64), tf.cast(step.first_row, tf.int64), 0)
+    before = tf.where(rows == tf.cast(step.rows, tf.int64), tf.cast(step.rows_before, tf.int64), 0)
     place = tf.range(count) + before * tf.math.floordiv(count, tf.maximum(rows, 1))
     numbers = tf.math.floormod(0.5 + _GOLDEN * tf.cast(place, tf.float64), 1.0)
     return tf.cast(tf.reshape(numbers, shape), dtype)

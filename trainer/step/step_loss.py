@@ -15,6 +15,7 @@ from ...distribute.gathered_rows import own_rows_of_all
 from ...distribute.join_rules import ACROSS_ROWS
 from ...distribute.step_context import StepContext, current_step, this_step
 from .added_losses import in_units_of_a_mean, losses_in_step
+from .collected_writes import OF_ALL_ROWS
 from .global_loss import compiled_loss_of, on_all_rows
 from .kept_tensors import kept_rows_become
 
@@ -92,9 +93,18 @@ def loss_on_replica(
 
     if step.num_replicas == 1 or not overrides_compute_loss(model):
         return loss_of(x, y, y_pred, sample_weight)
+    before = step.writes.noted()
     if step.rules.loss == ACROSS_ROWS:
-        return _of_all_rows(loss_of, step, x, y, y_pred, sample_weight)
+        loss = _of_all_rows(loss_of, step, x, y, y_pred, sample_weight)
+        step.notes[OF_ALL_ROWS] = step.writes.written_since(before)
+        return loss
     loss = loss_of(x, y, y_pred, sample_weight)
+
+    def again(*rows: Any) -> tf.Tensor:
+        """With the state of the first time, of which the writes count."""
+        with step.writes.tried_from(before):
+            return loss_of(*rows)
+
     if step.observer is not None:
-        step.observer.loss(loss, loss_of, (x, y, y_pred, sample_weight))
+        step.observer.loss(loss, again, (x, y, y_pred, sample_weight))
     return in_units_of_a_mean(loss, step.rules.loss, step)
