@@ -84,8 +84,8 @@ ATTRIBUTES = {
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_attr_scope_map _colocation_stack "
     "_control_dependencies_stack _create_op_internal _device_function_stack _get_control_flow_context _get_function",
-    "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _id _is_stateful _set_device "
-    "_update_input",
+    "tensorflow.python.framework.ops:Operation": "_add_control_input _add_control_inputs _clear_attr _id "
+    "_is_stateful _remove_all_control_inputs _set_device _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
     "_cached_value _shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",

@@ -2,6 +2,7 @@
 
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -158,7 +159,37 @@ def test_a_pruned_function_computes_what_it_returns_and_nothing_else():
     assert prune_to(lambda x: {}, [tf.TensorSpec([], tf.float32)])(tf.constant(1.0)) == {}
 
 
-def test_what_depends_on_a_write_cannot_be_pruned():
-    counter = tf.Variable(0.0)
-    with pytest.raises(RuntimeError, match="leaves a trace: AssignAddVariableOp"):
-        prune_to(lambda x: x + counter.assign_add(x), [tf.TensorSpec([], tf.float32)])
+def test_what_is_read_after_a_write_is_what_was_there_before():
+    counter = tf.Variable(2.0)
+    pruned = prune_to(lambda x: x + counter.assign_add(x), [tf.TensorSpec([], tf.float32)])
+    assert pruned(tf.constant(3.0)) == 5.0 and float(counter) == 2.0
+
+
+def test_what_depends_on_a_side_effect_cannot_be_pruned():
+    def calls_python(x):
+        return x + tf.numpy_function(lambda a: a, [x], tf.float32)
+
+    with pytest.raises(RuntimeError, match="leaves a trace: PyFunc"):
+        prune_to(calls_python, [tf.TensorSpec([], tf.float32)])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: tf.nn.sampled_softmax_loss(tf.ones([9, 2]), tf.zeros([9]), [[1], [2]], x, 3, 9),
+        lambda x: tf.debugging.check_numerics(x, "not finite"),
+        lambda x: keras.ops.ctc_loss([[1], [2]], tf.ones([2, 3, 4]) * x[0, 0], [1, 1], [3, 3]),
+    ],
+    ids=["sampled softmax", "check_numerics", "ctc_loss"],
+)
+def test_operations_that_only_seem_to_leave_a_trace_are_pruned(loss):
+    pruned = prune_to(loss, [tf.TensorSpec([2, 2], tf.float32)])
+    assert np.isfinite(pruned(tf.ones([2, 2]))).all()
+
+
+def test_a_loop_draws_nothing():
+    def counted(x):
+        return tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (0, x))[1]
+
+    pruned = prune_to(counted, [tf.TensorSpec([], tf.float32)])
+    assert pruned(tf.constant(1.0)) == 8.0 and not pruned.draws_numbers

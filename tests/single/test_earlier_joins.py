@@ -1,0 +1,399 @@
+"""Numbers of user code that are neither means over rows nor sums: three uneven replicas, compared with one device."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import unisono
+from tests.helpers import FLOAT64, assert_close, mirrored
+from unisono.distribute.join_rules import MEAN
+from unisono.trainer.step.find_rules import RuleFinder
+
+L = keras.layers
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(23, 5)), RNG.normal(size=(23, 2))
+BATCH = 8  # uneven on three replicas; the last batch has 7 rows
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+class Net(unisono.Model):
+    """Trains with a step of its own: `loss_of` says with which loss, `changed` what is done with its gradients."""
+
+    def __init__(self, between=L.Identity):
+        super().__init__()
+        self.first, self.between, self.last = L.Dense(6, activation="tanh"), between(), L.Dense(2)
+        self.tracked = keras.metrics.Mean(name="tracked")
+
+    @property
+    def metrics(self):
+        return [self.tracked]
+
+    def call(self, x, training=False):
+        return self.last(self.between(self.first(x), training=training))
+
+    def loss_of(self, x, y, training):
+        return tf.reduce_mean((y - self(x, training=training)) ** 2)
+
+    def changed(self, gradients):
+        return gradients
+
+    def logged(self, loss, gradients):
+        return {}
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y, True)
+        weights = self.trainable_variables
+        gradients = self.changed(tape.gradient(loss, weights))
+        self.optimizer.apply_gradients(zip(gradients, weights))
+        self.tracked.update_state(loss)
+        return {"tracked": self.tracked.result(), **self.logged(loss, gradients)}
+
+    def test_step(self, data):
+        x, y = data
+        self.tracked.update_state(self.loss_of(x, y, False))
+        return {"tracked": self.tracked.result()}
+
+
+class MaskedMean(Net):
+    """A sum over valid entries, divided by their count."""
+
+    def loss_of(self, x, y, training):
+        valid = tf.cast(x[:, 0] > -0.5, x.dtype) + 0.01
+        errors = tf.reduce_sum((y - self(x, training=training)) ** 2, 1)
+        return tf.reduce_sum(errors * valid) / tf.reduce_sum(valid)
+
+
+class RootOfMean(Net):
+    """Divides by the rows that the step sees."""
+
+    def loss_of(self, x, y, training):
+        total = tf.reduce_sum((y - self(x, training=training)) ** 2)
+        return tf.sqrt(total / tf.cast(tf.shape(x)[0], total.dtype))
+
+
+class SumAndPenalty(Net):
+    def loss_of(self, x, y, training):
+        penalty = tf.add_n([tf.reduce_sum(tf.square(v)) for v in self.trainable_variables])
+        return 0.1 * tf.reduce_sum((y - self(x, training=training)) ** 2) + 0.01 * penalty
+
+
+class Covariances(Net):
+    """Compares matrices without rows, which are computed of sums."""
+
+    def loss_of(self, x, y, training):
+        z = self(x, training=training)
+        rows = tf.cast(tf.shape(z)[0], z.dtype)
+
+        def covariance(a):
+            mean = tf.reduce_sum(a, 0) / rows
+            return tf.matmul(a, a, transpose_a=True) / rows - mean[:, None] * mean[None]
+
+        return tf.reduce_mean((y - z) ** 2) + tf.reduce_sum((covariance(z) - covariance(y)) ** 2)
+
+
+class WorstRow(Net):
+    def loss_of(self, x, y, training):
+        errors = tf.reduce_sum((y - self(x, training=training)) ** 2, 1)
+        return tf.reduce_mean(errors) + 0.5 * tf.reduce_max(errors) - 0.1 * tf.reduce_min(errors)
+
+
+class LearnedWeights(Net):
+    """Weighs two losses with variables, outside of what has rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = [self.add_weight((), "ones", name=f"scale_{i}") for i in range(2)]
+
+    def loss_of(self, x, y, training):
+        losses = MaskedMean.loss_of(self, x, y, training), Net.loss_of(self, x, y, training)
+        return tf.add_n([tf.exp(-s.value) * loss + s.value for s, loss in zip(self.scales, losses)])
+
+
+class Balanced(L.Layer):
+    """A mixture of experts, with a loss of what each of them gets."""
+
+    def build(self, shape):
+        self.gate, self.experts = L.Dense(3, activation="softmax"), [L.Dense(6) for _ in range(3)]
+        super().build(shape)
+
+    def call(self, x):
+        gate = self.gate(x)
+        chosen = ops.cast(ops.one_hot(ops.argmax(gate, 1), 3), gate.dtype)
+        self.add_loss(0.3 * ops.sum(ops.mean(chosen, 0) * ops.mean(gate, 0)))
+        return sum(gate[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+
+
+class WithAddedLosses(Net):
+    def __init__(self):
+        super().__init__(Balanced)
+
+    def loss_of(self, x, y, training):
+        return Net.loss_of(self, x, y, training) + tf.add_n(self.losses)
+
+
+class Clipped(Net):
+    def changed(self, gradients):
+        return tf.clip_by_global_norm(gradients, 0.1)[0]
+
+
+class ClippedLater(Net):
+    """The limit is not reached in the first steps."""
+
+    def changed(self, gradients):
+        return [tf.clip_by_norm(g, 0.7) for g in gradients]
+
+
+class ClippedMaskedMean(MaskedMean):
+    changed = Clipped.changed
+
+
+class TracksNorms(Net):
+    """Logs of gradients, and numbers that are computed of means, sums and the largest."""
+
+    def logged(self, loss, gradients):
+        norm = tf.linalg.global_norm(gradients)
+        return {"norm": norm, "perplexity": tf.exp(loss), "inner": {"rmse": tf.sqrt(loss)}}
+
+
+class SharpnessAware(Net):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y, True)
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        norm = tf.linalg.global_norm(gradients)
+        moves = [0.05 * g / (norm + 1e-12) for g in gradients]
+        for weight, move in zip(weights, moves):
+            weight.assign_add(move)
+        with tf.GradientTape() as tape:
+            moved = self.loss_of(x, y, True)
+        gradients = tape.gradient(moved, weights)
+        for weight, move in zip(weights, moves):
+            weight.assign_sub(move)
+        self.optimizer.apply_gradients(zip(gradients, weights))
+        self.tracked.update_state(loss)
+        return {"tracked": self.tracked.result()}
+
+
+class Projected(Net):
+    """Two gradients of one persistent tape, of which one is projected where they point apart."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            errors = self(x, training=True) - y
+            losses = tf.reduce_mean(errors[:, 0] ** 2), tf.reduce_mean(tf.abs(errors[:, 1]))
+        weights = self.trainable_variables
+        joined = []
+        for first, second in zip(*(tape.gradient(loss, weights) for loss in losses)):
+            product = tf.reduce_sum(first * second)
+            along = product / (tf.reduce_sum(second**2) + 1e-12) * second
+            joined.append(tf.where(product < 0, first - along, first) + second)
+        self.optimizer.apply_gradients(zip(joined, weights))
+        self.tracked.update_state(sum(losses))
+        return {"tracked": self.tracked.result()}
+
+
+class Embeds(Clipped):
+    """The gradient of a table has rows."""
+
+    def __init__(self):
+        super().__init__(lambda: L.Embedding(9, 3))
+
+    def call(self, x, training=False):
+        numbers = tf.cast(tf.abs(x) * 3, tf.int32) % 9
+        return self.last(tf.reshape(self.between(numbers), [-1, 15]))
+
+
+class Contrastive(Net):
+    def loss_of(self, x, y, training):
+        z, y = (tf.math.l2_normalize(each, 1) for each in (self(x, training=training), y))
+        places = tf.range(tf.shape(x)[0])
+        logits = tf.matmul(z, y, transpose_b=True)
+        return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(places, logits, from_logits=True))
+
+
+class ContrastiveWithStatistics(Contrastive):
+    def __init__(self):
+        super().__init__(L.BatchNormalization)
+
+
+class ContrastiveWithDraws(Contrastive):
+    """Of what TensorFlow draws the first replica draws what one device does."""
+
+    def loss_of(self, x, y, training):
+        noise = tf.random.stateless_normal(tf.shape(x), [1, 2], dtype=x.dtype)
+        return Contrastive.loss_of(self, x + 0.1 * noise, y, training)
+
+
+class Queue(Net):
+    """Keeps the outputs of earlier batches, and compares with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = self.add_weight((6, 2), "ones", trainable=False, name="queue")
+
+    def loss_of(self, x, y, training):
+        z = self(x, training=training)
+        loss = tf.reduce_mean(tf.reduce_logsumexp(tf.matmul(z, self.queue.value, transpose_b=True), 1))
+        if training:
+            self.queue.assign(tf.concat([tf.stop_gradient(z), self.queue.value], 0)[:6])
+        return loss - tf.reduce_mean(z * y)
+
+
+class HasSideEffects(Net):
+    """Python code of which the loss depends, which only a real step may run."""
+
+    def loss_of(self, x, y, training):
+        factor = tf.numpy_function(lambda a: a, [tf.constant(0.5, tf.float64)], tf.float64)
+        factor.set_shape([])
+        return factor * Net.loss_of(self, x, y, training)
+
+
+def trained(make, replicas, **settings):
+    """Weights, the logs of training and evaluation, and what was warned of."""
+    keras.utils.set_random_seed(2)
+    with mirrored(replicas).scope() if replicas > 1 else tf.distribute.get_strategy().scope():
+        model = make()
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        evaluated = model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
+    said = [str(each.message) for each in caught if "rows" in str(each.message)]
+    return (model.get_weights(), history, evaluated), said
+
+
+SHARED = [
+    MaskedMean,
+    RootOfMean,
+    SumAndPenalty,
+    Covariances,
+    WorstRow,
+    LearnedWeights,
+    WithAddedLosses,
+    Clipped,
+    ClippedLater,
+    ClippedMaskedMean,
+    TracksNorms,
+    SharpnessAware,
+    Projected,
+    Embeds,
+]
+"""All replicas compute their rows of these, and nothing is warned of."""
+
+
+@pytest.mark.parametrize("make", SHARED)
+def test_what_no_rule_joins_is_joined_earlier(make):
+    wanted, _ = trained(make, 1)
+    found, said = trained(make, 3)
+    assert_close(found, wanted, FLOAT64)
+    assert said == []
+
+
+ON_ONE = [Contrastive, ContrastiveWithStatistics, ContrastiveWithDraws, Queue]
+
+
+@pytest.mark.parametrize("make", ON_ONE)
+def test_what_compares_rows_is_computed_on_one_replica_and_named_with_the_cure(make):
+    wanted, _ = trained(make, 1)
+    found, said = trained(make, 3)
+    assert_close(found, wanted, FLOAT64)
+    assert any("first replica computes each batch as a whole" in words for words in said)
+    assert any("unisono.distribute.gather" in words for words in said)
+
+
+def test_a_step_that_cannot_be_looked_at_is_computed_on_one_replica(caplog):
+    wanted, _ = trained(HasSideEffects, 1)
+    found, _ = trained(HasSideEffects, 2)
+    assert_close(found, wanted, FLOAT64)
+    assert "the first replica computes each batch as a whole" in caplog.text
+
+
+def test_eager_steps_are_joined_too():
+    for make in (Clipped, MaskedMean):
+        wanted, _ = trained(make, 1, run_eagerly=True)
+        assert_close(trained(make, 2, run_eagerly=True)[0], wanted, FLOAT64)
+
+
+def test_an_added_loss_is_joined_in_the_standard_step_too():
+    def make():
+        return unisono.Sequential([keras.Input((5,)), L.Dense(6), Balanced(), L.Dense(2)])
+
+    wanted, _ = trained(make, 1, loss="mse", metrics=["mae"])
+    found, said = trained(make, 3, loss="mse", metrics=["mae"])
+    assert_close(found, wanted, FLOAT64)
+    assert said == []
+
+
+class Views(unisono.Model):
+    """Encodes two views of each row at once, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = L.Dense(4)
+
+    def call(self, x, training=False):
+        return self.encoder(ops.concatenate([x, 0.9 * x + 0.1], axis=0))
+
+
+def test_outputs_in_another_order_than_that_of_the_replicas_are_computed_on_one():
+    def views(y, z):
+        z = z / ops.norm(z, axis=1, keepdims=True)
+        rows = ops.shape(z)[0] // 2
+        logits = ops.matmul(z[:rows], ops.transpose(z[rows:]))
+        return ops.mean(
+            keras.losses.sparse_categorical_crossentropy(ops.arange(rows), logits, from_logits=True)
+        )
+
+    wanted, _ = trained(Views, 1, loss=views)
+    found, said = trained(Views, 3, loss=views)
+    assert_close(found, wanted, FLOAT64)
+    assert any("in another order" in words for words in said)
+
+
+def rules_of(make, **settings):
+    with mirrored(2).scope():
+        model = make()
+        model.compile("sgd", **settings)
+        model(X)
+    finder = RuleFinder(model, "train_step")
+    batch = tuple(map(tf.constant, (X, Y)))
+    assert finder.anything_to_join(
+        tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch)
+    )
+    before = [v.numpy() for v in model.variables]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        finder.look(batch)
+    for variable, value in zip(model.variables, before):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    return finder.rules()
+
+
+def test_a_plain_step_is_joined_as_before():
+    rules = rules_of(Net)
+    assert not (rules.tapes or rules.parts or rules.on_one) and rules.gradients == (MEAN,)
+
+
+def test_a_limit_that_is_reached_later_is_found_at_once():
+    rules = rules_of(ClippedLater)
+    assert rules.tapes == (MEAN,) and not (rules.parts or rules.on_one)
+
+
+def test_no_state_is_touched_while_a_way_is_found():
+    assert rules_of(Contrastive).on_one
+    assert rules_of(SharpnessAware).tapes and rules_of(LearnedWeights).parts
