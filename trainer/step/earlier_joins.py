@@ -123,4 +123,6 @@ def _rule_of_part(key: tuple[Any, ...], seen: Seen) -> str:
     if ("same part", *key[1:]) in seen.one["notes"]:
         return SAME
     rule = seen.rule(key) or MEAN
-    return seen.extreme(key) or rule if rule == ACROSS_ROWS else rule
+    if rule == ACROSS_ROWS and ("extreme part", *key[1:]) in seen.one["notes"]:
+        return seen.extreme(key) or rule
+    return rule

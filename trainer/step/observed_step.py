@@ -136,6 +136,11 @@ class Observed:
                 self.note(("part", *what, place), part)
                 if self._is_same(part):
                     self.notes["same part", *what, place] = tf.ones([])
+                if part.op.type in (
+                    "Max",
+                    "Min",
+                ):  # else a number may be the largest of two by chance: a median, say
+                    self.notes["extreme part", *what, place] = tf.ones([])
 
     def taken(self, number: int, gradients: list[Any]) -> list[Any]:
         """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
