@@ -110,6 +110,10 @@ class Observer(Protocol):
         """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
         ...
 
+    def in_branch(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, both branches of a condition are computed: what an optimizer is given cannot be joined there."""
+        ...
+
     def gathers(self, outputs: Sequence[Any]) -> None:
         """Is told of outputs that are gathered, for a loss that compares rows."""
 

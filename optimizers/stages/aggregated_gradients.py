@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.edges import graph_of_replica
 from ...distribute.join_rules import SAME, numbered
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import current_step
@@ -99,7 +100,11 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     if not in_replica_context():  # nothing is aggregated there
         return pairs, options
     if _come_joined(options):
-        return _alike(pairs), dataclasses.replace(options, skip_aggregation=True)
+        in_branch = graph_of_replica() not in (
+            None,
+            tf.compat.v1.get_default_graph(),
+        )  # where no replica can meet another
+        return pairs if in_branch else _alike(pairs), dataclasses.replace(options, skip_aggregation=True)
     memory = _memory(optimizer)
     known = [(g, v) for g, v in pairs if g is not None and id(v) in memory]
     if not known or options.unscaled:

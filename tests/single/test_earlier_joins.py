@@ -207,6 +207,34 @@ class Projected(Net):
         return {"tracked": self.tracked.result()}
 
 
+class AccumulatesInBranch(Net):
+    """Applies what two steps have added up, in a branch."""
+
+    def build(self, shape):
+        for layer, width in ((self.first, 5), (self.last, 6)):
+            layer.build((None, width))
+        self.count = self.add_weight((), "zeros", "int32", trainable=False, name="count")
+        self.sums = [self.add_weight(v.shape, "zeros", trainable=False) for v in self.trainable_variables]
+        super().build(shape)
+
+    def apply_sums(self):
+        sums = [v.value for v in self.sums]
+        self.optimizer.apply_gradients(zip(sums, self.trainable_variables))
+        for variable in (self.count, *self.sums):
+            variable.assign(ops.zeros_like(variable))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y, True)
+        for v, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables)):
+            v.assign_add(gradient / 2)
+        self.count.assign_add(1)
+        tf.cond(tf.equal(self.count.value, 2), self.apply_sums, lambda: None)
+        self.tracked.update_state(loss)
+        return {"tracked": self.tracked.result()}
+
+
 class Embeds(Clipped):
     """The gradient of a table has rows."""
 
@@ -291,6 +319,7 @@ SHARED = [
     TracksNorms,
     SharpnessAware,
     Projected,
+    AccumulatesInBranch,
     Embeds,
 ]
 """All replicas compute their rows of these, and nothing is warned of."""

@@ -46,6 +46,8 @@ class Seen:
         each = [part["notes"].get(key) for part in (self.one, self.whole, self.first, self.last)]
         if any(value is None for value in each):
             return MEAN
+        if ("in branch", *key[1:]) in self.one["notes"] and key[0] == "gradients":
+            return SAME if self.is_same(key) else ACROSS_ROWS
         return rule_of(*each, share=self.share, tolerance=self.tolerance)
 
     def looks_across(self, keys: Iterable[Any]) -> list[Any]:

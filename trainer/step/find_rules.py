@@ -51,7 +51,7 @@ _HALF_TOLERANCE = 3e-2
 
 _ALL_ROWS = ("all rows",)  # ON_ONE, where that is told by nothing else
 # Noted beside the numbers; needs no rule of its own.
-_NO_KEYS = ("size", "same", "same part", "extreme part", "tape", "part", "order")
+_NO_KEYS = ("size", "same", "same part", "extreme part", "tape", "part", "order", "in branch")
 _WITHOUT_ROWS = ("without rows",)
 # The rules of what is joined before the step is done with it: of tapes, of parts of numbers.
 _EARLIER = ("earlier",)

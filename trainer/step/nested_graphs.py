@@ -44,6 +44,8 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
         def with_writes(nested: _Nested) -> Any:
             branches = [true_fn, false_fn]
             written = nested.written_by(branches)
+            if nested.only_looked_at:
+                return nested.both(pred, branches, written)
 
             def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
                 return lambda: nested.run(fn, written)
@@ -130,6 +132,23 @@ class _Nested:
         self._before = dict(scope.state_mapping), dict(scope.variables), dict(step.notes)
         self._verdicts, self._losses = len(step.verdicts), len(scope.losses or ())
 
+    @property
+    def only_looked_at(self) -> bool:
+        """Whether the step is traced to find its rules."""
+        return self._step.observer is not None
+
+    def both(self, pred: Any, branches: list[Callable[[], Any]], written: list[keras.Variable]) -> Any:
+        """What a branch gives, from both of them in this graph: what they compute can be noted, and nothing is applied."""
+        with self._step.observer.in_branch() if self._step.observer is not None else contextlib.nullcontext():
+            (result, values, verdict), other = (self.run(fn, written) for fn in branches)
+
+        def chosen(one: Any, two: Any) -> Any:
+            return one if one is two or one is None else tf.where(pred, one, two)
+
+        result = tf.nest.map_structure(chosen, result, other[0])
+        self.note(written, [chosen(*each) for each in zip(values, other[1])], chosen(verdict, other[2]))
+        return result
+
     def restore(self) -> None:
         """Forgets what was noted since."""
         for noted, before in zip(
@@ -145,7 +164,7 @@ class _Nested:
         """The variables that functions write, or that are written past the scope."""
         written: dict[int, keras.Variable] = {}
         for fn in functions:
-            with scratch_graph(), self._scope.in_this_graph():
+            with scratch_graph(), self._scope.in_this_graph(), self._applying_nothing():
                 fn()
             mapping, variables, _ = self._before
             for key, variable in {**variables, **self._scope.variables}.items():
@@ -153,6 +172,16 @@ class _Nested:
                     written[key] = variable
             self.restore()
         return list(written.values())
+
+    @contextlib.contextmanager
+    def _applying_nothing(self) -> Iterator[None]:
+        """Where gradients are taken, and not applied, they are taken later."""
+        taken = self._step.take_gradients
+        self._step.take_gradients = None if taken is None else lambda optimizer, pairs: None
+        try:
+            yield
+        finally:
+            self._step.take_gradients = taken
 
     def run(self, fn: Callable[[], Any], written: list[keras.Variable]) -> Any:
         """(What `fn` returns, the values of the variables after it, whether its updates were applied: a bool tensor)."""

@@ -7,7 +7,8 @@ told what the first one learned from "all replicas" (totals, gathered rows).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +25,7 @@ from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.stages.slices import map_values, values_of
 from ..inputs.row_units import slice_units
 from ..inputs.rows import row_count
-from .collected_writes import CollectedWrites
+from .collected_writes import CollectedWrites, WriteInNestedGraph
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
 from .kept_tensors import kept_rows_become, tensors_kept_by
@@ -61,7 +62,7 @@ class Observed:
         at_tape: bool = False,
     ) -> None:
         self._times, self._at_tape, self._given = times, at_tape, dict[int, Any]()
-        self.changed = self.nested = False
+        self.changed = self.nested = self._in_branch = False
         self._known = None if known is None else list(known)
         self._split, self._own = split, own
         self._same: dict[int, tf.Tensor] = {}
@@ -129,6 +130,10 @@ class Observed:
         behind = operations_behind([value], self._same)
         return only_computes(behind) and not any(tensor.op in behind for tensor in self._own)
 
+    def reaches(self, value: Any) -> bool:
+        """Whether a tensor is in the step's own graph, not in that of a branch or loop."""
+        return self._times is None or value.graph is self._times.graph
+
     def computed(self, what: tuple[Any, ...], value: Any, step: StepContext) -> None:
         """Notes the numbers of which a number is computed."""
         if self._times is not None and isinstance(value, tf.Tensor) and value.graph is self._times.graph:
@@ -147,7 +152,7 @@ class Observed:
         present = [g for g in gradients if g is not None]
         if not present or self._times is None:
             return gradients
-        self.nested = self.nested or values_of(present[0]).graph is not self._times.graph
+        self.nested = self.nested or not self.reaches(values_of(present[0]))
         if self.nested:
             return gradients
         self.notes["tape", number] = tf.concat([_sketch(g) for g in present], 0)
@@ -159,8 +164,19 @@ class Observed:
         rest = iter(present)
         return [None if g is None else next(rest) for g in gradients]
 
-    def given(self, gradients: Sequence[Any]) -> None:
-        """Is told what an optimizer is given."""
+    @contextlib.contextmanager
+    def in_branch(self) -> Iterator[None]:
+        """Inside, both branches of a condition are computed."""
+        outer, self._in_branch = self._in_branch, True
+        try:
+            yield
+        finally:
+            self._in_branch = outer
+
+    def given(self, number: int, gradients: Sequence[Any]) -> None:
+        """Is told what an optimizer is given in this call."""
+        if self._in_branch:  # where replicas cannot meet: it must be the same on each of them
+            self.notes["in branch", number] = tf.ones([])
         self.changed = self.changed or any(id(g) not in self._given for g in gradients if g is not None)
 
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
@@ -389,10 +405,13 @@ def _split_at(tensors: Sequence[Any], counts: Sequence[int]) -> list[Any]:
 
 def _note_gradients(step: StepContext, observer: Observed, pairs: Any) -> None:
     gradients = [g for g, _ in pairs if g is not None]
-    sketches = [_sketch(g) for g in gradients]
-    observer.given(gradients)
-    if sketches:
-        observer.notes["gradients", step.count("optimizer calls")] = tf.concat(sketches, 0)
+    if not gradients:
+        return
+    if not observer.reaches(values_of(gradients[0])):
+        raise WriteInNestedGraph
+    number = step.count("optimizer calls")
+    observer.given(number, gradients)
+    observer.notes["gradients", number] = tf.concat([_sketch(g) for g in gradients], 0)
 
 
 def looked_at(model: TrainedModel, name: str) -> Callable[[Any], Any]:

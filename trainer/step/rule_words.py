@@ -11,8 +11,8 @@ SO_ON_ONE = (
 )
 
 ON_ONE_REPLICA = (
-    "So the first replica computes each batch as a whole: the numbers are those of one device, and so are speed and memory. For "
-    "all replicas to share the work, "
+    "So the first replica computes each batch as a whole: the numbers are those of one device, and so are speed and memory. "
+    "For all replicas to share the work, "
 )
 DIFFERS = "Each replica has its own rows, so the result differs from that of one device: "
 
