@@ -33,6 +33,9 @@ from ...distribute.join_rules import (
 )
 from .observed_step import PARTS
 
+_FINE = 1e-2  # of dtypes of more than 16 bits
+_COARSE = 0.2  # with fewer, rounding in a deep model may be more than the tolerance: what compares rows differs by more
+
 
 class Seen:
     """What was seen of one state: on all rows as one device, on all rows as one of two replicas, and on the two parts."""
@@ -99,16 +102,20 @@ def rule_of(one: Any, whole: Any, first: Any, last: Any, share: float, tolerance
     one, whole, first, last = each
     mean = share * first + (1 - share) * last
 
-    def close(a: np.ndarray, b: np.ndarray) -> bool:
-        return bool(np.abs(a - b).max() <= tolerance * scale)
+    def found(tolerance: float) -> str:
+        def close(a: np.ndarray, b: np.ndarray) -> bool:
+            return bool(np.abs(a - b).max() <= tolerance * scale)
 
-    if close(mean, one):
-        return MEAN
-    if not close(whole, one) and close(PARTS * mean, one):
-        return MEAN_PER_REPLICA
-    if close(first + last, one) or close(first + last, whole):
-        return SUM
-    return ACROSS_ROWS
+        if close(mean, one):
+            return MEAN
+        if not close(whole, one) and close(PARTS * mean, one):
+            return MEAN_PER_REPLICA
+        if close(first + last, one) or close(first + last, whole):
+            return SUM
+        return ACROSS_ROWS
+
+    rule = found(tolerance)
+    return found(_COARSE) if rule == ACROSS_ROWS and tolerance > _FINE else rule
 
 
 def degree(one: np.ndarray, once: np.ndarray, twice: np.ndarray) -> str:
@@ -135,8 +142,8 @@ def write_rule(cases: Sequence[Any], share: float, tolerance: float) -> WriteRul
     cases = [[value.astype(np.float64) for value in case] for case in each]
     if dtype.kind in "biu":
         return _rule_that_holds(cases, share, _same_integers, () if dtype.kind == "b" else (1.0, 0.0))
-    within = tolerance if tolerance > 1e-2 else tolerance * 1e-2  # half precision has no digits to spare
-    found, rounding = _kept(cases), 2e-6 if tolerance < 1e-2 else 8e-3
+    within = tolerance if tolerance > _FINE else tolerance * 1e-2  # half precision has no digits to spare
+    found, rounding = _kept(cases), 2e-6 if tolerance < _FINE else 8e-3
     rounded = next((round(found, n) for n in range(6) if abs(found - round(found, n)) < rounding), found)
     near = _near_in_changes(within, _digits(dtype)), _near(within)
     rules = (_rule_that_holds(cases, share, each, (rounded, found, 1.0)) for each in near)
