@@ -27,7 +27,8 @@ def own_step(step: str, batch: int, own_test_step: bool) -> list[type]:
         return [_of_x_alone()]
     if name == "two optimizers":
         return [_with_two_optimizers()]
-    mixins = [_with_train_step(STEPPED[name], batch, clips=name == "clips", tracks=name.startswith("tracks"))]
+    clip = {"clips": _apply_clipped, "clips its own": _apply_clipped_by_hand}.get(name)
+    mixins = [_with_train_step(STEPPED[name], batch, clip, tracks=name.startswith("tracks"))]
     return [_with_test_step(), *mixins] if own_test_step else mixins
 
 
@@ -42,7 +43,7 @@ def _with_compute_loss(value: Any, batch: int) -> type:
     return OwnComputeLoss
 
 
-def _with_train_step(value: Any, batch: int, clips: bool, tracks: bool) -> type:
+def _with_train_step(value: Any, batch: int, clip: Any, tracks: bool) -> type:
     class OwnTrainStep:
         def __init__(self, *arguments, **named):
             super().__init__(*arguments, **named)
@@ -60,8 +61,8 @@ def _with_train_step(value: Any, batch: int, clips: bool, tracks: bool) -> type:
                 loss = self.optimizer.scale_loss(loss)
             weights = self.trainable_variables
             pairs = list(zip(tape.gradient(loss, weights), weights))
-            if clips:
-                _apply_clipped(self.optimizer, pairs)
+            if clip is not None:
+                clip(self.optimizer, pairs)
             else:
                 self.optimizer.apply_gradients(pairs)
             if tracks:
@@ -79,6 +80,18 @@ def _apply_clipped(optimizer: Any, pairs: list[Any]) -> None:
     gradients = [gradient for gradient, _ in (optimizer.aggregate_gradients(pairs) if ours else pairs)]
     clipped = zip(tf.clip_by_global_norm(gradients, 0.1)[0], [variable for _, variable in pairs])
     optimizer.apply_gradients(clipped, **({"skip_gradients_aggregation": True} if ours else {}))
+
+
+def _apply_clipped_by_hand(optimizer: Any, pairs: list[Any]) -> None:
+    """Clips by the norm of all gradients, as a step in Keras does."""
+    clipped = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.1)[0]
+    optimizer.apply_gradients(zip(clipped, [variable for _, variable in pairs]))
+
+
+def _masked(errors: tf.Tensor) -> tf.Tensor:
+    """A mean over those that are not small: each replica has another number of them."""
+    counts = tf.cast(errors > 0.5, errors.dtype)
+    return tf.reduce_sum(errors * counts) / (tf.reduce_sum(counts) + 1)
 
 
 def _with_two_optimizers() -> type:
@@ -168,6 +181,9 @@ STEPPED: dict[str, Any] = {
     ),
     "gathered": lambda y, y_pred, batch: across(*unisono.distribute.gather((y, tf.cast(y_pred, y.dtype)))),
     "clips": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
+    "clips its own": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
+    "masked": lambda y, y_pred, batch: _masked(_squares(y, y_pred)),
+    "compares rows": lambda y, y_pred, batch: across(y, tf.cast(y_pred, y.dtype)),
     "tracks a mean": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
     "tracks a sum": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)),
     "Loss object": lambda y, y_pred, batch: keras.losses.MeanSquaredError()(y, y_pred),
