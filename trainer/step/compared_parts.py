@@ -43,22 +43,15 @@ class Seen:
     def __init__(self, one: Any, whole: Any, first: Any, last: Any, share: float, tolerance: float) -> None:
         self.one, self.whole, self.first, self.last = one, whole, first, last
         self.share, self.tolerance = share, tolerance
-        self._doubted = set[Any]()
 
     def rule(self, key: Any) -> str | None:
         """The rule of a noted number; None: it is zero on all rows, so that it cannot be told."""
-        if key in self._doubted:
-            return ACROSS_ROWS
         each = [part["notes"].get(key) for part in (self.one, self.whole, self.first, self.last)]
         if any(value is None for value in each):
             return MEAN
         if ("in branch", *key[1:]) in self.one["notes"] and key[0] == "gradients":
             return SAME if self.is_same(key) else ACROSS_ROWS
         return rule_of(*each, share=self.share, tolerance=self.tolerance)
-
-    def doubt(self, keys: Iterable[Any], other: Seen) -> None:
-        """Takes no rule for those of the noted numbers that followed it by chance: on other rows they do not."""
-        self._doubted |= {key for key in keys if self.rule(key) not in (None, other.rule(key))}
 
     def looks_across(self, keys: Iterable[Any]) -> list[Any]:
         """Those of the noted numbers that no rule joins."""

@@ -262,7 +262,6 @@ class RuleFinder:
         }:  # a gradient is taken of what they are turned into
             self._looks = make(rules=JoinRules(added=added))
             seen = self._looks.seen(*case, one=seen.one)
-        seen = self._looks.doubted(seen, *case, numbers)
         way = find_way(self._looks, make, case, seen, numbers, added, in_graph)
         if way is None:
             return seen

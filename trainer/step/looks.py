@@ -63,25 +63,6 @@ class Looks:
         last = self._part(slice_units(batch, cut, rows, rows), cut, rows, rows, states, times, known)
         return Seen(first_trace if one is None else one, whole, first, last, cut / rows, self._tolerance)
 
-    def doubted(
-        self, seen: Seen, batch: Any, rows: int, states: Sequence[np.ndarray], numbers: Sequence[Any]
-    ) -> Seen:
-        """`seen`, without rules that numbers followed by chance, as a ratio does if one of few rows alone counts.
-
-        Only numbers with several parts of rows are doubted, and the gradients of such: on all rows twice.
-        """
-        tapes = [key for key in self.whole.noted if key[0] == "tape"]
-        doubtful = [key for key in (*tapes, *numbers) if len(self._parts_of_rows(key, seen)) > 1]
-        if not doubtful:
-            return seen
-        gradients = [key for key in numbers if key[0] == "gradients"]
-        seen.doubt([*doubtful, *gradients], self.seen(concat_rows([batch] * 2), 2 * rows, states))
-        return seen
-
-    def _parts_of_rows(self, number: Any, seen: Seen) -> list[Any]:
-        parts = [key for key in self.whole.noted if key[0] == "part" and key[1:-1] == number]
-        return [key for key in parts if ("same part", *key[1:]) not in seen.one["notes"]]
-
     def twice(self, batch: Any, rows: int, states: Sequence[np.ndarray]) -> list[dict[Any, Any]]:
         """What is noted for the rows once and for the same rows twice: on one device and as a replica, each."""
         result: list[Any] = []
