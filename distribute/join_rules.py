@@ -50,8 +50,8 @@ class JoinRules:
         tapes: of the gradients that such a step takes from tapes, in order, where these are joined as they are taken; else
             empty.
         parts: of the numbers of which one is computed that no rule joins, in order, also SAME, LARGEST and SMALLEST: of the
-            target of a gradient ("tape" and its number), a log ("log" and its name), what a metric is fed with ("fed" and its
-            number), or a loss that a layer adds ("added", the layer's id and the number of the loss).
+            target of a gradient ("tape" and its number), a log ("log" and its name), what a metric is fed with ("fed" and
+            its number), or a loss that a layer adds ("added", the layer's id and the number of the loss).
         logs: of the logs that a step returns, by name.
         fed: of what metrics are updated with, by its number in the step; also EACH_ROW and SAME. A number that is not named
             is a mean, anything else has rows.

@@ -7,18 +7,21 @@ tried on real rows, in traces that are only looked at: it is taken if what comes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...distribute.join_rules import ACROSS_ROWS, MEAN, MEAN_PER_REPLICA, SAME, JoinRules
+import tensorflow as tf
+
+from ...distribute.join_rules import ACROSS_ROWS, LARGEST, MEAN, MEAN_PER_REPLICA, SMALLEST, JoinRules
 from .compared_parts import Seen
 from .looks import AS_IT_IS, Looks
 
 MUCH = 1e6
 """Times the gradients: what is clipped later is clipped now."""
 
-Parts = Mapping[tuple[Any, ...], Sequence[str]]
+Parts = Mapping[tuple[Any, ...], Sequence[str | None]]
 
 _log = logging.getLogger("unisono")
 
@@ -31,11 +34,13 @@ class Way(NamedTuple):
         seen: of the batch.
         tapes: the rules of the gradients that tapes give, where they are joined there; else empty.
         parts: see `JoinRules`.
+
+    A rule is None where what it is of is zero on all rows. Any will do for these rows; others have to show it.
     """
 
     looks: Looks
     seen: Seen
-    tapes: list[str]
+    tapes: list[str | None]
     parts: Parts
 
 
@@ -62,14 +67,15 @@ def find_way(
     gradients = [key for key in numbers if key[0] == "gradients"]
     before = [(seen, AS_IT_IS)]
     if looks.whole.changes_gradients:
-        before.append((looks.seen(*case, MUCH), MUCH))
+        with contextlib.suppress(tf.errors.OpError):  # the step does not compute with gradients as large
+            before.append((looks.seen(*case, MUCH), MUCH))
     missing = _missing(before, numbers, gradients)
     if not missing or looks.whole.random:
         return None
     best: Way | None = None
     for at_tape, parts in _candidates(looks, seen, numbers, in_graph):
         try:
-            other = make(at_tape=at_tape, rules=JoinRules(parts=parts, added=added))
+            other = make(at_tape=at_tape, rules=JoinRules(parts=known_parts(parts), added=added))
             after = [(other.seen(*case, times, each.one), times) for each, times in before]
         except Exception as error:
             _log.info("What a step computes could not be joined earlier: %r", error)
@@ -80,10 +86,15 @@ def find_way(
             continue
         left = _missing(after, numbers, gradients)
         if left < missing:
-            best, missing = Way(other, now, [now.rule(key) or MEAN for key in tapes], parts), left
+            best, missing = Way(other, now, [now.rule(key) for key in tapes], parts), left
         if not left:
             break
     return best
+
+
+def known_parts(parts: Parts) -> dict[tuple[Any, ...], tuple[str, ...]]:
+    """The rules of parts, as far as they are known; the others are means."""
+    return {number: tuple(rule or MEAN for rule in rules) for number, rules in parts.items()}
 
 
 def _missing(cases: Sequence[tuple[Seen, float]], numbers: Sequence[Any], gradients: Sequence[Any]) -> int:
@@ -109,18 +120,19 @@ def _candidates(
 
 def _parts(looks: Looks, seen: Seen, numbers: Sequence[Any]) -> Parts:
     """The rules of the parts of those numbers that have parts, each of which a rule joins."""
-    found: dict[tuple[Any, ...], list[str]] = {}
+    found: dict[tuple[Any, ...], list[str | None]] = {}
     for number in numbers:
         noted = [key for key in looks.whole.noted if key[0] == "part" and key[1:-1] == number]
         noted.sort(key=lambda key: key[-1])
-        rules = [_rule_of_part(key, seen) for key in noted]
+        rules = [rule_of_part(key, looks, seen) for key in noted]
         if rules and ACROSS_ROWS not in rules and MEAN_PER_REPLICA not in rules:
             found[number] = rules
     return found
 
 
-def _rule_of_part(key: tuple[Any, ...], seen: Seen) -> str:
-    if ("same part", *key[1:]) in seen.one["notes"]:
-        return SAME
-    rule = seen.rule(key) or MEAN
-    return seen.extreme(key) or rule if rule == ACROSS_ROWS else rule
+def rule_of_part(key: tuple[Any, ...], looks: Looks, seen: Seen) -> str | None:
+    """The rule of a part of a number; None: it is zero on all rows, so that it cannot be told."""
+    rule = looks.whole.rules_of_parts.get(key)
+    if rule in (LARGEST, SMALLEST):
+        return rule if seen.is_extreme(key, rule) else ACROSS_ROWS
+    return rule or seen.rule(key)
