@@ -1,5 +1,8 @@
-"""Numbers that are joined before a step is done with them, in the corners: what is read twice, long computations, first batches
-that do not show what a number is, equal parts, assertions, numbers of other traces."""
+"""Numbers that are joined before a step is done with them, in the corners.
+
+What is read twice, long computations, first batches that do not show what a number is, parts that are equal by chance,
+assertions, tensors of before the step.
+"""
 
 import helpers
 import keras
@@ -11,6 +14,8 @@ import unisono
 
 NUMBERS = np.random.default_rng(0)
 X, Y = NUMBERS.normal(size=(16, 5)), NUMBERS.normal(size=(16, 2))
+FULL = X.copy()
+FULL[:7, 2] = 1.0  # the first batch has no padding
 LATE = X.copy()
 LATE[:7, 1] = -1.0  # of the first batch
 
@@ -70,6 +75,10 @@ def long_computation(model, data, each):
     for _ in range(1200):
         loss *= 1.00001
     return loss, {}
+
+
+def ratio_of_all_rows_at_first(model, data, each):
+    return ratio(each, positive(data, 2)), {}
 
 
 def any_row(model, data, each):
@@ -152,6 +161,11 @@ def test_parts(loss_of, caplog):
 @pytest.mark.parametrize("loss_of", [class_that_comes_later, ratio_that_begins_later])
 def test_parts_that_are_zero_in_the_first_batch(loss_of):
     assert_same_as_one_device(loss_of, LATE)
+
+
+@pytest.mark.filterwarnings("error")
+def test_mean_over_what_is_not_masked_where_nothing_is_in_the_first_batch():
+    assert_same_as_one_device(ratio_of_all_rows_at_first, FULL)
 
 
 @pytest.mark.filterwarnings("ignore:.*looks across the rows")

@@ -21,6 +21,9 @@ from .looks import AS_IT_IS, Looks
 MUCH = 1e6
 """Times the gradients: what is clipped later is clipped now."""
 
+Case = tuple[Any, int, Any]
+"""Batch, rows and states."""
+
 Parts = Mapping[tuple[Any, ...], Sequence[str | None]]
 
 _log = logging.getLogger("unisono")
@@ -47,8 +50,7 @@ class Way(NamedTuple):
 def find_way(
     looks: Looks,
     make: Callable[..., Looks],
-    case: tuple[Any, int, Any],
-    seen: Seen,
+    cases: Sequence[tuple[Case, Seen]],
     numbers: Sequence[Any],
     added: Mapping[tuple[int, int], str],
     in_graph: bool,
@@ -58,31 +60,31 @@ def find_way(
     Args:
         looks: the step as it is.
         make: `make(at_tape=, rules=)`: the step that joins earlier.
-        case: batch, rows and states.
-        seen: of them.
+        cases: what the step is looked at with, and what is seen then; the real rows first.
         numbers: the keys of all numbers that the step hands back.
         added: the rules of the losses that layers add.
         in_graph: whether the step will run in a graph: else a number is not known by what it was computed of.
     """
     gradients = [key for key in numbers if key[0] == "gradients"]
-    before = [(seen, AS_IT_IS)]
+    before = [(case, seen, AS_IT_IS) for case, seen in cases]
+    real = cases[0][0]
     if looks.whole.changes_gradients:
         with contextlib.suppress(tf.errors.OpError):  # the step does not compute with gradients as large
-            before.append((looks.seen(*case, MUCH), MUCH))
+            before.append((real, looks.seen(*real, MUCH), MUCH))
     missing = _missing(before, numbers, gradients)
     if not missing or looks.whole.random:
         return None
     best: Way | None = None
-    for at_tape, parts in _candidates(looks, seen, numbers, in_graph):
+    for at_tape, parts in _candidates(looks, cases, numbers, in_graph):
         try:
             other = make(at_tape=at_tape, rules=JoinRules(parts=known_parts(parts), added=added))
-            after = [(other.seen(*case, times, each.one), times) for each, times in before]
+            after = [(case, other.seen(*case, times, each.one), times) for case, each, times in before]
         except Exception as error:
             _log.info("What a step computes could not be joined earlier: %r", error)
             continue
         tapes = sorted(key for key in other.whole.noted if key[0] == "tape") if at_tape else []
-        now = after[0][0]
-        if _missing(after, gradients, gradients) or now.looks_across(tapes):
+        now = after[0][1]
+        if _missing(after, gradients, gradients) or _missing(after, tapes, []):
             continue
         left = _missing(after, numbers, gradients)
         if left < missing:
@@ -97,18 +99,22 @@ def known_parts(parts: Parts) -> dict[tuple[Any, ...], tuple[str, ...]]:
     return {number: tuple(rule or MEAN for rule in rules) for number, rules in parts.items()}
 
 
-def _missing(cases: Sequence[tuple[Seen, float]], numbers: Sequence[Any], gradients: Sequence[Any]) -> int:
-    """How many numbers no rule joins; the gradients in all cases."""
-    (first, _), *others = cases
-    return len(first.looks_across(numbers)) + sum(len(each.looks_across(gradients)) for each, _ in others)
+def _missing(
+    cases: Sequence[tuple[Case, Seen, float]], numbers: Sequence[Any], gradients: Sequence[Any]
+) -> int:
+    """How many numbers no rule joins; where gradients are larger they are what counts."""
+    return sum(
+        len(seen.looks_across(numbers if times == AS_IT_IS else gradients)) for _, seen, times in cases
+    )
 
 
 def _candidates(
-    looks: Looks, seen: Seen, numbers: Sequence[Any], in_graph: bool
+    looks: Looks, cases: Sequence[tuple[Case, Seen]], numbers: Sequence[Any], in_graph: bool
 ) -> Iterator[tuple[bool, Parts]]:
     tapes = [key for key in looks.whole.noted if key[0] == "tape"]
     of_numbers = [key for key in numbers if key[0] != "gradients"]
-    parts = _parts(looks, seen, seen.looks_across([*tapes, *of_numbers])) if in_graph else {}
+    across = dict.fromkeys(key for _, seen in cases for key in seen.looks_across([*tapes, *of_numbers]))
+    parts = _parts(looks, cases[0][1], list(across)) if in_graph else {}
     added = {key: rules for key, rules in parts.items() if key[0] == "added"}
     others = {key: rules for key, rules in parts.items() if key[0] != "added"}
     # What a layer adds is a part of the loss whose gradient is taken: joined, it may be all that it takes.

@@ -38,8 +38,8 @@ from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
 from . import rule_words as words
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
-from .earlier_joins import find_way, known_parts, rule_of_part
-from .looks import Looks
+from .earlier_joins import Case, find_way, known_parts, rule_of_part
+from .looks import HOLES, Looks, with_holes
 from .observed_step import ObservedStep, looked_at
 from .own_states import losses_hold_state, other_states, schedules, states_of_layers
 from .step_loss import overrides_compute_loss
@@ -285,7 +285,8 @@ class RuleFinder:
         if gradients and set(added.values()) - {MEAN, ACROSS_ROWS}:
             self._looks = make(rules=JoinRules(added=added))
             seen = self._looks.seen(*case, one=seen.one)
-        way = find_way(self._looks, make, case, seen, numbers, added, in_graph)
+        cases = [(case, seen), *self._seen_with_holes(*case)]
+        way = find_way(self._looks, make, cases, numbers, added, in_graph)
         if way is None:
             return seen
         self._looks = way.looks
@@ -349,6 +350,7 @@ class RuleFinder:
         seen = self._earlier(seen, batch, rows, values)
         self._doubt(seen)
         nearest = later = None
+        holes = [each for _, each in self._seen_with_holes(batch, rows, values)]
         no_means: dict[int, str] = {}
         of_losses = False
         writes = self._write_rules(batch, rows, values, seen)
@@ -368,11 +370,13 @@ class RuleFinder:
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
             joined = rule not in (None, ACROSS_ROWS) and not _is_on_one(rule)
+            if joined and key[0] in _JOINED and not known and _any_across(self._noted[key], holes):
+                rule, joined = ACROSS_ROWS, False
             if joined and key[0] in ("loss", *words.WARNED):
-                later = self._seen_later(batch, rows, values) if later is None else later
+                later = [*self._seen_later(batch, rows, values), *holes] if later is None else later
                 if key[0] == "loss" and self._loss_differs(str(rule), later):
                     rule = ACROSS_ROWS
-                elif key[0] != "loss" and any(each.rule(self._noted[key]) == ACROSS_ROWS for each in later):
+                elif key[0] != "loss" and _any_across(self._noted[key], later):
                     rule = self._not_joined(words.WARNED[key[0]].format(*key[1:]), str(rule))
             elif rule == ACROSS_ROWS and key[0] != "loss":
                 self._nearest_taken.add(key)
@@ -434,6 +438,18 @@ class RuleFinder:
                 break
             with contextlib.suppress(tf.errors.OpError):
                 result.append(self._looks.seen(batch, rows, others))
+        return result
+
+    def _seen_with_holes(
+        self, batch: Any, rows: int, values: Sequence[np.ndarray]
+    ) -> list[tuple[Case, Seen]]:
+        """What is seen where some numbers of the batch are zero, and of what; nothing where the code refuses that."""
+        assert self._looks is not None
+        result: list[tuple[Case, Seen]] = []
+        for number in range(HOLES):
+            case = with_holes(batch, number), rows, values
+            with contextlib.suppress(tf.errors.OpError):
+                result.append((case, self._looks.seen(*case)))
         return result
 
     def _loss_differs(self, rule: str, later: Sequence[Seen]) -> bool:
@@ -529,6 +545,10 @@ class RuleFinder:
 
 def _unknown(key: tuple[Any, ...]) -> Any:
     return WriteRule(EQUAL) if key[0] == "write" else MEAN
+
+
+def _any_across(key: Any, cases: Sequence[Seen]) -> bool:
+    return any(seen.rule(key) == ACROSS_ROWS for seen in cases)
 
 
 def _rules_of_way(answer: Any) -> list[Any]:
