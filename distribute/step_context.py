@@ -83,7 +83,13 @@ class ReplicaRows:
 
 
 class Observer(Protocol):
-    """Stands in for the other replicas in a step that is only looked at (`trainer/step/find_rules.py`)."""
+    """Stands in for the other replicas in a step that is only looked at (`trainer/step/find_rules.py`).
+
+    Attributes:
+        exchanged: what the replicas have exchanged, in order.
+    """
+
+    exchanged: list[tf.Tensor]
 
     def sums(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums over all replicas."""

@@ -57,15 +57,13 @@ class Seen:
         """Those of the noted numbers that no rule joins."""
         return [key for key in keys if self.rule(key) == ACROSS_ROWS]
 
-    def extreme(self, key: Any) -> str | None:
-        """Whether a noted scalar is the largest or the smallest of those of the parts."""
+    def is_extreme(self, key: Any, kind: str) -> bool:
+        """Whether a noted scalar is the LARGEST or the SMALLEST, as `kind` says, of those of the parts."""
         one, first, last = (
             np.asarray(part["notes"][key], np.float64) for part in (self.one, self.first, self.last)
         )
-        for kind, of_two in ((LARGEST, np.maximum), (SMALLEST, np.minimum)):
-            if _distance(of_two(first, last), one) <= self.tolerance * _size(one):
-                return kind
-        return None
+        of_two = np.maximum if kind == LARGEST else np.minimum
+        return _distance(of_two(first, last), one) <= self.tolerance * _size(one)
 
     def is_same(self, key: Any) -> bool:
         """Whether a noted number is the same on each part, and the one of all rows."""

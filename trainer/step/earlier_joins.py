@@ -7,18 +7,24 @@ tried on real rows, in traces that are only looked at: it is taken if what comes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...distribute.join_rules import ACROSS_ROWS, MEAN, MEAN_PER_REPLICA, SAME, JoinRules
+import tensorflow as tf
+
+from ...distribute.join_rules import ACROSS_ROWS, LARGEST, MEAN, MEAN_PER_REPLICA, SMALLEST, JoinRules
 from .compared_parts import Seen
 from .looks import AS_IT_IS, Looks
 
 MUCH = 1e6
 """Times the gradients: what is clipped later is clipped now."""
 
-Parts = Mapping[tuple[Any, ...], Sequence[str]]
+Case = tuple[Any, int, Any]
+"""Batch, rows and states."""
+
+Parts = Mapping[tuple[Any, ...], Sequence[str | None]]
 
 _log = logging.getLogger("unisono")
 
@@ -31,19 +37,20 @@ class Way(NamedTuple):
         seen: of the batch.
         tapes: the rules of the gradients that tapes give, where they are joined there; else empty.
         parts: see `JoinRules`.
+
+    A rule is None where what it is of is zero on all rows. Any will do for these rows; others have to show it.
     """
 
     looks: Looks
     seen: Seen
-    tapes: list[str]
+    tapes: list[str | None]
     parts: Parts
 
 
 def find_way(
     looks: Looks,
     make: Callable[..., Looks],
-    case: tuple[Any, int, Any],
-    seen: Seen,
+    cases: Sequence[tuple[Case, Seen]],
     numbers: Sequence[Any],
     added: Mapping[tuple[int, int], str],
     in_graph: bool,
@@ -53,51 +60,61 @@ def find_way(
     Args:
         looks: the step as it is.
         make: `make(at_tape=, rules=)`: the step that joins earlier.
-        case: batch, rows and states.
-        seen: of them.
+        cases: what the step is looked at with, and what is seen then; the real rows first.
         numbers: the keys of all numbers that the step hands back.
         added: the rules of the losses that layers add.
         in_graph: whether the step will run in a graph: else a number is not known by what it was computed of.
     """
     gradients = [key for key in numbers if key[0] == "gradients"]
-    before = [(seen, AS_IT_IS)]
+    before = [(case, seen, AS_IT_IS) for case, seen in cases]
+    real = cases[0][0]
     if looks.whole.changes_gradients:
-        before.append((looks.seen(*case, MUCH), MUCH))
+        with contextlib.suppress(tf.errors.OpError):  # the step does not compute with gradients as large
+            before.append((real, looks.seen(*real, MUCH), MUCH))
     missing = _missing(before, numbers, gradients)
     if not missing or looks.whole.random:
         return None
     best: Way | None = None
-    for at_tape, parts in _candidates(looks, seen, numbers, in_graph):
+    for at_tape, parts in _candidates(looks, cases, numbers, in_graph):
         try:
-            other = make(at_tape=at_tape, rules=JoinRules(parts=parts, added=added))
-            after = [(other.seen(*case, times, each.one), times) for each, times in before]
+            other = make(at_tape=at_tape, rules=JoinRules(parts=known_parts(parts), added=added))
+            after = [(case, other.seen(*case, times, each.one), times) for case, each, times in before]
         except Exception as error:
             _log.info("What a step computes could not be joined earlier: %r", error)
             continue
         tapes = sorted(key for key in other.whole.noted if key[0] == "tape") if at_tape else []
-        now = after[0][0]
-        if _missing(after, gradients, gradients) or now.looks_across(tapes):
+        now = after[0][1]
+        if _missing(after, gradients, gradients) or _missing(after, tapes, []):
             continue
         left = _missing(after, numbers, gradients)
         if left < missing:
-            best, missing = Way(other, now, [now.rule(key) or MEAN for key in tapes], parts), left
+            best, missing = Way(other, now, [now.rule(key) for key in tapes], parts), left
         if not left:
             break
     return best
 
 
-def _missing(cases: Sequence[tuple[Seen, float]], numbers: Sequence[Any], gradients: Sequence[Any]) -> int:
-    """How many numbers no rule joins; the gradients in all cases."""
-    (first, _), *others = cases
-    return len(first.looks_across(numbers)) + sum(len(each.looks_across(gradients)) for each, _ in others)
+def known_parts(parts: Parts) -> dict[tuple[Any, ...], tuple[str, ...]]:
+    """The rules of parts, as far as they are known; the others are means."""
+    return {number: tuple(rule or MEAN for rule in rules) for number, rules in parts.items()}
+
+
+def _missing(
+    cases: Sequence[tuple[Case, Seen, float]], numbers: Sequence[Any], gradients: Sequence[Any]
+) -> int:
+    """How many numbers no rule joins; where gradients are larger they are what counts."""
+    return sum(
+        len(seen.looks_across(numbers if times == AS_IT_IS else gradients)) for _, seen, times in cases
+    )
 
 
 def _candidates(
-    looks: Looks, seen: Seen, numbers: Sequence[Any], in_graph: bool
+    looks: Looks, cases: Sequence[tuple[Case, Seen]], numbers: Sequence[Any], in_graph: bool
 ) -> Iterator[tuple[bool, Parts]]:
     tapes = [key for key in looks.whole.noted if key[0] == "tape"]
     of_numbers = [key for key in numbers if key[0] != "gradients"]
-    parts = _parts(looks, seen, seen.looks_across([*tapes, *of_numbers])) if in_graph else {}
+    across = dict.fromkeys(key for _, seen in cases for key in seen.looks_across([*tapes, *of_numbers]))
+    parts = _parts(looks, cases[0][1], list(across)) if in_graph else {}
     added = {key: rules for key, rules in parts.items() if key[0] == "added"}
     others = {key: rules for key, rules in parts.items() if key[0] != "added"}
     # What a layer adds is a part of the loss whose gradient is taken: joined, it may be all that it takes.
@@ -109,20 +126,19 @@ def _candidates(
 
 def _parts(looks: Looks, seen: Seen, numbers: Sequence[Any]) -> Parts:
     """The rules of the parts of those numbers that have parts, each of which a rule joins."""
-    found: dict[tuple[Any, ...], list[str]] = {}
+    found: dict[tuple[Any, ...], list[str | None]] = {}
     for number in numbers:
         noted = [key for key in looks.whole.noted if key[0] == "part" and key[1:-1] == number]
         noted.sort(key=lambda key: key[-1])
-        rules = [_rule_of_part(key, seen) for key in noted]
+        rules = [rule_of_part(key, looks, seen) for key in noted]
         if rules and ACROSS_ROWS not in rules and MEAN_PER_REPLICA not in rules:
             found[number] = rules
     return found
 
 
-def _rule_of_part(key: tuple[Any, ...], seen: Seen) -> str:
-    if ("same part", *key[1:]) in seen.one["notes"]:
-        return SAME
-    rule = seen.rule(key) or MEAN
-    if rule == ACROSS_ROWS and ("extreme part", *key[1:]) in seen.one["notes"]:
-        return seen.extreme(key) or rule
-    return rule
+def rule_of_part(key: tuple[Any, ...], looks: Looks, seen: Seen) -> str | None:
+    """The rule of a part of a number; None: it is zero on all rows, so that it cannot be told."""
+    rule = looks.whole.rules_of_parts.get(key)
+    if rule in (LARGEST, SMALLEST):
+        return rule if seen.is_extreme(key, rule) else ACROSS_ROWS
+    return rule or seen.rule(key)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -26,6 +26,7 @@ from ...distribute.join_rules import (
     EQUAL,
     FIRST,
     MEAN,
+    MEAN_PER_REPLICA,
     ON_ONE,
     SAME,
     SUM,
@@ -37,8 +38,8 @@ from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
 from . import rule_words as words
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
-from .earlier_joins import find_way
-from .looks import Looks
+from .earlier_joins import Case, find_way, known_parts, rule_of_part
+from .looks import HOLES, Looks, with_holes
 from .observed_step import ObservedStep, looked_at
 from .own_states import losses_hold_state, other_states, schedules, states_of_layers
 from .step_loss import overrides_compute_loss
@@ -51,7 +52,9 @@ _HALF_TOLERANCE = 3e-2
 
 _ALL_ROWS = ("all rows",)  # ON_ONE, where that is told by nothing else
 # Noted beside the numbers; needs no rule of its own.
-_NO_KEYS = ("size", "same", "same part", "extreme part", "tape", "part", "order", "in branch")
+_NO_KEYS = ("size", "same", "tape", "part", "order", "in branch")
+_JOINED = ("gradients", "log", "fed", "added")
+_NUMBERS = (*_JOINED, "weighted")
 _WITHOUT_ROWS = ("without rows",)
 # The rules of what is joined before the step is done with it: of tapes, of parts of numbers.
 _EARLIER = ("earlier",)
@@ -77,6 +80,8 @@ class RuleFinder:
         self._found: list[Any] = []  # the rule of each key; None: not known
         self._noted: dict[Any, Any] = {}  # what the traces call each key
         self._layers: list[int] = []
+        self._nearest_taken: set[tuple[Any, ...]] = set()  # of the numbers that no rule joins
+        self._traced: Any = None  # the rules of what is joined earlier in the traces that are looked at
         self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
 
     @property
@@ -163,11 +168,10 @@ class RuleFinder:
         batch = slice_units(batch, 0, rows, units)
         values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
-            seen = self._looks.seen(batch, rows, values)
+            self._join_as_found()
+            self._note(self._looks.seen(batch, rows, values), batch, rows, values)
         except tf.errors.OpError as error:
             self._could_not_look(error)
-            return
-        self._note(seen, batch, rows, values)
 
     @property
     def known(self) -> bool:
@@ -187,7 +191,10 @@ class RuleFinder:
         """What has no rule yet. Of what is fed with a weight it is not waited for."""
         found = zip(self._keys, self._found)
         return [
-            key for key, rule in found if rule is None and key[0] not in ("weighted", *_EARLIER, *_ALL_ROWS)
+            key
+            for key, rule in found
+            if (rule is None and key[0] not in ("weighted", *_EARLIER, *_ALL_ROWS))
+            or (key == _EARLIER and None in _rules_of_way(rule))
         ]
 
     @property
@@ -201,8 +208,24 @@ class RuleFinder:
         return [" ".join(map(str, key)) for key in self._keys]
 
     def adopt(self, answers: Sequence[list[Any]]) -> None:
-        """Takes for each rule the first answer that any worker knows; `answers` are those of each."""
-        self._found = [next((a for a in each if a is not None), None) for each in zip(*answers)]
+        """Takes for each rule the first answer that any worker knows; `answers` are those of each.
+
+        What rows show that no rule joins, others only do not show. The rules of numbers are those of a worker whose numbers
+        are joined earlier as everyone's will be.
+        """
+        place = self._keys.index(_EARLIER) if _EARLIER in self._keys else None
+        ways = [] if place is None else [each[place] for each in answers if each[place] is not None]
+        way = min(ways, key=lambda way: _rules_of_way(way).count(None), default=None)
+        of_numbers = [each for each in answers if place is not None and each[place] == way]
+        self._found = [
+            _first_known(each[number] for each in (of_numbers if key[0] in _NUMBERS and way else answers))
+            for number, key in enumerate(self._keys)
+        ]
+        if place is not None:
+            self._found[place] = way
+        elsewhere = any(_is_on_one(rule) for each in answers for rule in each)
+        if elsewhere and not any(map(_is_on_one, self._found)):
+            self._found[self._keys.index(_ALL_ROWS)] = [ON_ONE, MEAN]
 
     def rules(self) -> JoinRules:
         """The rules as far as they are known; the others are means, and what is written is EQUAL."""
@@ -223,11 +246,11 @@ class RuleFinder:
             for key, rule in found.items()
             if key[0] == "write"
         }
-        tapes, parts = found.get(_EARLIER) or ((), ())
+        tapes, parts = self._way(found.get(_EARLIER))
         return JoinRules(
             loss=found.get(("loss",)) or MEAN,
-            tapes=tuple(tapes),
-            parts={self._noted.get(tuple(key), tuple(key)): tuple(rules) for key, rules in parts},
+            tapes=tapes,
+            parts=parts,
             without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
             gradients=_in_order(of("gradients")),
             logs=of("log"),
@@ -246,37 +269,88 @@ class RuleFinder:
     def _earlier(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
         """Joins numbers earlier, if that is what it takes; returns what is seen then."""
         place = self._keys.index(_EARLIER)
-        numbers = [
-            noted for noted in self._noted.values() if noted[0] in ("gradients", "log", "fed", "added")
-        ]
+        if self._found[place] is not None:
+            return self._parts_seen(seen, (batch, rows, values))
+        if any(map(_is_on_one, self._found)):
+            return seen
+        numbers = [noted for noted in self._noted.values() if noted[0] in _JOINED]
         gradients = [key for key in numbers if key[0] == "gradients"]
-        if self._found[place] is not None or (gradients and not any(map(seen.rule, gradients))):
+        if gradients and not any(map(seen.rule, gradients)):
             return seen
         assert self._looks is not None
         make = functools.partial(Looks, self._make, self._tolerance)
         case, in_graph = (batch, rows, values), not self._model.run_eagerly
         added = {noted[1:]: seen.rule(noted) or MEAN for noted in numbers if noted[0] == "added"}
-        if gradients and set(added.values()) - {
-            MEAN,
-            ACROSS_ROWS,
-        }:  # a gradient is taken of what they are turned into
+        # A gradient is taken of what they are turned into.
+        if gradients and set(added.values()) - {MEAN, ACROSS_ROWS}:
             self._looks = make(rules=JoinRules(added=added))
             seen = self._looks.seen(*case, one=seen.one)
-        way = find_way(self._looks, make, case, seen, numbers, added, in_graph)
+        cases = [(case, seen), *self._seen_with_holes(*case)]
+        way = find_way(self._looks, make, cases, numbers, added, in_graph)
         if way is None:
             return seen
         self._looks = way.looks
         names = {noted: key for key, noted in self._noted.items()}
         parts = [[list(names.get(noted, noted)), list(rules)] for noted, rules in way.parts.items()]
-        self._found[place] = [way.tapes, parts]
+        # What earlier batches have shown is of numbers that were not joined so.
+        self._found = [None if key[0] in _NUMBERS else old for key, old in zip(self._keys, self._found)]
+        self._found[place] = self._traced = [way.tapes, parts]
         if way.tapes:
             for key in filter(way.seen.is_same, gradients):
                 self._found[self._keys.index(key)] = SAME
         return way.seen
 
+    def _way(self, answer: Any) -> tuple[tuple[str, ...], dict[tuple[Any, ...], tuple[str, ...]]]:
+        """The rules of tapes and of parts, as in `JoinRules`."""
+        tapes, parts = answer or ((), ())
+        rules = known_parts({self._noted.get(tuple(key), tuple(key)): rules for key, rules in parts})
+        return tuple(rule or MEAN for rule in tapes), rules
+
+    def _join_as_found(self) -> None:
+        """Lets the traces that are looked at join numbers where another worker, or the run that is resumed, has found."""
+        answer = self._found[self._keys.index(_EARLIER)]
+        if answer == self._traced:
+            return
+        tapes, parts = self._way(answer)
+        added = {
+            self._noted[key][1:]: rule
+            for key, rule in zip(self._keys, self._found)
+            if key[0] == "added" and isinstance(rule, str)
+        }
+        self._looks = Looks(
+            self._make, self._tolerance, at_tape=bool(tapes), rules=JoinRules(parts=parts, added=added)
+        )
+        self._traced = answer
+
+    def _parts_seen(self, seen: Seen, case: Any) -> Seen:
+        """Finds the rules of tapes and parts that were zero on all rows so far."""
+        assert self._looks is not None
+        place = self._keys.index(_EARLIER)
+        tapes, parts = self._found[place]
+        tapes = [rule or seen.rule(("tape", number)) for number, rule in enumerate(tapes)]
+        looks = self._looks
+
+        def of(key: Any) -> Any:
+            return self._noted.get(tuple(key), tuple(key))
+
+        parts = [
+            [key, [rule or rule_of_part(("part", *of(key), n), looks, seen) for n, rule in enumerate(rules)]]
+            for key, rules in parts
+        ]
+        if [tapes, parts] == self._found[place]:
+            return seen
+        self._found[place] = [tapes, parts]
+        if ACROSS_ROWS in _rules_of_way(self._found[place]):  # they could be joined as long as they were zero
+            self._found[place] = [[], []]
+            self._found = [None if key[0] in _NUMBERS else old for key, old in zip(self._keys, self._found)]
+        self._join_as_found()
+        return self._looks.seen(*case)
+
     def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
         seen = self._earlier(seen, batch, rows, values)
+        self._doubt(seen)
         nearest = later = None
+        holes = [each for _, each in self._seen_with_holes(batch, rows, values)]
         no_means: dict[int, str] = {}
         of_losses = False
         writes = self._write_rules(batch, rows, values, seen)
@@ -296,13 +370,16 @@ class RuleFinder:
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
             joined = rule not in (None, ACROSS_ROWS) and not _is_on_one(rule)
+            if joined and key[0] in _JOINED and not known and _any_across(self._noted[key], holes):
+                rule, joined = ACROSS_ROWS, False
             if joined and key[0] in ("loss", *words.WARNED):
-                later = self._seen_later(batch, rows, values) if later is None else later
+                later = [*self._seen_later(batch, rows, values), *holes] if later is None else later
                 if key[0] == "loss" and self._loss_differs(str(rule), later):
                     rule = ACROSS_ROWS
-                elif key[0] != "loss" and any(each.rule(self._noted[key]) == ACROSS_ROWS for each in later):
+                elif key[0] != "loss" and _any_across(self._noted[key], later):
                     rule = self._not_joined(words.WARNED[key[0]].format(*key[1:]), str(rule))
             elif rule == ACROSS_ROWS and key[0] != "loss":
+                self._nearest_taken.add(key)
                 nearest = nearest or self._nearest(batch, rows, values)
                 rule, constant = nearest[self._noted[key]]
                 if key[0] in ("log", "fed"):
@@ -320,6 +397,13 @@ class RuleFinder:
                 self._found[place] = self._not_joined(what, self._found[place], words.NO_MEAN)
             else:
                 self._warn(f"{what} {words.NO_MEAN.fact}{words.DIFFERS}{words.NO_MEAN.cure}")
+
+    def _doubt(self, seen: Seen) -> None:
+        """Forgets the rules that earlier batches have shown of numbers that no rule joins in this one."""
+        for place, key in enumerate(self._keys):
+            doubtful = key[0] in _JOINED and self._found[place] in (MEAN, SUM, MEAN_PER_REPLICA)
+            if doubtful and key not in self._nearest_taken and seen.rule(self._noted[key]) == ACROSS_ROWS:
+                self._found[place] = None
 
     def _all_rows(self, seen: Seen) -> Any:
         """ON_ONE, where each number by itself may be joined and all of them are not."""
@@ -354,6 +438,18 @@ class RuleFinder:
                 break
             with contextlib.suppress(tf.errors.OpError):
                 result.append(self._looks.seen(batch, rows, others))
+        return result
+
+    def _seen_with_holes(
+        self, batch: Any, rows: int, values: Sequence[np.ndarray]
+    ) -> list[tuple[Case, Seen]]:
+        """What is seen where some numbers of the batch are zero, and of what; nothing where the code refuses that."""
+        assert self._looks is not None
+        result: list[tuple[Case, Seen]] = []
+        for number in range(HOLES):
+            case = with_holes(batch, number), rows, values
+            with contextlib.suppress(tf.errors.OpError):
+                result.append((case, self._looks.seen(*case)))
         return result
 
     def _loss_differs(self, rule: str, later: Sequence[Seen]) -> bool:
@@ -449,6 +545,22 @@ class RuleFinder:
 
 def _unknown(key: tuple[Any, ...]) -> Any:
     return WriteRule(EQUAL) if key[0] == "write" else MEAN
+
+
+def _any_across(key: Any, cases: Sequence[Seen]) -> bool:
+    return any(seen.rule(key) == ACROSS_ROWS for seen in cases)
+
+
+def _rules_of_way(answer: Any) -> list[Any]:
+    """Of all that is joined earlier."""
+    tapes, parts = answer or ((), ())
+    return [*tapes, *(rule for _, rules in parts for rule in rules)]
+
+
+def _first_known(rules: Iterable[Any]) -> Any:
+    """The first rule that is known; before others that no rule joins the number."""
+    known = [rule for rule in rules if rule is not None]
+    return next((rule for rule in known if _is_on_one(rule)), known[0] if known else None)
 
 
 def _is_on_one(rule: Any) -> bool:

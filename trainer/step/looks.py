@@ -15,6 +15,25 @@ from .compared_parts import Seen
 from .observed_step import ObservedStep
 
 AS_IT_IS = 1.0
+HOLES = 3  # batches with other zeros
+
+
+def with_holes(batch: Any, number: int) -> Any:
+    """The batch with zeros in place of some of its numbers, more in one row than in another; which ones tells `number`.
+
+    A mean over what is not masked is one over all rows as long as the first batches have no padding.
+    """
+    random = np.random.default_rng(number)
+
+    def with_zeros(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+            return leaf
+        if not (leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool):
+            return leaf
+        kept = random.uniform(0.3, 1.0, (leaf.shape[0], *[1] * (leaf.shape.rank - 1)))
+        return tf.where(random.uniform(size=leaf.shape) < kept, leaf, tf.zeros_like(leaf))
+
+    return tf.nest.map_structure(with_zeros, batch)
 
 
 class Looks:

@@ -18,11 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.edges import holds_functions, made_again
-from ...distribute.join_rules import LARGEST, SAME, SMALLEST
+from ...distribute.join_rules import ACROSS_ROWS, LARGEST, SAME, SMALLEST
 from ...distribute.replicas import all_reduce_sum_packed
 from ...distribute.step_context import StepContext
 
 _EXTREMES = {LARGEST: tf.reduce_max, SMALLEST: tf.reduce_min}
+_MADE_BY = {"Max": LARGEST, "Any": LARGEST, "Min": SMALLEST, "All": SMALLEST}
 _FREE = ("Const", "HostConst")
 _WHOLE = "gradients that were taken"
 _OF_ROWS = ("Shape", "ShapeN")  # their outputs have a known shape, but are no numbers to be joined
@@ -31,20 +32,20 @@ _OF_ROWS = ("Shape", "ShapeN")  # their outputs have a known shape, but are no n
 def parts_of(value: Any, step: StepContext) -> list[tf.Tensor]:
     """The tensors without rows that `value` is computed of by operations on such alone, in a fixed order.
 
-    Each of them is computed from tensors with rows (sums, counts, a matrix of covariances) or read from a variable. What has
-    no rows is told by its shape, which is known. It may be `value` itself.
+    Each of them is computed from tensors with rows (sums, counts, a matrix of covariances) or read from a variable, or is a
+    number of rows of the step. What has no rows is told by its shape, which is known. It may be `value` itself.
 
     Args:
         value: scalar, in a graph in which the rows of a batch are not known.
         step: in which it is computed.
     """
-    if not _is_symbolic_scalar(value):
-        return []
-    found: dict[int, tf.Tensor] = {}
-    whole, seen = step.notes.get(_WHOLE, {}), set()
-    _visit(value, found, seen)
-    parts = list(found.values())
-    return [] if any(key in seen for key in whole) else parts
+    return list(_computed(value, step)[0].values()) if _is_symbolic_scalar(value) else []
+
+
+def rule_by_form(part: tf.Tensor) -> str | None:
+    """The rule of a part that its values do not tell: the largest of two parts may be equal, and look like a mean."""
+    found = _MADE_BY.get(part.op.type) if part.shape.rank == 0 else None
+    return ACROSS_ROWS if found is None and part.dtype.is_bool else found
 
 
 def keep_whole(gradients: Iterable[Any], step: StepContext) -> None:
@@ -56,16 +57,32 @@ def _is_symbolic_scalar(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and not hasattr(value, "numpy") and value.shape.rank == 0
 
 
-def _visit(value: tf.Tensor, found: dict[int, tf.Tensor], seen: set[int]) -> None:
-    if id(value) in seen or value.op.type in _FREE:
-        return
-    seen.add(id(value))
-    if not _without_rows(value.op):
-        if not _is_constant(value.op):
-            found[id(value)] = value
-        return
-    for each in value.op.inputs:
-        _visit(each, found, seen)
+def _computed(value: tf.Tensor, step: StepContext) -> tuple[dict[int, tf.Tensor], list[tf.Operation]]:
+    """The parts of a number, by the id of what tells them apart; and the operations on them, in an order of dependence.
+
+    There are none where it depends on what the replicas have exchanged already: another trace has that from elsewhere.
+    """
+    whole = {*step.notes.get(_WHOLE, {}), *map(id, () if step.observer is None else step.observer.exchanged)}
+    numbers = {id(step.rows), id(step.global_rows)}
+    parts: dict[int, tf.Tensor] = {}
+    operations: dict[tf.Operation, None] = {}
+    seen, waiting = set[int](), [(value, False)]
+    while waiting:
+        each, inputs_are_there = waiting.pop()
+        if inputs_are_there:
+            operations[each.op] = None
+        elif id(each) not in seen and each.op.type not in _FREE:
+            seen.add(id(each))
+            if id(each) not in numbers and _without_rows(each.op):
+                waiting += [(each, True), *((given, False) for given in reversed(each.op.inputs))]
+            elif id(each) in numbers or not _is_constant(each.op):
+                parts.setdefault(_source(each), each)
+    return ({}, []) if seen & whole else (parts, list(operations))
+
+
+def _source(part: tf.Tensor) -> int:
+    """What tells a part from others: a variable is one, however often it is read."""
+    return id(part.op.inputs[0] if part.op.type == "ReadVariableOp" else part)
 
 
 def _without_rows(op: tf.Operation) -> bool:
@@ -109,7 +126,8 @@ def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[A
     Raises:
         RuntimeError: it has other parts than rules were found for.
     """
-    parts = parts_of(value, step)
+    found, operations = _computed(value, step)
+    parts = list(found.values())
     if len(parts) != len(rules):
         raise RuntimeError(f"A number has {len(parts)} parts, where {len(rules)} were found before: {value}.")
     own = [_contribution(part, rule, step) for part, rule in zip(parts, rules) if rule != SAME]
@@ -118,8 +136,7 @@ def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[A
         tf.identity(part) if rule == SAME else _total(next(sums), part.dtype, rule)
         for part, rule in zip(parts, rules)
     ]
-    known = {id(part): total for part, total in zip(parts, totals)}
-    return _again(value, known), parts, totals
+    return _again(value, operations, dict(zip(found, totals))), parts, totals
 
 
 def gradient(
@@ -193,12 +210,9 @@ def _weight(part: tf.Tensor, total: tf.Tensor, rule: str, step: StepContext) -> 
     return tf.math.divide_no_nan(has_it, all_reduce_sum_packed([has_it])[0])
 
 
-def _again(value: tf.Tensor, known: dict[int, tf.Tensor]) -> tf.Tensor:
-    """`value`, computed from the known tensors in place of those with these ids."""
-    if id(value) not in known:
-        if not _without_rows(value.op):
-            return value
-        inputs = [_again(each, known) for each in value.op.inputs]
-        for old, new in zip(value.op.outputs, made_again(value.op, inputs)):
-            known[id(old)] = new
-    return known[id(value)]
+def _again(value: tf.Tensor, operations: Sequence[tf.Operation], known: dict[int, tf.Tensor]) -> tf.Tensor:
+    """`value`, computed by these operations from what is known in place of their sources."""
+    for op in operations:
+        inputs = [known.get(_source(each), each) for each in op.inputs]
+        known.update(zip(map(id, op.outputs), made_again(op, inputs)))
+    return known[_source(value)]

@@ -29,7 +29,7 @@ from .collected_writes import CollectedWrites, WriteInNestedGraph
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
 from .kept_tensors import kept_rows_become, tensors_kept_by
-from .number_parts import parts_of
+from .number_parts import parts_of, rule_by_form
 from .observed_draws import draw_alike
 from .step_loss import loss_on_replica
 from .train_step import forward, part_of_logs
@@ -51,6 +51,7 @@ class Observed:
         changed: whether an optimizer was given other gradients than tapes gave.
         nested: whether a tape gave gradients inside of a function, branch or loop, where replicas cannot meet.
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
+        rules_of_parts: of those parts of numbers whose rule is seen without their values.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Observed:
         self.fed_to: dict[int, str] = {}
         self.exchanged: list[tf.Tensor] = []
         self.notes: dict[Any, Any] = {}
+        self.rules_of_parts: dict[Any, str] = {}
         self.entries = False
         self.without_rows: list[int] = []
 
@@ -125,7 +127,9 @@ class Observed:
 
     def _is_same(self, value: tf.Tensor) -> bool:
         """Whether a tensor is computed from constants, variables and what replicas exchange alone."""
-        if not self._own or value.graph is not self._own[0].graph:
+        if tf.is_tensor(value) and hasattr(value, "numpy"):  # it was there before the step
+            return True
+        if not self._own or not _is_in(self._own[0].graph, value):
             return False
         behind = operations_behind([value], self._same)
         return only_computes(behind) and not any(tensor.op in behind for tensor in self._own)
@@ -136,16 +140,12 @@ class Observed:
 
     def computed(self, what: tuple[Any, ...], value: Any, step: StepContext) -> None:
         """Notes the numbers of which a number is computed."""
-        if self._times is not None and isinstance(value, tf.Tensor) and value.graph is self._times.graph:
+        if self._times is not None and _is_in(self._times.graph, value):
             for place, part in enumerate(parts_of(value, step)):
                 self.note(("part", *what, place), part)
-                if self._is_same(part):
-                    self.notes["same part", *what, place] = tf.ones([])
-                if part.op.type in (
-                    "Max",
-                    "Min",
-                ):  # else a number may be the largest of two by chance: a median, say
-                    self.notes["extreme part", *what, place] = tf.ones([])
+                rule = SAME if self._is_same(part) else rule_by_form(part)
+                if rule is not None:
+                    self.rules_of_parts["part", *what, place] = rule
 
     def taken(self, number: int, gradients: list[Any]) -> list[Any]:
         """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
@@ -222,6 +222,10 @@ class Observed:
         self.note(("loss", name), value)
 
 
+def _is_in(graph: Any, value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy") and value.graph is graph
+
+
 def _has_no_rows(value: Any) -> bool:
     """Whether a tensor has a length that is known, where the rows of the batch are not."""
     return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[0] is not None
@@ -263,7 +267,9 @@ class ObservedStep:
         entries: whether a loss of the user's own has an entry for each row.
         without_rows: see `JoinRules`.
         noted: what is noted, in order.
+        takes_gradients: whether tapes give gradients of variables, at which replicas could meet.
         fed_to: see `Observed`.
+        rules_of_parts: see `Observed`.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
         random: whether numbers are drawn in it for which nothing stands in (`observed_draws.py`).
 
@@ -288,7 +294,7 @@ class ObservedStep:
         self.writes: list[keras.Variable] = []
         self.reads: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
-        self.entries, self.noted, self.without_rows, self.fed_to = False, [], [], {}
+        self.entries, self.noted, self.without_rows, self.fed_to, self.rules_of_parts = False, [], [], {}, {}
         self.changes_gradients = self.takes_gradients = False
         leaves = _leaves(spec)
         exchanged = [
@@ -336,7 +342,7 @@ class ObservedStep:
         self.writes, self.exchanged = [v for v, _ in written], observer.exchanged
         self.reads = [v for key, v in writes.reads.items() if key not in metrics]
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
-        self.without_rows = observer.without_rows
+        self.without_rows, self.rules_of_parts = observer.without_rows, observer.rules_of_parts
         self.takes_gradients = not observer.nested and any(key[0] == "tape" for key in observer.notes)
         self.changes_gradients = self.takes_gradients and observer.changed
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -99,8 +100,16 @@ class ReplicaSlices:
         if self._on_one:
             data = data if self._worker_rows is None else self._gathered(data, replica)
             rows, before = (self.global_rows, 0) if replica == 0 else (0, self.global_rows)
-            return data, ReplicaRows(replica, self._replicas, rows, self.global_rows, before)
-        return data, self._own_rows(replica)
+            return data, self._told(ReplicaRows(replica, self._replicas, rows, self.global_rows, before))
+        return data, self._told(self._own_rows(replica))
+
+    def _told(self, rows: ReplicaRows) -> ReplicaRows:
+        """What the code on a replica is told of its rows."""
+        if not self._open_rows or tf.executing_eagerly():
+            return rows
+        number, total = (tf.cast(n, tf.int32) for n in (rows.rows, rows.global_rows))
+        number, total = (tf.raw_ops.PlaceholderWithDefault(input=n, shape=[]) for n in (number, total))
+        return dataclasses.replace(rows, rows=number, global_rows=total)
 
     def _own_rows(self, replica: int) -> ReplicaRows:
         first, last, before = self._bounds(replica)

@@ -69,5 +69,6 @@ NAMES = {
     "added": "a loss of `add_loss`",
     "log": "the log {}",
     "fed": "number {} that a metric is fed with",
+    "earlier": "a number of which another one is computed",
 }
 """Of the numbers of a step, by the kind of their keys."""
