@@ -15,7 +15,7 @@ from .compared_parts import Seen
 from .observed_step import ObservedStep
 
 AS_IT_IS = 1.0
-HOLES = 3  # batches with other zeros
+HOLES = 1  # batches with other zeros
 
 
 def with_holes(batch: Any, number: int) -> Any:
@@ -30,7 +30,7 @@ def with_holes(batch: Any, number: int) -> Any:
             return leaf
         if not (leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool):
             return leaf
-        kept = random.uniform(0.3, 1.0, (leaf.shape[0], *[1] * (leaf.shape.rank - 1)))
+        kept = np.linspace(0.2, 1.0, leaf.shape[0]).reshape([-1, *[1] * (leaf.shape.rank - 1)])
         return tf.where(random.uniform(size=leaf.shape) < kept, leaf, tf.zeros_like(leaf))
 
     return tf.nest.map_structure(with_zeros, batch)
