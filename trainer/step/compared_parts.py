@@ -57,6 +57,13 @@ class Seen:
         """Those of the noted numbers that no rule joins."""
         return [key for key in keys if self.rule(key) == ACROSS_ROWS]
 
+    def in_one_part(self, keys: Iterable[Any]) -> list[Any]:
+        """Those of the noted numbers that one part has all of: sums, or means over rows of which the other has none."""
+        return [key for key in keys if self.rule(key) == SUM and not self._each_part_has(key)]
+
+    def _each_part_has(self, key: Any) -> bool:
+        return all(np.any(part["notes"][key]) for part in (self.first, self.last))
+
     def is_extreme(self, key: Any, kind: str) -> bool:
         """Whether a noted scalar is the LARGEST or the SMALLEST, as `kind` says, of those of the parts."""
         one, first, last = (
@@ -77,6 +84,10 @@ class Seen:
         if ("same", number) in self.one["notes"]:
             return SAME
         return None if self.rule(("size", number)) == MEAN else EACH_ROW
+
+    def is_same_log(self, name: str) -> bool:
+        """Whether a log is computed from what is the same on every replica alone."""
+        return ("same log", name) in self.one["notes"]
 
     def is_left_over(self, key: Any, constant: np.ndarray) -> bool:
         """Whether the sum of the parts is what it is for all rows, and `constant` once too often."""

@@ -71,7 +71,7 @@ def find_way(
     if looks.whole.changes_gradients:
         with contextlib.suppress(tf.errors.OpError):  # the step does not compute with gradients as large
             before.append((real, looks.seen(*real, MUCH), MUCH))
-    missing = _missing(before, numbers, gradients)
+    missing = _missing(looks, before, numbers, gradients, {})
     if not missing or looks.whole.random:
         return None
     best: Way | None = None
@@ -84,9 +84,9 @@ def find_way(
             continue
         tapes = sorted(key for key in other.whole.noted if key[0] == "tape") if at_tape else []
         now = after[0][1]
-        if _missing(after, gradients, gradients) or _missing(after, tapes, []):
+        if any(each.looks_across([*gradients, *tapes]) for _, each, _ in after):
             continue
-        left = _missing(after, numbers, gradients)
+        left = _missing(other, after, numbers, gradients, parts)
         if left < missing:
             best, missing = Way(other, now, [now.rule(key) for key in tapes], parts), left
         if not left:
@@ -100,12 +100,25 @@ def known_parts(parts: Parts) -> dict[tuple[Any, ...], tuple[str, ...]]:
 
 
 def _missing(
-    cases: Sequence[tuple[Case, Seen, float]], numbers: Sequence[Any], gradients: Sequence[Any]
+    looks: Looks,
+    cases: Sequence[tuple[Case, Seen, float]],
+    numbers: Sequence[Any],
+    gradients: Sequence[Any],
+    parts: Parts,
 ) -> int:
-    """How many numbers no rule joins; where gradients are larger they are what counts."""
-    return sum(
-        len(seen.looks_across(numbers if times == AS_IT_IS else gradients)) for _, seen, times in cases
-    )
+    """How many numbers no rule joins, now or where rows differ more; where gradients are larger they are what counts."""
+    across = {
+        key
+        for _, seen, times in cases
+        for key in seen.looks_across(numbers if times == AS_IT_IS else gradients)
+    }
+    return len(across | (_doubtful(looks, cases[0][1]) - set(parts)))
+
+
+def _doubtful(looks: Looks, seen: Seen) -> set[Any]:
+    """The numbers that a rule joins where rows are as those that were seen, and not where they are others."""
+    with_parts = [key for key in looks.whole.noted if key[0] in ("tape", "fed", "added", "log")]
+    return {*looks.whole.bent, *seen.in_one_part(with_parts)}
 
 
 def _candidates(
@@ -113,8 +126,13 @@ def _candidates(
 ) -> Iterator[tuple[bool, Parts]]:
     tapes = [key for key in looks.whole.noted if key[0] == "tape"]
     of_numbers = [key for key in numbers if key[0] != "gradients"]
-    across = dict.fromkeys(key for _, seen in cases for key in seen.looks_across([*tapes, *of_numbers]))
-    parts = _parts(looks, cases[0][1], list(across)) if in_graph else {}
+    known = [*tapes, *of_numbers]
+    across = _doubtful(looks, cases[0][1]).union(*(seen.looks_across(known) for _, seen in cases))
+    parts = (
+        _parts(looks, [seen for _, seen in cases], [key for key in known if key in across])
+        if in_graph
+        else {}
+    )
     added = {key: rules for key, rules in parts.items() if key[0] == "added"}
     others = {key: rules for key, rules in parts.items() if key[0] != "added"}
     # What a layer adds is a part of the loss whose gradient is taken: joined, it may be all that it takes.
@@ -124,14 +142,15 @@ def _candidates(
         yield from ((True, some) for some in ({}, *each))
 
 
-def _parts(looks: Looks, seen: Seen, numbers: Sequence[Any]) -> Parts:
-    """The rules of the parts of those numbers that have parts, each of which a rule joins."""
+def _parts(looks: Looks, cases: Sequence[Seen], numbers: Sequence[Any]) -> Parts:
+    """The rules of the parts of those numbers that have parts, each of which one rule joins in all cases."""
     found: dict[tuple[Any, ...], list[str | None]] = {}
     for number in numbers:
         noted = [key for key in looks.whole.noted if key[0] == "part" and key[1:-1] == number]
         noted.sort(key=lambda key: key[-1])
-        rules = [rule_of_part(key, looks, seen) for key in noted]
-        if rules and ACROSS_ROWS not in rules and MEAN_PER_REPLICA not in rules:
+        each = [{rule_of_part(key, looks, seen) for seen in cases} - {None} for key in noted]
+        rules = [next(iter(known), None) for known in each]
+        if rules and all(len(known) < 2 for known in each) and not {ACROSS_ROWS, MEAN_PER_REPLICA} & {*rules}:
             found[number] = rules
     return found
 

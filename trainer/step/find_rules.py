@@ -39,10 +39,11 @@ from ..inputs.row_units import slice_units, unit_count
 from . import rule_words as words
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
 from .earlier_joins import Case, find_way, known_parts, rule_of_part
-from .looks import HOLES, Looks, with_holes
+from .looks import Looks
 from .observed_step import ObservedStep, looked_at
 from .own_states import losses_hold_state, other_states, schedules, states_of_layers
 from .step_loss import overrides_compute_loss
+from .thinned import thinned
 
 _MOST_ROWS = 48  # that are computed on
 _LATER = (1, 1000)  # by which counts and weights of losses are larger, to see parts that begin later
@@ -52,7 +53,7 @@ _HALF_TOLERANCE = 3e-2
 
 _ALL_ROWS = ("all rows",)  # ON_ONE, where that is told by nothing else
 # Noted beside the numbers; needs no rule of its own.
-_NO_KEYS = ("size", "same", "tape", "part", "order", "in branch")
+_NO_KEYS = ("size", "same", "same log", "tape", "part", "order", "in branch")
 _JOINED = ("gradients", "log", "fed", "added")
 _NUMBERS = (*_JOINED, "weighted")
 _WITHOUT_ROWS = ("without rows",)
@@ -275,7 +276,7 @@ class RuleFinder:
             return seen
         numbers = [noted for noted in self._noted.values() if noted[0] in _JOINED]
         gradients = [key for key in numbers if key[0] == "gradients"]
-        if gradients and not any(map(seen.rule, gradients)):
+        if gradients and not any(map(seen.rule, gradients)) and not self._whole.bent:
             return seen
         assert self._looks is not None
         make = functools.partial(Looks, self._make, self._tolerance)
@@ -285,7 +286,7 @@ class RuleFinder:
         if gradients and set(added.values()) - {MEAN, ACROSS_ROWS}:
             self._looks = make(rules=JoinRules(added=added))
             seen = self._looks.seen(*case, one=seen.one)
-        cases = [(case, seen), *self._seen_with_holes(*case)]
+        cases = [(case, seen), *self._seen_thin(*case)]
         way = find_way(self._looks, make, cases, numbers, added, in_graph)
         if way is None:
             return seen
@@ -294,6 +295,8 @@ class RuleFinder:
         parts = [[list(names.get(noted, noted)), list(rules)] for noted, rules in way.parts.items()]
         # What earlier batches have shown is of numbers that were not joined so.
         self._found = [None if key[0] in _NUMBERS else old for key, old in zip(self._keys, self._found)]
+        # Gradients that are joined may be written, too.
+        self._found = [None if key[0] == "write" else old for key, old in zip(self._keys, self._found)]
         self._found[place] = self._traced = [way.tapes, parts]
         if way.tapes:
             for key in filter(way.seen.is_same, gradients):
@@ -350,7 +353,7 @@ class RuleFinder:
         seen = self._earlier(seen, batch, rows, values)
         self._doubt(seen)
         nearest = later = None
-        holes = [each for _, each in self._seen_with_holes(batch, rows, values)]
+        thin = [each for _, each in self._seen_thin(batch, rows, values)]
         no_means: dict[int, str] = {}
         of_losses = False
         writes = self._write_rules(batch, rows, values, seen)
@@ -366,17 +369,22 @@ class RuleFinder:
                 self._found[place] = writes.get(key[1])
                 continue
             known = seen.rule_of_fed(key[1]) if key[0] in ("fed", "weighted") else None
+            if key[0] == "log" and seen.is_same_log(key[1]):  # the result of a metric, say, which may be zero
+                known = MEAN
             rule = known or seen.rule(self._noted[key])
             if key[0] == "loss":
                 rule = self._loss_rule(rule, seen)
+                if rule is not None and key in self._whole.bent and not _is_on_one(rule):
+                    rule = ACROSS_ROWS
             joined = rule not in (None, ACROSS_ROWS) and not _is_on_one(rule)
-            if joined and key[0] in _JOINED and not known and _any_across(self._noted[key], holes):
+            if joined and key[0] in _JOINED and not known and _any_across(self._noted[key], thin):
                 rule, joined = ACROSS_ROWS, False
             if joined and key[0] in ("loss", *words.WARNED):
-                later = [*self._seen_later(batch, rows, values), *holes] if later is None else later
+                later = [*self._seen_later(batch, rows, values), *thin] if later is None else later
                 if key[0] == "loss" and self._loss_differs(str(rule), later):
                     rule = ACROSS_ROWS
-                elif key[0] != "loss" and _any_across(self._noted[key], later):
+                elif key[0] != "loss" and (self._is_bent(key) or _any_across(self._noted[key], later)):
+                    of_losses = True
                     rule = self._not_joined(words.WARNED[key[0]].format(*key[1:]), str(rule))
             elif rule == ACROSS_ROWS and key[0] != "loss":
                 self._nearest_taken.add(key)
@@ -397,6 +405,11 @@ class RuleFinder:
                 self._found[place] = self._not_joined(what, self._found[place], words.NO_MEAN)
             else:
                 self._warn(f"{what} {words.NO_MEAN.fact}{words.DIFFERS}{words.NO_MEAN.cure}")
+
+    def _is_bent(self, key: tuple[Any, ...]) -> bool:
+        """Whether another rule may hold for a gradient or an added loss where rows are others."""
+        of_tape = key[0] == "gradients" and any(each[0] == "tape" for each in self._whole.bent)
+        return of_tape or self._noted[key] in self._whole.bent
 
     def _doubt(self, seen: Seen) -> None:
         """Forgets the rules that earlier batches have shown of numbers that no rule joins in this one."""
@@ -440,17 +453,13 @@ class RuleFinder:
                 result.append(self._looks.seen(batch, rows, others))
         return result
 
-    def _seen_with_holes(
-        self, batch: Any, rows: int, values: Sequence[np.ndarray]
-    ) -> list[tuple[Case, Seen]]:
-        """What is seen where some numbers of the batch are zero, and of what; nothing where the code refuses that."""
+    def _seen_thin(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> list[tuple[Case, Seen]]:
+        """What is seen of the batch with less in it, and of what; nothing where the code refuses that."""
         assert self._looks is not None
-        result: list[tuple[Case, Seen]] = []
-        for number in range(HOLES):
-            case = with_holes(batch, number), rows, values
-            with contextlib.suppress(tf.errors.OpError):
-                result.append((case, self._looks.seen(*case)))
-        return result
+        case = thinned(batch), rows, values
+        with contextlib.suppress(tf.errors.OpError):
+            return [(case, self._looks.seen(*case))]
+        return []
 
     def _loss_differs(self, rule: str, later: Sequence[Seen]) -> bool:
         """Whether the value of `compute_loss` is joined by another rule later."""

@@ -25,6 +25,7 @@ from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.stages.slices import map_values, values_of
 from ..inputs.row_units import slice_units
 from ..inputs.rows import row_count
+from .bends import bends
 from .collected_writes import CollectedWrites, WriteInNestedGraph
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
@@ -51,6 +52,7 @@ class Observed:
         changed: whether an optimizer was given other gradients than tapes gave.
         nested: whether a tape gave gradients inside of a function, branch or loop, where replicas cannot meet.
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
+        bent: the numbers that are joined by a rule only where rows are alike; see `bends.py`.
         rules_of_parts: of those parts of numbers whose rule is seen without their values.
     """
 
@@ -71,6 +73,7 @@ class Observed:
         self.exchanged: list[tf.Tensor] = []
         self.notes: dict[Any, Any] = {}
         self.rules_of_parts: dict[Any, str] = {}
+        self.bent: set[tuple[Any, ...]] = set()
         self.entries = False
         self.without_rows: list[int] = []
 
@@ -105,6 +108,8 @@ class Observed:
         """Notes a number that leaves the replica."""
         if not isinstance(value, tf.Tensor | tf.IndexedSlices) or value.dtype in (tf.string, tf.variant):
             return
+        if what[0] == "log" and self._is_same(value):
+            self.notes["same log", what[1]] = tf.ones([])
         self.notes[what] = _sketch(value)
 
     def fed(self, kind: str, number: int, value: tf.Tensor, metric: Any) -> str | None:
@@ -140,12 +145,23 @@ class Observed:
 
     def computed(self, what: tuple[Any, ...], value: Any, step: StepContext) -> None:
         """Notes the numbers of which a number is computed."""
-        if self._times is not None and _is_in(self._times.graph, value):
-            for place, part in enumerate(parts_of(value, step)):
-                self.note(("part", *what, place), part)
-                rule = SAME if self._is_same(part) else rule_by_form(part)
-                if rule is not None:
-                    self.rules_of_parts["part", *what, place] = rule
+        if self._times is None or not _is_in(self._times.graph, value):
+            return
+        differ = []
+        for place, part in enumerate(parts_of(value, step)):
+            self.note(("part", *what, place), part)
+            rule = SAME if self._is_same(part) else rule_by_form(part)
+            if rule is not None:
+                self.rules_of_parts["part", *what, place] = rule
+            if rule != SAME:
+                differ.append(part)
+        if what not in step.rules.parts and bends([value], [*differ, *self._each_its_own], self._same):
+            self.bent.add(what)
+
+    @property
+    def _each_its_own(self) -> list[tf.Tensor]:
+        """The gradients that tapes gave, where they are those of a replica's rows."""
+        return [] if self._at_tape else [values_of(g) for g in self._given.values()]
 
     def taken(self, number: int, gradients: list[Any]) -> list[Any]:
         """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
@@ -177,12 +193,18 @@ class Observed:
         """Is told what an optimizer is given in this call."""
         if self._in_branch:  # where replicas cannot meet: it must be the same on each of them
             self.notes["in branch", number] = tf.ones([])
-        self.changed = self.changed or any(id(g) not in self._given for g in gradients if g is not None)
+        changed = [g for g in gradients if id(g) not in self._given]
+        if changed and bends([values_of(g) for g in changed], self._each_its_own, self._same):
+            self.bent.add(("gradients", number))
+        self.changed = self.changed or bool(changed)
 
     def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
         """Notes a loss of the user's own, and what it is for each of two parts of the same outputs."""
         self.note(("loss",), value)
         self.entries = value.shape.rank != 0
+        parts = parts_of(value, this_step()) if self._times is not None else []
+        if bends([value], [part for part in parts if not self._is_same(part)], self._same):
+            self.bent.add(("loss",))
         leaves = keras.tree.flatten(rows)
         self.without_rows = [number for number, leaf in enumerate(leaves) if _has_no_rows(leaf)]
         if self._split is None:
@@ -270,6 +292,7 @@ class ObservedStep:
         takes_gradients: whether tapes give gradients of variables, at which replicas could meet.
         fed_to: see `Observed`.
         rules_of_parts: see `Observed`.
+        bent: see `Observed`.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
         random: whether numbers are drawn in it for which nothing stands in (`observed_draws.py`).
 
@@ -295,6 +318,7 @@ class ObservedStep:
         self.reads: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
         self.entries, self.noted, self.without_rows, self.fed_to, self.rules_of_parts = False, [], [], {}, {}
+        self.bent: set[tuple[Any, ...]] = set()
         self.changes_gradients = self.takes_gradients = False
         leaves = _leaves(spec)
         exchanged = [
@@ -343,6 +367,7 @@ class ObservedStep:
         self.reads = [v for key, v in writes.reads.items() if key not in metrics]
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows, self.rules_of_parts = observer.without_rows, observer.rules_of_parts
+        self.bent = observer.bent
         self.takes_gradients = not observer.nested and any(key[0] == "tape" for key in observer.notes)
         self.changes_gradients = self.takes_gradients and observer.changed
         return {
