@@ -26,7 +26,7 @@ from ..optimizers.optimizer import Optimizer
 from .step import kept_tensors, nested_graphs, tape_gradients, xla_random
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
-from .step.global_loss import loss_of_rows, reduces_by_itself
+from .step.global_loss import divides_by_weights, loss_of_rows, reduces_by_itself
 from .step.observed_draws import only_looked_at, spread
 from .step.train_step import WEIGHTED
 
@@ -54,8 +54,15 @@ def _unscaling(original: Any) -> Any:
 def _loss(original: Any) -> Any:
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        if step is None or not step.shares or not reduces_by_itself(self):
+        if step is None or not reduces_by_itself(self):
             return original(self, y_true, y_pred, sample_weight)
+        if not step.shares:
+            if step.num_replicas == 1 or not divides_by_weights(self, y_pred, sample_weight):
+                return original(self, y_true, y_pred, sample_weight)
+            # The same number, as a ratio of two: replicas can join those.
+            own = dataclasses.replace(step, num_replicas=1, global_rows=step.rows, totals=None)
+            with step_scope(own):
+                return loss_of_rows(self, own, y_true, y_pred, sample_weight)
         own = dataclasses.replace(step, shares=False)
         with step_scope(own):
             loss = loss_of_rows(self, own, y_true, y_pred, sample_weight)

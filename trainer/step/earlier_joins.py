@@ -82,7 +82,8 @@ def find_way(
         except Exception as error:
             _log.info("What a step computes could not be joined earlier: %r", error)
             continue
-        tapes = sorted(key for key in other.whole.noted if key[0] == "tape") if at_tape else []
+        calls = [key[1] for key in other.whole.noted if key[0] == "tape"] if at_tape else []
+        tapes = [("tape", number) for number in range(max(calls, default=-1) + 1)]
         now = after[0][1]
         if any(each.looks_across([*gradients, *tapes]) for _, each, _ in after):
             continue
@@ -128,11 +129,8 @@ def _candidates(
     of_numbers = [key for key in numbers if key[0] != "gradients"]
     known = [*tapes, *of_numbers]
     across = _doubtful(looks, cases[0][1]).union(*(seen.looks_across(known) for _, seen in cases))
-    parts = (
-        _parts(looks, [seen for _, seen in cases], [key for key in known if key in across])
-        if in_graph
-        else {}
-    )
+    doubted = [key for key in known if key in across]
+    parts = _parts(looks, [seen for _, seen in cases], doubted) if in_graph else {}
     added = {key: rules for key, rules in parts.items() if key[0] == "added"}
     others = {key: rules for key, rules in parts.items() if key[0] != "added"}
     # What a layer adds is a part of the loss whose gradient is taken: joined, it may be all that it takes.

@@ -82,6 +82,7 @@ class RuleFinder:
         self._noted: dict[Any, Any] = {}  # what the traces call each key
         self._layers: list[int] = []
         self._nearest_taken: set[tuple[Any, ...]] = set()  # of the numbers that no rule joins
+        self._thin: tuple[Any, Any, list[tuple[Case, Seen]]] = (None, None, [])  # of which traces and batch
         self._traced: Any = None  # the rules of what is joined earlier in the traces that are looked at
         self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
 
@@ -276,6 +277,8 @@ class RuleFinder:
             return seen
         numbers = [noted for noted in self._noted.values() if noted[0] in _JOINED]
         gradients = [key for key in numbers if key[0] == "gradients"]
+        if not numbers:
+            return seen
         if gradients and not any(map(seen.rule, gradients)) and not self._whole.bent:
             return seen
         assert self._looks is not None
@@ -456,10 +459,13 @@ class RuleFinder:
     def _seen_thin(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> list[tuple[Case, Seen]]:
         """What is seen of the batch with less in it, and of what; nothing where the code refuses that."""
         assert self._looks is not None
-        case = thinned(batch), rows, values
-        with contextlib.suppress(tf.errors.OpError):
-            return [(case, self._looks.seen(*case))]
-        return []
+        looks, of_batch, found = self._thin
+        if looks is not self._looks or of_batch is not batch:
+            case, found = (thinned(batch), rows, values), []
+            with contextlib.suppress(tf.errors.OpError):
+                found.append((case, self._looks.seen(*case)))
+            self._thin = self._looks, batch, found
+        return found
 
     def _loss_differs(self, rule: str, later: Sequence[Seen]) -> bool:
         """Whether the value of `compute_loss` is joined by another rule later."""

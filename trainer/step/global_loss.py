@@ -31,6 +31,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
+from ...compat.layers import get_keras_mask
 from ...compat.training import (
     compiled_loss,
     entries_of,
@@ -143,6 +144,13 @@ def compiled_loss_of(model: TrainedModel, y: Any, y_pred: Any, sample_weight: An
 def reduces_by_itself(loss: keras.losses.Loss) -> bool:
     """Whether Keras' own `__call__` makes one number of the loss's entries."""
     return type(loss).__call__ is keras.losses.Loss.__call__ and loss.reduction not in (None, "none")
+
+
+def divides_by_weights(loss: keras.losses.Loss, y_pred: Any, sample_weight: Any) -> bool:
+    """Whether Keras' own `__call__` divides by a sum of weights, or by what a mask leaves."""
+    weighted = loss.reduction == "mean_with_sample_weight" and sample_weight is not None
+    masked = loss.reduction != "sum" and isinstance(y_pred, tf.Tensor) and get_keras_mask(y_pred) is not None
+    return weighted or masked
 
 
 def loss_of_rows(
