@@ -36,6 +36,7 @@ from ...distribute.join_rules import (
 )
 from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
+from ..inputs.rows import concat_rows
 from . import rule_words as words
 from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
 from .earlier_joins import Case, find_way, known_parts, rule_of_part
@@ -165,9 +166,11 @@ class RuleFinder:
             return
         units = int(unit_count(batch))
         rows = min(units, _MOST_ROWS)
-        if rows < 2:
+        if rows < 1:
             return
         batch = slice_units(batch, 0, rows, units)
+        if rows == 1:  # which has no parts
+            batch, rows = concat_rows([batch] * 2), 2
         values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
             self._join_as_found()
