@@ -70,13 +70,6 @@ def state_read_twice_and_written(model, data, each):
     return loss, logs
 
 
-def long_computation(model, data, each):
-    loss = ratio(each, positive(data))
-    for _ in range(1200):
-        loss *= 1.00001
-    return loss, {}
-
-
 def ratio_of_all_rows_at_first(model, data, each):
     return ratio(each, positive(data, 2)), {}
 
@@ -146,7 +139,6 @@ def assert_same_as_one_device(loss_of, x=X, reduction=None, changed=None, batche
     [
         state_read_twice,
         state_read_twice_and_written,
-        long_computation,
         any_row,
         largest_of_a_mask,
         tensor_of_before,
