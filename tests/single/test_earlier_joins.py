@@ -75,6 +75,18 @@ class MaskedMean(Net):
         return tf.reduce_sum(errors * valid) / tf.reduce_sum(valid)
 
 
+class Minimized(MaskedMean):
+    """Its optimizer takes the gradient, and a metric is given rows."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y, True)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        self.tracked.update_state(x[:, 0])
+        return {"tracked": self.tracked.result(), "error": loss}
+
+
 class RootOfMean(Net):
     """Divides by the rows that the step sees."""
 
@@ -296,7 +308,7 @@ def trained(make, replicas, **settings):
     keras.utils.set_random_seed(2)
     with mirrored(replicas).scope() if replicas > 1 else tf.distribute.get_strategy().scope():
         model = make()
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **settings)
+        model.compile(unisono.optimizers.SGD(0.05, momentum=0.9), **settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         history = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
@@ -307,6 +319,7 @@ def trained(make, replicas, **settings):
 
 SHARED = [
     MaskedMean,
+    Minimized,
     RootOfMean,
     SumAndPenalty,
     Covariances,

@@ -278,7 +278,10 @@ class RuleFinder:
             return self._parts_seen(seen, (batch, rows, values))
         if any(map(_is_on_one, self._found)):
             return seen
-        numbers = [noted for noted in self._noted.values() if noted[0] in _JOINED]
+        joined = [noted for noted in self._noted.values() if noted[0] in _JOINED]
+        numbers = [
+            key for key in joined if key[0] != "fed" or seen.rule_of_fed(key[1]) is None
+        ]  # rows are none
         gradients = [key for key in numbers if key[0] == "gradients"]
         if not numbers:
             return seen

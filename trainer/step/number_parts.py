@@ -145,14 +145,14 @@ def gradient(
     """This replica's part of the gradient of a number of the whole batch; the sum over the replicas is the gradient.
 
     Args:
-        take: `take(targets, sources, output_gradients)`, of a tape.
+        take: `take(targets, sources, output_gradients=)`, of a tape.
         target: scalar.
         rules: of its parts.
         step: this replica's.
         sources: what to differentiate with respect to.
     """
     _, slopes = _slopes(target, rules, step)
-    return take([part for part, _ in slopes], sources, [slope for _, slope in slopes])
+    return take([part for part, _ in slopes], sources, output_gradients=[slope for _, slope in slopes])
 
 
 def differentiable(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tf.Tensor:

@@ -28,18 +28,25 @@ OF_THE_TRAINER = "gradient of the trainer"
 def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in for `tf.GradientTape.gradient`."""
 
-    def of_all_rows(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def of_all_rows(
+        self: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
         step = current_step()
+        take = functools.partial(original, self, unconnected_gradients=unconnected_gradients)
         if step is None or not _joins(step, sources):
-            return original(self, target, sources, *args, **kwargs)
+            return take(target, sources, output_gradients=output_gradients)
         number = step.count("tape calls")
         parts = step.rules.parts.get(("tape", number))
-        if step.observer is not None and not (args or kwargs):
+        if step.observer is not None and output_gradients is None:
             step.observer.computed(("tape", number), target, step)
         if parts is None:
-            found = original(self, target, sources, *args, **kwargs)
+            found = take(target, sources, output_gradients=output_gradients)
         else:
-            found = number_parts.gradient(functools.partial(original, self), target, parts, step, sources)
+            found = number_parts.gradient(take, target, parts, step, sources)
         gradients = tf.nest.flatten(found)
         number_parts.keep_whole([g for g in gradients if isinstance(g, tf.Tensor)], step)
         if step.observer is not None:
