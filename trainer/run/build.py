@@ -33,7 +33,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
-from ..step.observed_step import Observed
+from ..step.observed import Observed
 from .misfits import explained
 
 

@@ -31,7 +31,7 @@ from ...distribute.join_rules import (
     SUM,
     WriteRule,
 )
-from .observed_step import PARTS
+from .observed import PARTS
 
 _FINE = 1e-2  # of dtypes of more than 16 bits
 _COARSE = 0.2  # with fewer, rounding in a deep model may be more than the tolerance: what compares rows differs by more
