@@ -6,6 +6,7 @@ the calendar with the choices of the loop; the state of the callbacks; and a fin
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 from typing import Any
@@ -69,7 +70,7 @@ def capture(
             "step_logs": dict(fit_state.step_logs) if step else {},
             "epoch_logs": dict(fit_state.epoch_logs) if before_validation is not None else {},
             "stop_training": bool(getattr(model, "stop_training", False)),
-            "plan": dict(fit_state.plan),
+            "plan": copy.deepcopy(fit_state.plan),
         },
         "variables": variables,
         "workers": parts,

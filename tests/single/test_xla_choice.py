@@ -341,7 +341,7 @@ def first_plan():
     """With what a fit of a new model begins."""
     model, plan = compiled(), {}
     model.make_train_function()
-    XlaChoice(model, make_source(X, LABELS, batch_size=BATCH), plan, STEPS)
+    XlaChoice(model, model.train_function, make_source(X, LABELS, batch_size=BATCH), plan, STEPS)
     return choices(plan)
 
 
@@ -351,7 +351,8 @@ def test_choice_of_another_model_is_not_taken(tmp_path, monkeypatch):
     for units, rows in ((3, BATCH), (4, BATCH), (3, 2 * BATCH)):
         model = compiled(functools.partial(keras.layers.Dense, units))
         model.make_train_function()
-        choices.append(XlaChoice(model, make_source(X, LABELS, batch_size=rows), {}, 0))
+        source = make_source(X, LABELS, batch_size=rows)
+        choices.append(XlaChoice(model, model.train_function, source, {}, 0))
     assert len({choice._file() for choice in choices}) == 3
 
 

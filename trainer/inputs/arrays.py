@@ -61,7 +61,8 @@ class ArraySource(Source):
         ]
         self._arrays = self._copies[0]
         self.calendar: RowOrder = order
-        self.rows, self.batch_rows = order.rows, order.batch_rows
+        self.rows = self.held_rows = order.rows
+        self.batch_rows = order.batch_rows
         self._order_on_device: tuple[np.ndarray, list[tf.Tensor]] | None = None
         self._signature = batch_spec(self._arrays)
         self._layout = str(self._signature)

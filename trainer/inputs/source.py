@@ -60,6 +60,8 @@ class Source:
         open_rows: "no", "last" or "all"; which batches are read by a reader that does not know their rows, so that one
             trace serves all sizes. Set by the loop; only arrays look at it, where the last batch of a pass is smaller.
         rows: int or None; rows of the data (batches of a PyDataset), where known.
+        held_rows: int or None; rows of the tensors that each chunk holds, where these are all of the data: XLA compiles for
+            each number of them.
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
             rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
@@ -76,6 +78,7 @@ class Source:
     usual_rows: int | None = None
     open_rows = "no"
     rows: int | None = None
+    held_rows: int | None = None
     per_worker = False
     resume_by: Any = "skip"
     rewinds = True

@@ -20,6 +20,7 @@ from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
 from ..run.plain_runner import PlainRunner
+from ..run.runner import Passes
 from .schedule import Schedule, next_stop, wants_each_step
 from .synchronous import SynchronousSteps
 from .worker_function import WorkerFunction, WorkerPrediction
@@ -88,7 +89,7 @@ class ParameterServerRunner(PlainRunner):
         return logs
 
     def test_steps(
-        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
     ) -> dict[str, Any]:
         """One pass over `source`: every row is counted once, in order, even when workers are lost; returns the logs."""
         function, begin = model.test_function, callbacks.on_test_batch_begin

@@ -18,14 +18,19 @@ from .execution_length import ExecutionLength
 from .executions import executions
 from .misfits import explained
 from .row_layouts import open_rows
-from .runner import Runner
+from .runner import Passes, Runner
 from .worker_settlement import Workers
 
 
 def evaluate(
-    model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner
+    model: TrainedModel,
+    source: Source,
+    verbose: Any,
+    callbacks: Any,
+    runner: Runner,
+    passes: Passes | None = None,
 ) -> dict[str, Any]:
-    """The logs of one pass over `source`. Context: host."""
+    """The logs of one pass over `source`; `passes`: where others over it come later. Context: host."""
     with runner.watching(model), _evaluating(model):
         runner.build(model, source.spec, source.batch_rows, training=False)
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
@@ -34,7 +39,7 @@ def evaluate(
         callbacks.on_test_begin()
         model.reset_metrics()
         source.begin_epoch(0)
-        logs = runner.test_steps(model, source, callbacks)
+        logs = runner.test_steps(model, source, callbacks, passes or Passes())
         callbacks.on_test_end(logs)
     return logs
 
@@ -75,7 +80,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
 def test_steps(
     model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
 ) -> dict[str, Any]:
-    """One pass over `source` in this process; returns the logs after the last step."""
+    """One pass over `source` in this process, whose `open_rows` are set; returns the logs after the last step."""
     logs: dict[str, Any] = {}
     ends = _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs)
     for batch, logs in ends:
@@ -92,6 +97,7 @@ def predict_steps(
 ) -> int:
     """Gives `take` the outputs of every batch of `source`, in order, computed in this process; returns how many had some."""
     steps = 0
+    source.open_rows = open_rows(model, source.steps_per_epoch, predicting=True)
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
         steps += len(outputs)
         take(outputs)
@@ -109,7 +115,6 @@ def _pass(
 ) -> Iterator[tuple[int, Any]]:
     """(number of the last batch, `finish(result)`) of each execution of a pass."""
     function = getattr(model, f"{phase}_function")
-    source.open_rows = open_rows(model, source.steps_per_epoch, predicting=phase == "predict")
     length = ExecutionLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
     workers = Workers(model, stop)
     for execution in executions(source, length.next, workers):
@@ -120,7 +125,7 @@ def _pass(
         if done:
             result = finish(result)
             wait_for_accelerators()
-            length.done(done)
+            length.done(done, execution if phase == "test" else None)
             yield length.last_batch(done), result
         if (getattr(model, stop) and not workers.several) or done < execution.steps:
             return

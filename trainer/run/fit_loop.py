@@ -37,7 +37,7 @@ from .executions import executions
 from .misfits import check_validation, explained
 from .out_of_memory import with_advice
 from .overflow import check_progress
-from .runner import Runner
+from .runner import Passes, Runner
 from .told_steps import ToldSteps
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit, same_random
@@ -255,7 +255,7 @@ def _epoch(
     state.epoch_logs = dict(logs)
     if validation is not None and evaluates_after(model, epoch, a.validation_freq):
         state.times.lap("other")
-        val_logs = evaluate(model, validation, a.verbose, callbacks, runner)
+        val_logs = evaluate(model, validation, a.verbose, callbacks, runner, _passes(model, a, state))
         state.times.lap("validation")
         logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
     state.epoch_logs = {}
@@ -263,6 +263,13 @@ def _epoch(
     state.times.lap("callbacks")
     state.epoch, state.step, state.step_logs = epoch + 1, 0, {}
     return logs
+
+
+def _passes(model: TrainedModel, a: FitArguments, state: FitState) -> Passes:
+    """The validations from this epoch on; an early stop may come, so none is counted beyond a hundred epochs."""
+    epochs = range(state.epoch, min(state.epochs, state.epoch + 100))
+    left = sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
+    return Passes(state.plan.setdefault("validation", {}), left)
 
 
 def train_steps(

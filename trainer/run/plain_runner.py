@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import keras
+
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...callbacks.wake import steps_to_wake
 from ...compat.replaced import replaced_functions
+from ..inputs import Source
 from ..step.variable_placement import place_with_model
 from . import build, evaluation_loops, fit_loop
 from .predict_function import PredictFunction
+from .runner import Passes
 from .step_function import StepFunction
 from .told_steps import record_steps
 from .xla_choice import XlaChoice
@@ -50,7 +54,6 @@ class PlainRunner:
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Chooses between the plain graph and XLA, or prepares to find out."""
-        model.train_function.full_rows = state.source.batch_rows
         model.train_function.plan = state.plan
         record_steps(model, state.callbacks)
         told = model.train_function.recorder is not None
@@ -59,8 +62,19 @@ class PlainRunner:
             ahead = 0
         elif state.source.steps_per_epoch:
             ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
-        XlaChoice(model, state.source, state.plan, ahead)
+        XlaChoice(model, model.train_function, state.source, state.plan, ahead)
+
+    def test_steps(
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
+    ) -> dict[str, Any]:
+        """One pass, in the graph or under XLA."""
+        ahead = None
+        if any(steps_to_wake(callback, 0, "test") == 1 for callback in callbacks.callbacks):
+            ahead = 0
+        elif source.steps_per_epoch:
+            ahead = source.steps_per_epoch * passes.left
+        XlaChoice(model, model.test_function, source, passes.plan, ahead)
+        return evaluation_loops.test_steps(model, source, callbacks)
 
     train_steps = staticmethod(fit_loop.train_steps)
-    test_steps = staticmethod(evaluation_loops.test_steps)
     predict_steps = staticmethod(evaluation_loops.predict_steps)

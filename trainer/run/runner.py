@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +12,20 @@ import keras
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ..inputs import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """What is known of the passes of evaluation over one input.
+
+    Attributes:
+        plan: JSON values; how their steps are run, see `XlaChoice`. In a fit a part of its plan, with which a resumed run
+            goes on.
+        left: the passes from this one on.
+    """
+
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    left: int = 1
 
 
 class Runner(Protocol):
@@ -58,7 +73,7 @@ class Runner(Protocol):
         ...
 
     def test_steps(
-        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
     ) -> dict[str, Any]:
         """The steps of one pass of evaluation; returns the logs after the last."""
         ...

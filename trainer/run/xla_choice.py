@@ -1,8 +1,9 @@
-"""Which way of running steps is faster here: the plain graph, or XLA. Found out on the fit's own steps.
+"""Which way of running steps is faster here: the plain graph, or XLA. Found out on the steps that are to be run in any case.
 
 A fit begins in the plain graph. Where the steps ahead can pay for compiling, it goes over to XLA at the end of an execution,
 measures there as it has measured before, and stays or goes back. No step is run for the measurement alone, none twice. The
-plan of the fit, which backups hold, says the way of the next step, so that a resumed run goes on in it.
+plan of the fit, which backups hold, says the way of the next step, so that a resumed run goes on in it. Steps of evaluation
+are chosen for in the same manner, by themselves.
 
 On GPUs XLA is taken without measuring, as Keras takes it, after the first execution, which shows what the steps are made of.
 
@@ -78,6 +79,7 @@ class Measured:
         compiling: seconds that the first execution took.
         steps: how many steps were run.
         xla_compiles: whether XLA has compiled the steps.
+        knows_rows: whether steps of evaluation have been traced for the rows of a batch, because XLA was worth a try.
         seconds: way -> (steps, seconds) of the last executions.
     """
 
@@ -86,6 +88,7 @@ class Measured:
     compiling: float = 0.0
     steps: int = 0
     xla_compiles: bool = False
+    knows_rows: bool = False
     seconds: dict[str, collections.deque[tuple[int, float]]] = dataclasses.field(
         default_factory=lambda: {way: collections.deque(maxlen=_KEPT) for way in (GRAPH, XLA)}
     )
@@ -99,41 +102,56 @@ class Measured:
 
 
 class XlaChoice:
-    """The choice in one fit. Looks at each execution when it has ended.
+    """The choice in one fit, for its validation, or in one pass of `evaluate`. Looks at each execution when it has ended.
 
     Args:
         model: the built model.
+        function: what runs the steps.
         source: the input.
-        plan: the fit's plan; "way" is the way of the next step, "settled" whether it is final, "switches" a list of
-            [epoch, step, way] where it changed, "open rows" the `Source.open_rows` of this fit.
+        plan: of the fit or the pass; "way" is the way of the next step, "settled" whether it is final, "switches" a list of
+            [epoch, step, way] where it changed in a fit, "open rows" the `Source.open_rows`.
         steps_ahead: int; 0 where every step must be an execution of its own. None: unknown.
     """
 
     def __init__(
-        self, model: TrainedModel, source: Source, plan: dict[str, Any], steps_ahead: int | None
+        self,
+        model: TrainedModel,
+        function: StepFunction,
+        source: Source,
+        plan: dict[str, Any],
+        steps_ahead: int | None,
     ) -> None:
-        self._model, self._source, self._plan = model, source, plan
-        self._function: StepFunction = model.train_function
-        self._on_gpu = is_gpu(self._function.device())
+        self._model, self._function, self._source, self._plan = model, function, source, plan
+        function.full_rows = source.batch_rows
+        self._on_gpu = is_gpu(function.device())
         self._shapes: set[Any] = set()  # of the inputs of executions
-        layout = source.batch_rows, getattr(source, "usual_rows", None)
-        self._measured: Measured = self._function.measured.setdefault(layout, Measured())
-        # A program that calls `fit` again and again is taken to go on for as long as it has run.
+        layout = source.batch_rows, source.usual_rows, source.held_rows
+        self._measured: Measured = function.measured.setdefault(layout, Measured())
+        # A program that calls `fit` or `evaluate` again and again is taken to go on for as long as it has run.
         self._ahead = 0 if steps_ahead == 0 else max(steps_ahead or 0, self._measured.steps)
         if "way" not in plan:
             way, self._measured.reason = self._first_way()
             begin = XLA if self._measured.xla_compiles else GRAPH  # where the fit before was measuring
             plan.update(way=way or begin, settled=way is not None, switches=[])
-            plan["open rows"] = "no" if self._on_gpu else row_layouts.open_rows(model, self._ahead)
+            plan["open rows"] = self._open_rows(way)
         source.open_rows = plan.setdefault("open rows", "no")
         self._function.way = plan["way"]
         plan.setdefault("settled", True)
         plan.setdefault("switches", [])
         self._function.after_execution = self.note if model._auto_jit else None
 
+    def _open_rows(self, way: str | None) -> str:
+        """`Source.open_rows` at the beginning. Passes of evaluation have a second trace only for XLA, or if each is long."""
+        if self._on_gpu:
+            return "no"
+        if self._function.training:
+            return row_layouts.open_rows(self._model, self._ahead)
+        known = way == XLA or self._measured.knows_rows
+        return row_layouts.open_rows(self._model, None if known else self._source.steps_per_epoch)
+
     def _first_way(self) -> tuple[str | None, str]:
         """The way that is known without measuring, and why; None where it must be measured."""
-        model, several = self._model, not self._function.alone
+        model, several, training = self._model, not self._function.alone, self._function.training
         if not model._auto_jit:
             way = XLA if model.jit_compile and not model.run_eagerly and not several else GRAPH
             return way, "as `jit_compile` says"
@@ -145,6 +163,8 @@ class XlaChoice:
             return GRAPH, "a layer does not support XLA"
         if spans_workers(model.distribute_strategy) and not self._on_gpu:
             return GRAPH, "workers that measure for themselves may choose differently"
+        if several and not training:
+            return GRAPH, "on several replicas XLA compiles what leads to gradients, and nothing else"
         if several and model._overrides_step("train_step"):
             return GRAPH, "on several replicas, only the step of `fit` itself can be compiled in part"
         if level_of(model.distribute_strategy) == "weights":
@@ -199,6 +219,10 @@ class XlaChoice:
     def _try(self, execution: Execution) -> None:
         """Goes over to XLA, if it can compile the steps; on one replica it does so at once, by running none."""
         chunk = execution.chunks[0]
+        if self._source.open_rows == "all":  # executions from the next one on tell XLA the rows of a batch
+            self._measured.knows_rows = True
+            self._source.open_rows = self._plan["open rows"] = "last"
+            return
         if not self._may_be_compiled(chunk):
             return  # only the last partial batch: an execution of full ones will come
         refusal = self._refusal(chunk)
@@ -237,9 +261,8 @@ class XlaChoice:
 
     def _go(self, way: str) -> None:
         state = self._model.fit_state
-        assert state is not None
         self._function.way = self._plan["way"] = way
-        self._plan["switches"].append([state.epoch, state.step, way])
+        self._plan["switches"].append([*([] if state is None else (state.epoch, state.step)), way])
 
     def _settle(self, way: str, reason: str) -> None:
         if way != self._plan["way"]:
@@ -257,7 +280,8 @@ class XlaChoice:
             [[str(v.shape), str(v.dtype)] for v in model.variables],
             [type(layer).__name__ for layer in layers_of(model)],
             [type(o).__name__ for o in optimizers_of(model)],
-            [str(source.spec), type(source).__name__, source.batch_rows, getattr(source, "usual_rows", None)],
+            [str(source.spec), type(source).__name__, source.batch_rows, source.usual_rows],
+            [] if self._function.training else ["evaluation"],
             [type(model.distribute_strategy).__name__, model.distribute_strategy.num_replicas_in_sync],
             [tf.__version__, os.cpu_count()],
             [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()],

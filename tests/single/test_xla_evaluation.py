@@ -1,0 +1,230 @@
+"""`evaluate` and validation run their steps in the graph or under XLA, whichever is faster; no number depends on it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import FLOAT32, assert_close, mirrored
+
+import unisono
+from unisono.trainer.run import row_layouts, xla_choice
+from unisono.trainer.run.compiled import GRAPH, XLA
+from unisono.trainer.run.xla_choice import Measured, XlaChoice
+
+ROWS, BATCH = 70, 8  # the last of nine batches has six rows
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
+LABELS = RANDOM.integers(0, 3, ROWS)
+
+
+def compiled(**options):
+    if not tf.distribute.has_strategy():  # names begin anew, as in another process
+        keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.4), keras.layers.Dense(3)]
+    model = unisono.Sequential([keras.Input((4,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        "adam",
+        loss,
+        metrics=["accuracy"],
+        weighted_metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")],
+        **options,
+    )
+    return model
+
+
+@pytest.fixture
+def eager_to_try(monkeypatch):
+    """Any pass is long enough to try XLA, whatever compiling costs; `clock[way]` is what a step of that way takes."""
+    clock = {GRAPH: 200e-6, XLA: 30e-6}
+    monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 20)
+    monkeypatch.setattr(xla_choice, "WORTH", 0.0)
+    note = XlaChoice.note
+    monkeypatch.setattr(
+        XlaChoice,
+        "note",
+        lambda self, execution, steps, seconds: note(
+            self, execution, steps, steps * clock[self._function.way]
+        ),
+    )
+    return clock
+
+
+def datasets(kind, x=X, labels=LABELS):
+    data = tf.data.Dataset.from_tensor_slices((x, labels))
+    if kind == "open":
+        data = data.filter(lambda x, label: label >= 0)
+    return data.batch(BATCH, drop_remainder=kind == "known").prefetch(1)
+
+
+INPUTS = {
+    "arrays": lambda: {"x": X, "y": LABELS, "batch_size": BATCH},
+    "weighted": lambda: {"x": X, "y": LABELS, "batch_size": BATCH, "sample_weight": np.arange(ROWS) / ROWS},
+    "known": lambda: {"x": datasets("known")},
+    "open": lambda: {"x": datasets("open")},
+    "steps": lambda: {"x": datasets("last").repeat(), "steps": 13},
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_evaluation_goes_over_to_xla_and_gives_the_numbers_of_the_graph(eager_to_try, kind):
+    model, expected = compiled(), compiled(jit_compile=False).evaluate(**INPUTS[kind](), verbose=0)
+    found, ways = [], []
+    for _ in range(14):
+        found.append(model.evaluate(**INPUTS[kind](), verbose=0))
+        ways.append(model.test_function.way)
+    assert ways[0] == GRAPH and ways[-1] == XLA
+    for each in found:
+        assert_close(each, expected, FLOAT32, "logs")
+    assert model.train_function is None, "nothing was trained"
+
+
+def test_evaluation_stays_in_the_graph_where_xla_is_not_clearly_faster(eager_to_try):
+    eager_to_try[XLA] = 195e-6
+    model = compiled()
+    for _ in range(14):
+        model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
+    (measured,) = model.test_function.measured.values()
+    assert measured.way == GRAPH and measured.xla_compiles and model.test_function.way == GRAPH
+
+
+@pytest.mark.parametrize("why", ["jit_compile=False", "run_eagerly", "replicas", "every batch", "few steps"])
+def test_evaluation_stays_in_the_graph_where_no_clock_may_decide(eager_to_try, monkeypatch, why):
+    monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
+    options = {"jit_compile": False} if why == "jit_compile=False" else {"run_eagerly": why == "run_eagerly"}
+    if why == "few steps":
+        monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 1000)
+    hooks = [keras.callbacks.LambdaCallback()]
+    if why == "every batch":
+        hooks[0].on_test_batch_end = lambda batch, logs: None
+    with mirrored(2).scope() if why == "replicas" else tf.distribute.get_strategy().scope():
+        model = compiled(**options)
+    for _ in range(4):
+        model.evaluate(X, LABELS, batch_size=BATCH, verbose=0, callbacks=hooks)
+    assert model.test_function.way == GRAPH
+
+
+def test_short_passes_have_one_trace_until_xla_is_worth_a_try(eager_to_try, monkeypatch):
+    monkeypatch.setattr(xla_choice, "WORTH", 1e9)
+    model = compiled()
+    for _ in range(14):
+        model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
+    assert model.test_function.compilations() == 1
+    monkeypatch.setattr(xla_choice, "WORTH", 0.0)
+    for _ in range(6):
+        model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
+    assert model.test_function.way == XLA
+    traces = model.test_function.compilations()
+    model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
+    assert model.test_function.compilations() == traces
+
+
+def test_user_who_asks_for_xla_has_all_of_a_pass_compiled():
+    model = compiled(jit_compile=True)
+    found = model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
+    assert model.test_function.way == XLA
+    assert_close(found, compiled(jit_compile=False).evaluate(X, LABELS, verbose=0), FLOAT32, "logs")
+
+
+def test_step_of_the_users_own_is_compiled_with_its_logs(eager_to_try):
+    class Own(unisono.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+            self.error = keras.metrics.Mean(name="error")
+
+        def call(self, x):
+            return self.dense(x)
+
+        def test_step(self, data):
+            x, y = data
+            error = keras.ops.mean(keras.ops.square(self(x) - keras.ops.one_hot(y, 3)), axis=-1)
+            self.error.update_state(error)
+            return {"error": self.error.result(), "largest": keras.ops.max(error)}
+
+    def made(**options):
+        keras.utils.set_random_seed(5)
+        model = Own()
+        model.compile(**options)
+        return model
+
+    model = made()
+    found = [model.evaluate(X, LABELS, batch_size=BATCH, verbose=0, return_dict=True) for _ in range(14)]
+    assert model.test_function.way == XLA
+    expected = made(jit_compile=False).evaluate(X, LABELS, batch_size=BATCH, verbose=0, return_dict=True)
+    for each in found:
+        assert each.keys() == expected.keys()
+        assert_close(list(each.values()), list(expected.values()), FLOAT32, "logs")
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise Stop
+
+
+class Plan(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.plan = self.model.fit_state.plan
+
+
+def fit(model, *callbacks, epochs=14):
+    options = {"batch_size": BATCH, "epochs": epochs, "verbose": 0, "validation_data": (X[:60], LABELS[:60])}
+    return model.fit(X, LABELS, callbacks=list(callbacks), **options).history
+
+
+def test_validation_chooses_for_itself_from_what_is_ahead(eager_to_try):
+    eager_to_try[XLA] = 195e-6
+    model, plan = compiled(), Plan()
+    history = fit(model, plan)
+    assert model.train_function.way == GRAPH, "XLA is not faster"
+    model.train_function, eager_to_try[XLA] = None, 30e-6
+    fit(model, plan)
+    # 112 steps are ahead in the first epoch, of which there are eight in each
+    assert plan.plan["validation"]["way"] == model.test_function.way == GRAPH
+    again, plan = compiled(), Plan()
+    assert_close(list(fit(again, plan).values()), list(history.values()), FLOAT32, "history")
+    assert plan.plan["validation"]["way"] == again.test_function.way == XLA
+    ((epoch, _, way),) = plan.plan["validation"]["switches"]
+    assert way == XLA and 2 <= epoch <= 8
+
+
+@pytest.mark.parametrize("way", [GRAPH, XLA])
+def test_resumed_run_repeats_the_way_of_its_validation_to_the_bit(tmp_path, monkeypatch, way):
+    def run(folder, stop=None):
+        model = compiled()
+        backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
+        return fit(model, backup, *([] if stop is None else [StopAt(stop)]), epochs=3), model
+
+    def forced(way):
+        monkeypatch.setattr(XlaChoice, "_first_way", lambda self: (way, "the test says so"))
+
+    forced(way)
+    history, model = run("whole")
+    assert model.test_function.way == way
+    with pytest.raises(Stop):
+        run("killed", stop=2)
+    forced(XLA if way == GRAPH else GRAPH)
+    resumed, model = run("killed")
+    assert model.test_function.way == model.train_function.way == way
+    assert resumed == history
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_other_numbers_of_rows_are_measured_by_themselves(eager_to_try, method):
+    """XLA would compile for each number of rows: clients of federated rounds, folds of a cross-validation."""
+    model = compiled()
+    for rows in (64, 56, 48, 64):
+        getattr(model, method)(X[:rows], LABELS[:rows], batch_size=BATCH, verbose=0)
+    function = model.train_function if method == "fit" else model.test_function
+    assert sorted(each.steps for each in function.measured.values()) == [6, 7, 16]
+    assert isinstance(next(iter(function.measured.values())), Measured)
