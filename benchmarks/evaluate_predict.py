@@ -2,7 +2,8 @@
 
 From arrays and from a pipeline, in batches of 32 rows; ours and Keras' take turns in one process. The table has the medians
 of the ratios of the rounds, after `evaluate` of ours has found which of the graph and XLA is faster. The last row is what
-only reading the pipeline takes, relative to Keras' `evaluate`: no loop over it can be faster. `python -m benchmarks.evaluate_predict [ROUNDS]`.
+only reading the pipeline takes, relative to Keras' `evaluate`: no loop over it can be faster.
+`python -m benchmarks.evaluate_predict [ROUNDS]`.
 """
 
 from __future__ import annotations

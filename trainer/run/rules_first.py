@@ -91,12 +91,12 @@ class RulesFirst:
         """Goes on with the answers of the run that is resumed."""
         finder = self._finder
         assert finder is not None
-        names = finder.names
+        names = finder.answers.names
         if not isinstance(saved, dict) or saved.keys() != set(names):
             return
-        finder.adopt([[saved[name] for name in names]])
+        finder.answers.adopt([[saved[name] for name in names]])
         self.rules, self._answers = finder.rules(), saved
-        if finder.known:
+        if not finder.answers.not_shown():
             self._finder = None
 
     def _look_at(self, batch: Any) -> None:
@@ -105,19 +105,19 @@ class RulesFirst:
         assert finder is not None
         if batch is not None:
             finder.look(batch)
-        everyone = gather_json([batch is None, finder.answers], self._strategy)
-        finder.adopt([answers for _, answers in everyone])
+        everyone = gather_json([batch is None, finder.answers.values], self._strategy)
+        finder.answers.adopt([values for _, values in everyone])
         self.rules, self._looked = finder.rules(), self._looked + 1
-        self._answers = self.plan["rules"] = dict(zip(finder.names, finder.answers))
-        if finder.taken_for_means and self._looked == _MOST_BATCHES:
+        self._answers = self.plan["rules"] = dict(zip(finder.answers.names, finder.answers.values))
+        if finder.answers.taken_for_means and self._looked == _MOST_BATCHES:
             _log.warning(
                 "These numbers of user code were zero on all rows of %d batches, so that it cannot be told whether each is "
                 "a mean over rows or a sum: %s. They are taken for means.",
                 _MOST_BATCHES,
-                ", ".join(finder.taken_for_means),
+                ", ".join(finder.answers.taken_for_means),
             )
         ended = any(over for over, _ in everyone)
-        if finder.known or ended or self._looked == _MOST_BATCHES:
+        if not finder.answers.not_shown() or ended or self._looked == _MOST_BATCHES:
             self._finder = None
 
 

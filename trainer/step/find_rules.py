@@ -7,11 +7,9 @@ Context: host.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -23,7 +21,6 @@ from ...compat.layers import is_own, layers_of
 from ...compat.replaced import replaced_functions
 from ...distribute.join_rules import (
     ACROSS_ROWS,
-    EQUAL,
     FIRST,
     MEAN,
     MEAN_PER_REPLICA,
@@ -38,28 +35,33 @@ from ...distribute.sharding.value import read_together
 from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import concat_rows
 from . import rule_words as words
-from .compared_parts import Seen, another, degree, much_later, rule_of, unchanged, write_rule
-from .earlier_joins import Case, find_way, known_parts, rule_of_part
+from .compared_parts import Seen, rule_of
+from .earlier_joins import find_way, rule_of_part
 from .looks import Looks
 from .observed_step import ObservedStep, looked_at
 from .own_states import losses_hold_state, other_states, schedules, states_of_layers
+from .rule_answers import (
+    ALL_ROWS,
+    EARLIER,
+    JOINED,
+    NUMBERS,
+    Answers,
+    Key,
+    is_on_one,
+    join_rules,
+    rules_of_way,
+    way_of,
+)
+from .shown_batch import ShownBatch
 from .step_loss import overrides_compute_loss
-from .thinned import thinned
 
 _MOST_ROWS = 48  # that are computed on
-_LATER = (1, 1000)  # by which counts and weights of losses are larger, to see parts that begin later
 _PARTS = ("whole", "first", "last")
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
 
-_ALL_ROWS = ("all rows",)  # ON_ONE, where that is told by nothing else
 # Noted beside the numbers; needs no rule of its own.
 _NO_KEYS = ("size", "same", "same log", "tape", "part", "order", "in branch")
-_JOINED = ("gradients", "log", "fed", "added")
-_NUMBERS = (*_JOINED, "weighted")
-_WITHOUT_ROWS = ("without rows",)
-# The rules of what is joined before the step is done with it: of tapes, of parts of numbers.
-_EARLIER = ("earlier",)
 
 _log = logging.getLogger("unisono")
 
@@ -70,6 +72,9 @@ class RuleFinder:
     Args:
         model: built.
         name: of the step: "train_step", "test_step" or "predict_step".
+
+    Attributes:
+        answers: what was found so far.
     """
 
     def __init__(self, model: TrainedModel, name: str) -> None:
@@ -78,12 +83,10 @@ class RuleFinder:
         self._own_logs = name != "predict_step" and model._has_own_logs(name == "train_step")
         self._states = states_of_layers(model)
         self._looks: Looks | None = None
-        self._keys: list[tuple[Any, ...]] = []  # what has to be found
-        self._found: list[Any] = []  # the rule of each key; None: not known
-        self._noted: dict[Any, Any] = {}  # what the traces call each key
+        self.answers = Answers()
+        self._noted: dict[Key, Any] = {}  # what the traces call each key
         self._layers: list[int] = []
-        self._nearest_taken: set[tuple[Any, ...]] = set()  # of the numbers that no rule joins
-        self._thin: tuple[Any, Any, list[tuple[Case, Seen]]] = (None, None, [])  # of which traces and batch
+        self._nearest_taken: set[Key] = set()  # of the numbers that no rule joins
         self._traced: Any = None  # the rules of what is joined earlier in the traces that are looked at
         self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
 
@@ -94,23 +97,20 @@ class RuleFinder:
 
     def _list_keys(self) -> None:
         """Names what has to be found by what is the same on every worker: a number in place of an id."""
-        every = layers_of(self._model)
-        self._layers = [id(layer) for layer in every]
+        self._layers = [id(layer) for layer in layers_of(self._model)]
         number = {key: place for place, key in enumerate(self._layers)}
         for noted in self._whole.noted:
             if (noted[0] == "loss" and len(noted) > 1) or noted[0] in _NO_KEYS:
                 continue
             key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
             self._noted[key] = noted
+        written = [("write", place) for _, _, place in self._written()]
+        self.answers = Answers([*self._noted, *written], self._whole.without_rows)
+
+    def _written(self) -> list[tuple[int, Any, int]]:
+        """Of each state that the step writes: its number among what is written, its variable, its place."""
         places = {id(v): place for place, v in enumerate(self._states)}
-        written = [("write", places[id(v)]) for v in self._whole.writes if id(v) in places]
-        self._keys = [*self._noted, *written]
-        self._found = [None] * len(self._keys)
-        if self._whole.without_rows:
-            self._keys.append(_WITHOUT_ROWS)
-            self._found.append(self._whole.without_rows)
-        self._keys += [_EARLIER, _ALL_ROWS]
-        self._found += [None, None]
+        return [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
 
     @property
     def needed(self) -> bool:
@@ -147,13 +147,9 @@ class RuleFinder:
     def _could_not_look(self, error: Exception) -> None:
         """Takes what has no rule yet for means; in a step of the user's own all rows are computed on one replica."""
         if self._on_one_unseen:
-            if _ALL_ROWS not in self._keys:
-                self._keys.append(_ALL_ROWS)
-                self._found.append(None)
-            self._found[self._keys.index(_ALL_ROWS)] = [ON_ONE, MEAN]
+            self.answers[ALL_ROWS] = [ON_ONE, MEAN]
         _log.warning(words.NOT_LOOKED_AT, words.SO_ON_ONE if self._on_one_unseen else words.SO_MEANS, error)
-        unknown = (None if key in (_EARLIER, _ALL_ROWS) else _unknown(key) for key in self._keys)
-        self._found = [new if rule is None else rule for rule, new in zip(self._found, unknown)]
+        self.answers.take_unknown_for_means()
 
     @property
     def _on_one_unseen(self) -> bool:
@@ -174,173 +170,79 @@ class RuleFinder:
         values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
             self._join_as_found()
-            self._note(self._looks.seen(batch, rows, values), batch, rows, values)
+            shown = self._joined_earlier(ShownBatch(self._looks, (batch, rows, values)))
+            self._doubt(shown.seen)
+            self._note(shown)
         except tf.errors.OpError as error:
             self._could_not_look(error)
 
-    @property
-    def known(self) -> bool:
-        """Whether every rule is known."""
-        return not self._not_shown()
-
-    @property
-    def taken_for_means(self) -> list[str]:
-        """The numbers that have not shown their rules, beside what is written."""
-        return [
-            words.NAMES[key[0]].format(*(str(part).lstrip("/") for part in key[1:]))
-            for key in self._not_shown()
-            if key[0] != "write"
-        ]
-
-    def _not_shown(self) -> list[tuple[Any, ...]]:
-        """What has no rule yet. Of what is fed with a weight it is not waited for."""
-        found = zip(self._keys, self._found)
-        return [
-            key
-            for key, rule in found
-            if (rule is None and key[0] not in ("weighted", *_EARLIER, *_ALL_ROWS))
-            or (key == _EARLIER and None in _rules_of_way(rule))
-        ]
-
-    @property
-    def answers(self) -> list[Any]:
-        """What was found so far, None for what is not known: JSON values, in the same order on every worker."""
-        return list(self._found)
-
-    @property
-    def names(self) -> list[str]:
-        """What each answer is about; the same in every process and run of a program."""
-        return [" ".join(map(str, key)) for key in self._keys]
-
-    def adopt(self, answers: Sequence[list[Any]]) -> None:
-        """Takes for each rule the first answer that any worker knows; `answers` are those of each.
-
-        What rows show that no rule joins, others only do not show. The rules of numbers are those of a worker whose numbers
-        are joined earlier as everyone's will be.
-        """
-        place = self._keys.index(_EARLIER) if _EARLIER in self._keys else None
-        ways = [] if place is None else [each[place] for each in answers if each[place] is not None]
-        way = min(ways, key=lambda way: _rules_of_way(way).count(None), default=None)
-        of_numbers = [each for each in answers if place is not None and each[place] == way]
-        self._found = [
-            _first_known(each[number] for each in (of_numbers if key[0] in _NUMBERS and way else answers))
-            for number, key in enumerate(self._keys)
-        ]
-        if place is not None:
-            self._found[place] = way
-        elsewhere = any(_is_on_one(rule) for each in answers for rule in each)
-        if elsewhere and not any(map(_is_on_one, self._found)):
-            self._found[self._keys.index(_ALL_ROWS)] = [ON_ONE, MEAN]
-
     def rules(self) -> JoinRules:
         """The rules as far as they are known; the others are means, and what is written is EQUAL."""
-        found = dict(zip(self._keys, self._found))
-
-        on_one = any(_is_on_one(rule) for rule in found.values())
-        found = {key: rule[1] if _is_on_one(rule) else rule for key, rule in found.items()}
-
-        def of(kind: str) -> dict[Any, str]:
-            return {key[1]: rule or MEAN for key, rule in found.items() if key[0] == kind}
-
-        def fed(kind: str) -> dict[int, str]:
-            return {key[1]: rule for key, rule in found.items() if key[0] == kind and rule is not None}
-
-        added = {key[1:]: rule or MEAN for key, rule in found.items() if key[0] == "added"}
-        written = {
-            key[1]: WriteRule(*rule) if rule else WriteRule(EQUAL)
-            for key, rule in found.items()
-            if key[0] == "write"
-        }
-        tapes, parts = self._way(found.get(_EARLIER))
-        return JoinRules(
-            loss=found.get(("loss",)) or MEAN,
-            tapes=tapes,
-            parts=parts,
-            without_rows=tuple(found.get(_WITHOUT_ROWS, ())),
-            gradients=_in_order(of("gradients")),
-            logs=of("log"),
-            fed=fed("fed"),
-            weighted=fed("weighted"),
-            added={(self._layers[number], count): rule for (number, count), rule in added.items()},
-            writes={id(self._states[place]): rule for place, rule in written.items()},
-            on_one=on_one,
-        )
+        return join_rules(self.answers, self._noted, self._layers, self._states)
 
     @property
     def _tolerance(self) -> float:
         policies = {layer.compute_dtype for layer in layers_of(self._model)} | {keras.config.floatx()}
         return max(_TOLERANCE.get(str(dtype), _HALF_TOLERANCE) for dtype in policies)
 
-    def _earlier(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> Seen:
-        """Joins numbers earlier, if that is what it takes; returns what is seen then."""
-        place = self._keys.index(_EARLIER)
-        if self._found[place] is not None:
-            return self._parts_seen(seen, (batch, rows, values))
-        if any(map(_is_on_one, self._found)):
-            return seen
-        joined = [noted for noted in self._noted.values() if noted[0] in _JOINED]
+    # What is joined earlier.
+
+    def _joined_earlier(self, shown: ShownBatch) -> ShownBatch:
+        """Joins numbers earlier, if that is what it takes; returns what is shown then."""
+        if self.answers[EARLIER] is not None:
+            return self._parts_shown(shown)
+        if self.answers.on_one:
+            return shown
+        joined = [noted for noted in self._noted.values() if noted[0] in JOINED]
         numbers = [
-            key for key in joined if key[0] != "fed" or seen.rule_of_fed(key[1]) is None
+            key for key in joined if key[0] != "fed" or shown.seen.rule_of_fed(key[1]) is None
         ]  # rows are none
         gradients = [key for key in numbers if key[0] == "gradients"]
         if not numbers:
-            return seen
-        if gradients and not any(map(seen.rule, gradients)) and not self._whole.bent:
-            return seen
+            return shown
+        if gradients and not any(map(shown.seen.rule, gradients)) and not self._whole.bent:
+            return shown
         assert self._looks is not None
         make = functools.partial(Looks, self._make, self._tolerance)
-        case, in_graph = (batch, rows, values), not self._model.run_eagerly
-        added = {noted[1:]: seen.rule(noted) or MEAN for noted in numbers if noted[0] == "added"}
+        added = {noted[1:]: shown.seen.rule(noted) or MEAN for noted in numbers if noted[0] == "added"}
         # A gradient is taken of what they are turned into.
         if gradients and set(added.values()) - {MEAN, ACROSS_ROWS}:
             self._looks = make(rules=JoinRules(added=added))
-            seen = self._looks.seen(*case, one=seen.one)
-        cases = [(case, seen), *self._seen_thin(*case)]
-        way = find_way(self._looks, make, cases, numbers, added, in_graph)
+            shown = ShownBatch(self._looks, shown.case, self._looks.seen(*shown.case, one=shown.seen.one))
+        cases = [(shown.case, shown.seen), *shown.thin]
+        way = find_way(self._looks, make, cases, numbers, added, in_graph=not self._model.run_eagerly)
         if way is None:
-            return seen
+            return shown
         self._looks = way.looks
         names = {noted: key for key, noted in self._noted.items()}
         parts = [[list(names.get(noted, noted)), list(rules)] for noted, rules in way.parts.items()]
-        # What earlier batches have shown is of numbers that were not joined so.
-        self._found = [None if key[0] in _NUMBERS else old for key, old in zip(self._keys, self._found)]
-        # Gradients that are joined may be written, too.
-        self._found = [None if key[0] == "write" else old for key, old in zip(self._keys, self._found)]
-        self._found[place] = self._traced = [way.tapes, parts]
+        # What earlier batches have shown is of numbers that were not joined so; gradients that are may be written, too.
+        self.answers.forget(*NUMBERS, "write")
+        self.answers[EARLIER] = self._traced = [way.tapes, parts]
         if way.tapes:
             for key in filter(way.seen.is_same, gradients):
-                self._found[self._keys.index(key)] = SAME
-        return way.seen
-
-    def _way(self, answer: Any) -> tuple[tuple[str, ...], dict[tuple[Any, ...], tuple[str, ...]]]:
-        """The rules of tapes and of parts, as in `JoinRules`."""
-        tapes, parts = answer or ((), ())
-        rules = known_parts({self._noted.get(tuple(key), tuple(key)): rules for key, rules in parts})
-        return tuple(rule or MEAN for rule in tapes), rules
+                self.answers[key] = SAME
+        return ShownBatch(self._looks, shown.case, way.seen)
 
     def _join_as_found(self) -> None:
         """Lets the traces that are looked at join numbers where another worker, or the run that is resumed, has found."""
-        answer = self._found[self._keys.index(_EARLIER)]
+        answer = self.answers[EARLIER]
         if answer == self._traced:
             return
-        tapes, parts = self._way(answer)
-        added = {
-            self._noted[key][1:]: rule
-            for key, rule in zip(self._keys, self._found)
-            if key[0] == "added" and isinstance(rule, str)
-        }
+        tapes, parts = way_of(answer, self._noted)
+        rules = self.answers.of_kind("added").items()
+        added = {self._noted[key][1:]: rule for key, rule in rules if isinstance(rule, str)}
         self._looks = Looks(
             self._make, self._tolerance, at_tape=bool(tapes), rules=JoinRules(parts=parts, added=added)
         )
         self._traced = answer
 
-    def _parts_seen(self, seen: Seen, case: Any) -> Seen:
+    def _parts_shown(self, shown: ShownBatch) -> ShownBatch:
         """Finds the rules of tapes and parts that were zero on all rows so far."""
         assert self._looks is not None
-        place = self._keys.index(_EARLIER)
-        tapes, parts = self._found[place]
+        looks, seen = self._looks, shown.seen
+        tapes, parts = self.answers[EARLIER]
         tapes = [rule or seen.rule(("tape", number)) for number, rule in enumerate(tapes)]
-        looks = self._looks
 
         def of(key: Any) -> Any:
             return self._noted.get(tuple(key), tuple(key))
@@ -349,83 +251,85 @@ class RuleFinder:
             [key, [rule or rule_of_part(("part", *of(key), n), looks, seen) for n, rule in enumerate(rules)]]
             for key, rules in parts
         ]
-        if [tapes, parts] == self._found[place]:
-            return seen
-        self._found[place] = [tapes, parts]
-        if ACROSS_ROWS in _rules_of_way(self._found[place]):  # they could be joined as long as they were zero
-            self._found[place] = [[], []]
-            self._found = [None if key[0] in _NUMBERS else old for key, old in zip(self._keys, self._found)]
+        if [tapes, parts] == self.answers[EARLIER]:
+            return shown
+        self.answers[EARLIER] = [tapes, parts]
+        if ACROSS_ROWS in rules_of_way([tapes, parts]):  # they could be joined as long as they were zero
+            self.answers[EARLIER] = [[], []]
+            self.answers.forget(*NUMBERS)
         self._join_as_found()
-        return self._looks.seen(*case)
+        return ShownBatch(self._looks, shown.case)
 
-    def _note(self, seen: Seen, batch: Any, rows: int, values: Sequence[np.ndarray]) -> None:
-        seen = self._earlier(seen, batch, rows, values)
-        self._doubt(seen)
-        nearest = later = None
-        thin = [each for _, each in self._seen_thin(batch, rows, values)]
-        no_means: dict[int, str] = {}
+    # What is joined when the step is done.
+
+    def _doubt(self, seen: Seen) -> None:
+        """Forgets the rules that earlier batches have shown of numbers that no rule joins in this one."""
+        for key, rule in self.answers.of_kind(*JOINED).items():
+            doubtful = rule in (MEAN, SUM, MEAN_PER_REPLICA) and key not in self._nearest_taken
+            if doubtful and seen.rule(self._noted[key]) == ACROSS_ROWS:
+                self.answers[key] = None
+
+    def _note(self, shown: ShownBatch) -> None:
+        """Answers what a batch shows."""
+        no_means: list[Key] = []
         of_losses = False
-        writes = self._write_rules(batch, rows, values, seen)
-        for place, key in enumerate(self._keys):
-            if self._found[place] is not None:
+        self._note_writes(shown)
+        for key in self.answers:
+            if self.answers[key] is not None or key == EARLIER or key[0] == "write":
                 continue
-            if key == _EARLIER:
+            if key == ALL_ROWS:
+                self.answers[key] = self._all_rows(shown.seen)
                 continue
-            if key == _ALL_ROWS:
-                self._found[place] = self._all_rows(seen)
-                continue
-            if key[0] == "write":
-                self._found[place] = writes.get(key[1])
-                continue
-            known = seen.rule_of_fed(key[1]) if key[0] in ("fed", "weighted") else None
-            if key[0] == "log" and seen.is_same_log(key[1]):  # the result of a metric, say, which may be zero
-                known = MEAN
-            rule = known or seen.rule(self._noted[key])
             if key[0] == "loss":
-                rule = self._loss_rule(rule, seen)
-                if rule is not None and key in self._whole.bent and not _is_on_one(rule):
-                    rule = ACROSS_ROWS
-            joined = rule not in (None, ACROSS_ROWS) and not _is_on_one(rule)
-            if joined and key[0] in _JOINED and not known and _any_across(self._noted[key], thin):
-                rule, joined = ACROSS_ROWS, False
-            if joined and key[0] in ("loss", *words.WARNED):
-                later = [*self._seen_later(batch, rows, values), *thin] if later is None else later
-                if key[0] == "loss" and self._loss_differs(str(rule), later):
-                    rule = ACROSS_ROWS
-                elif key[0] != "loss" and (self._is_bent(key) or _any_across(self._noted[key], later)):
-                    of_losses = True
-                    rule = self._not_joined(words.WARNED[key[0]].format(*key[1:]), str(rule))
-            elif rule == ACROSS_ROWS and key[0] != "loss":
-                self._nearest_taken.add(key)
-                nearest = nearest or self._nearest(batch, rows, values)
-                rule, constant = nearest[self._noted[key]]
-                if key[0] in ("log", "fed"):
-                    no_means[place] = self._name_of_number(*key)
-                if key[0] in words.WARNED:
-                    of_losses = True
-                    adds = constant is not None and seen.is_left_over(self._noted[key], constant)
-                    why = words.ADDS_A_CONSTANT if adds else words.LOOKS_ACROSS
-                    rule = self._not_joined(words.WARNED[key[0]].format(*key[1:]), rule, why)
-            self._found[place] = rule
+                self.answers[key] = self._rule_of_loss(shown)
+                continue
+            self.answers[key], why = self._rule_of_number(key, shown)
+            if why is not None and key[0] in words.WARNED:
+                of_losses = True
+                what = words.WARNED[key[0]].format(*key[1:])
+                self.answers[key] = self._not_joined(what, self.answers[key], why)
+            elif why is not None and key[0] in ("log", "fed"):
+                no_means.append(key)
         if no_means and not of_losses:  # whose cure is theirs
-            what = f"Some numbers of a step ({', '.join(dict.fromkeys(no_means.values()))})"
-            if self._name == "test_step":  # it is there for its numbers alone
-                place = next(iter(no_means))
-                self._found[place] = self._not_joined(what, self._found[place], words.NO_MEAN)
-            else:
-                self._warn(f"{what} {words.NO_MEAN.fact}{words.DIFFERS}{words.NO_MEAN.cure}")
+            self._say_no_means(no_means)
 
-    def _is_bent(self, key: tuple[Any, ...]) -> bool:
+    def _rule_of_number(self, key: Key, shown: ShownBatch) -> tuple[str | None, words.Why | None]:
+        """The rule of what the step hands back; where none joins it the nearest one, and why."""
+        noted, seen = self._noted[key], shown.seen
+        known = seen.rule_of_fed(key[1]) if key[0] in ("fed", "weighted") else None
+        if key[0] == "log" and seen.is_same_log(key[1]):  # the result of a metric, say, which may be zero
+            known = MEAN
+        rule = known or seen.rule(noted)
+        if rule is None:
+            return None, None
+        if key[0] in JOINED and not known and rule != ACROSS_ROWS and shown.looks_across_if_thin(noted):
+            rule = ACROSS_ROWS
+        if rule != ACROSS_ROWS:
+            differs = key[0] in words.WARNED and (self._is_bent(key) or shown.looks_across_later(noted))
+            return rule, words.LOOKS_ACROSS if differs else None
+        self._nearest_taken.add(key)
+        rule, constant = shown.nearest[noted]
+        adds = constant is not None and seen.is_left_over(noted, constant)
+        return rule, words.ADDS_A_CONSTANT if adds else words.LOOKS_ACROSS
+
+    def _is_bent(self, key: Key) -> bool:
         """Whether another rule may hold for a gradient or an added loss where rows are others."""
         of_tape = key[0] == "gradients" and any(each[0] == "tape" for each in self._whole.bent)
         return of_tape or self._noted[key] in self._whole.bent
 
-    def _doubt(self, seen: Seen) -> None:
-        """Forgets the rules that earlier batches have shown of numbers that no rule joins in this one."""
-        for place, key in enumerate(self._keys):
-            doubtful = key[0] in _JOINED and self._found[place] in (MEAN, SUM, MEAN_PER_REPLICA)
-            if doubtful and key not in self._nearest_taken and seen.rule(self._noted[key]) == ACROSS_ROWS:
-                self._found[place] = None
+    def _say_no_means(self, keys: list[Key]) -> None:
+        """Says which logs, and what metrics are fed with, no rule joins."""
+        names = dict.fromkeys(map(self._name_of_number, keys))
+        what = f"Some numbers of a step ({', '.join(names)})"
+        if self._name == "test_step":  # it is there for its numbers alone
+            self.answers[keys[0]] = self._not_joined(what, self.answers[keys[0]], words.NO_MEAN)
+        else:
+            self._warn(f"{what} {words.NO_MEAN.fact}{words.DIFFERS}{words.NO_MEAN.cure}")
+
+    def _name_of_number(self, key: Key) -> str:
+        if key[0] == "log":
+            return f"the log {key[1].strip('/')!r}"
+        return f"what the metric {self._whole.fed_to[key[1]]!r} is updated with"
 
     def _all_rows(self, seen: Seen) -> Any:
         """ON_ONE, where each number by itself may be joined and all of them are not."""
@@ -435,7 +339,7 @@ class RuleFinder:
             rule = self._not_joined(what, MEAN, words.OTHER_ORDER)
         elif self._losses_share_statistics(seen):
             rule = self._not_joined("The gradients of a step", MEAN, words.SHARED_STATISTICS)
-        return rule if _is_on_one(rule) else None
+        return rule if is_on_one(rule) else None
 
     def _losses_share_statistics(self, seen: Seen) -> bool:
         """Whether gradients that are joined in different ways flow back through one synchronized normalization."""
@@ -445,42 +349,19 @@ class RuleFinder:
         )
         return len(rules) > 1 and any(layer.synchronized for layer in found)
 
-    def _name_of_number(self, kind: str, what: Any) -> str:
-        if kind == "log":
-            return f"the log {what.strip('/')!r}"
-        return f"what the metric {self._whole.fed_to[what]!r} is updated with"
+    def _rule_of_loss(self, shown: ShownBatch) -> Any:
+        """The rule of the value of `compute_loss`: ACROSS_ROWS also where another one may hold later."""
+        rule = self._loss_seen(shown.seen)
+        if rule is None or rule == ACROSS_ROWS or is_on_one(rule):
+            return rule
+        if ("loss",) in self._whole.bent:
+            return ACROSS_ROWS
+        told = [each for each in shown.later if all(("loss", part) in each.one["notes"] for part in _PARTS)]
+        return ACROSS_ROWS if any(self._loss_seen(each) not in (None, rule) for each in told) else rule
 
-    def _seen_later(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> list[Seen]:
-        """What is seen with larger counts and weights: a part of a loss may begin later. Nothing where there are none."""
-        assert self._looks is not None
-        result = []
-        for steps in _LATER:
-            others = [much_later(value, steps) for value in values]
-            if all(value is other for value, other in zip(values, others)):
-                break
-            with contextlib.suppress(tf.errors.OpError):
-                result.append(self._looks.seen(batch, rows, others))
-        return result
-
-    def _seen_thin(self, batch: Any, rows: int, values: Sequence[np.ndarray]) -> list[tuple[Case, Seen]]:
-        """What is seen of the batch with less in it, and of what; nothing where the code refuses that."""
-        assert self._looks is not None
-        looks, of_batch, found = self._thin
-        if looks is not self._looks or of_batch is not batch:
-            case, found = (thinned(batch), rows, values), []
-            with contextlib.suppress(tf.errors.OpError):
-                found.append((case, self._looks.seen(*case)))
-            self._thin = self._looks, batch, found
-        return found
-
-    def _loss_differs(self, rule: str, later: Sequence[Seen]) -> bool:
-        """Whether the value of `compute_loss` is joined by another rule later."""
-        told = [each for each in later if all(("loss", part) in each.one["notes"] for part in _PARTS)]
-        rules = [self._loss_rule(each.rule(("loss",)), each) for each in told]
-        return any(each not in (None, rule) for each in rules)
-
-    def _loss_rule(self, rule: str | None, seen: Seen) -> str | None:
+    def _loss_seen(self, seen: Seen) -> Any:
         """ACROSS_ROWS only where that is certain: a model may mix the rows itself (batch statistics), and the loss not."""
+        rule = seen.rule(("loss",))
         if self._whole.entries:
             return ACROSS_ROWS
         if rule != ACROSS_ROWS:
@@ -492,18 +373,9 @@ class RuleFinder:
         whole, first, last = parts
         return rule_of(notes["loss",], whole, first, last, seen.share, seen.tolerance)
 
-    def _nearest(
-        self, batch: Any, rows: int, values: Sequence[np.ndarray]
-    ) -> dict[Any, tuple[str, np.ndarray | None]]:
-        """Whether what is noted grows with the rows, and what of it does not: the same rows once and twice are compared."""
-        assert self._looks is not None
-        one, once, _, twice = self._looks.twice(batch, rows, values)
-        rules = {key: degree(one[key], once[key], twice[key]) for key in one if key in once}
-        return {
-            key: (rule, 2 * once[key] - twice[key] if rule == SUM else None) for key, rule in rules.items()
-        }
+    # What is said, and what is written.
 
-    def _not_joined(self, what: str, nearest: str, why: words.Why = words.LOOKS_ACROSS) -> Any:
+    def _not_joined(self, what: str, nearest: Any, why: words.Why = words.LOOKS_ACROSS) -> Any:
         """The rule of a number that no rule joins: that all rows are computed on one replica, where that can be."""
         if self._whole.random:
             return nearest
@@ -517,41 +389,28 @@ class RuleFinder:
         if not self._whole.random:
             warnings.warn(words, stacklevel=2)
 
-    def _write_rules(
-        self, batch: Any, rows: int, values: Sequence[np.ndarray], seen: Seen
-    ) -> dict[int, WriteRule | None]:
-        """The rule of each state that the step writes, by its place, from the values of the states now and others."""
-        assert self._looks is not None
-        places = {id(v): i for i, v in enumerate(self._states)}
-        waiting = {key[1] for key in self._not_shown() if key[0] == "write"}
-        looked = [(n, v, places[id(v)]) for n, v in enumerate(self._whole.writes) if id(v) in places]
-        written = [each for each in looked if each[-1] in waiting]
+    def _note_writes(self, shown: ShownBatch) -> None:
+        """Answers by which rules the states are joined that a batch shows the step to write."""
+        waiting = {key[1] for key in self.answers.not_shown() if key[0] == "write"}
+        variables = {place: variable for _, variable, place in self._written() if place in waiting}
+        written = [(number, place) for number, _, place in self._written() if place in waiting]
         if not written:
-            return {}
-        others = [another(value) for value in values]
-        for number, _, place in written:  # as large as what is added, so that both keep their digits
-            others[place] = another(values[place], size=_largest(seen.writes(number)[0]))
-        cases = [(values, seen)]
+            return
         try:
-            cases.append((others, self._looks.seen(batch, rows, others)))
+            rules = shown.write_rules(written)
         except tf.errors.OpError:
             _log.info("The state of layers was looked at with its present values only.")
-        rules: dict[int, WriteRule | None] = {}
-        for number, variable, place in written:
-            each = [(old[place], *case.writes(number)) for old, case in cases]
-            if unchanged(each):
-                continue
-            rule = write_rule(each, seen.share, seen.tolerance)
-            rules[place] = rule or declared(variable) or self._fallback(variable)
-        return rules
+            rules = shown.write_rules_now(written)
+        for place, rule in rules.items():
+            variable = variables[place]
+            self.answers["write", place] = rule or declared(variable) or self._fallback(variable)
 
     def _fallback(self, variable: keras.Variable) -> WriteRule:
         if self._own_step:  # a queue of keys, say; layers of one's own that normalize are as those of Keras
             what = f"The value that a step writes to {variable.path!r}"
-            place = self._keys.index(_ALL_ROWS)
             rule = self._not_joined(what, MEAN, words.NO_STATE)
-            if _is_on_one(rule):
-                self._found[place] = rule
+            if is_on_one(rule):
+                self.answers[ALL_ROWS] = rule
                 return WriteRule(FIRST)
         rule = WriteRule(MEAN if tf.as_dtype(variable.dtype).is_floating else FIRST)
         what = "the mean, weighted with the rows," if rule.kind == MEAN else "that of the first replica"
@@ -562,35 +421,3 @@ class RuleFinder:
             what,
         )
         return rule
-
-
-def _unknown(key: tuple[Any, ...]) -> Any:
-    return WriteRule(EQUAL) if key[0] == "write" else MEAN
-
-
-def _any_across(key: Any, cases: Sequence[Seen]) -> bool:
-    return any(seen.rule(key) == ACROSS_ROWS for seen in cases)
-
-
-def _rules_of_way(answer: Any) -> list[Any]:
-    """Of all that is joined earlier."""
-    tapes, parts = answer or ((), ())
-    return [*tapes, *(rule for _, rules in parts for rule in rules)]
-
-
-def _first_known(rules: Iterable[Any]) -> Any:
-    """The first rule that is known; before others that no rule joins the number."""
-    known = [rule for rule in rules if rule is not None]
-    return next((rule for rule in known if _is_on_one(rule)), known[0] if known else None)
-
-
-def _is_on_one(rule: Any) -> bool:
-    return isinstance(rule, list | tuple) and bool(rule) and rule[0] == ON_ONE
-
-
-def _largest(value: np.ndarray) -> float:
-    return float(np.abs(value).max(initial=0.0)) if value.dtype.kind == "f" else 0.0
-
-
-def _in_order(rules: dict[int, str]) -> tuple[str, ...]:
-    return tuple(rules.get(number, MEAN) for number in range(max(rules, default=-1) + 1))
