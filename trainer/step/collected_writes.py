@@ -22,7 +22,8 @@ from ...distribute.replicas import (
     once_per_copy,
     shares_variables,
 )
-from ...distribute.step_context import StepContext
+from ...distribute.step_context import StepContext, current_step
+from .number_parts import number_of_all
 
 SETTLED = "settled"
 """In the notes of a step: ids of the variables whose copy on this replica shall hold what the replica wrote."""
@@ -59,10 +60,13 @@ class CollectedWrites(keras.StatelessScope):
             self._graph = before
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Notes one assignment (Keras calls this)."""
+        """Notes one assignment (Keras calls this); where rules were found for its parts, that of the whole batch."""
         variable, value = update
         if not tf.executing_eagerly() and is_inside(tf.compat.v1.get_default_graph(), self._graph):
             raise WriteInNestedGraph
+        step, what = current_step(), ("write", id(variable))
+        if step is not None and what in step.rules.parts:
+            value = number_of_all(what, tf.convert_to_tensor(value), step)
         self.variables[id(variable)] = variable
         super().add_update((variable, tf.cast(value, stored_dtype(variable))))
 

@@ -130,7 +130,7 @@ def _candidates(
     known = [*tapes, *of_numbers]
     across = _doubtful(looks, cases[0][1]).union(*(seen.looks_across(known) for _, seen in cases))
     doubted = [key for key in known if key in across]
-    parts = _parts(looks, [seen for _, seen in cases], doubted) if in_graph else {}
+    parts = joinable_parts(looks, [seen for _, seen in cases], doubted) if in_graph else {}
     added = {key: rules for key, rules in parts.items() if key[0] == "added"}
     others = {key: rules for key, rules in parts.items() if key[0] != "added"}
     # What a layer adds is a part of the loss whose gradient is taken: joined, it may be all that it takes.
@@ -140,7 +140,7 @@ def _candidates(
         yield from ((True, some) for some in ({}, *each))
 
 
-def _parts(looks: Looks, cases: Sequence[Seen], numbers: Sequence[Any]) -> Parts:
+def joinable_parts(looks: Looks, cases: Sequence[Seen], numbers: Sequence[Any]) -> Parts:
     """The rules of the parts of those numbers that have parts, each of which one rule joins in all cases."""
     found: dict[tuple[Any, ...], list[str | None]] = {}
     for number in numbers:

@@ -7,9 +7,11 @@ Context: host.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -36,7 +38,7 @@ from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import concat_rows
 from . import rule_words as words
 from .compared_parts import Seen, rule_of
-from .earlier_joins import find_way, rule_of_part
+from .earlier_joins import Parts, find_way, joinable_parts, known_parts, rule_of_part
 from .looks import Looks
 from .observed_step import ObservedStep, looked_at
 from .own_states import losses_hold_state, other_states, schedules, states_of_layers
@@ -61,7 +63,7 @@ _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
 
 # Noted beside the numbers; needs no rule of its own.
-_NO_KEYS = ("size", "same", "same log", "tape", "part", "order", "in branch")
+_NO_KEYS = ("size", "same", "same log", "tape", "part", "order", "in branch", "write")
 
 _log = logging.getLogger("unisono")
 
@@ -104,8 +106,8 @@ class RuleFinder:
                 continue
             key = ("added", number[noted[1]], noted[2]) if noted[0] == "added" else noted
             self._noted[key] = noted
-        written = [("write", place) for _, _, place in self._written()]
-        self.answers = Answers([*self._noted, *written], self._whole.without_rows)
+        self._noted.update({("write", place): ("write", id(v)) for _, v, place in self._written()})
+        self.answers = Answers(self._noted, self._whole.without_rows)
 
     def _written(self) -> list[tuple[int, Any, int]]:
         """Of each state that the step writes: its number among what is written, its variable, its place."""
@@ -190,9 +192,12 @@ class RuleFinder:
     def _joined_earlier(self, shown: ShownBatch) -> ShownBatch:
         """Joins numbers earlier, if that is what it takes; returns what is shown then."""
         if self.answers[EARLIER] is not None:
-            return self._parts_shown(shown)
+            shown = self._parts_shown(shown)
+            if not self._joins_writes_alone:
+                return shown
         if self.answers.on_one:
             return shown
+        shown = self._writes_joined(shown)
         joined = [noted for noted in self._noted.values() if noted[0] in JOINED]
         numbers = [
             key for key in joined if key[0] != "fed" or shown.seen.rule_of_fed(key[1]) is None
@@ -203,26 +208,91 @@ class RuleFinder:
         if gradients and not any(map(shown.seen.rule, gradients)) and not self._whole.bent:
             return shown
         assert self._looks is not None
-        make = functools.partial(Looks, self._make, self._tolerance)
         added = {noted[1:]: shown.seen.rule(noted) or MEAN for noted in numbers if noted[0] == "added"}
         # A gradient is taken of what they are turned into.
         if gradients and set(added.values()) - {MEAN, ACROSS_ROWS}:
-            self._looks = make(rules=JoinRules(added=added))
+            self._looks = self._looks_that_join(rules=JoinRules(added=added))
             shown = ShownBatch(self._looks, shown.case, self._looks.seen(*shown.case, one=shown.seen.one))
-        cases = [(shown.case, shown.seen), *shown.thin]
-        way = find_way(self._looks, make, cases, numbers, added, in_graph=not self._model.run_eagerly)
+        cases, in_graph = [(shown.case, shown.seen), *shown.thin], not self._model.run_eagerly
+        way = find_way(self._looks, self._looks_that_join, cases, numbers, added, in_graph)
         if way is None:
             return shown
         self._looks = way.looks
-        names = {noted: key for key, noted in self._noted.items()}
-        parts = [[list(names.get(noted, noted)), list(rules)] for noted, rules in way.parts.items()]
         # What earlier batches have shown is of numbers that were not joined so; gradients that are may be written, too.
         self.answers.forget(*NUMBERS, "write")
-        self.answers[EARLIER] = self._traced = [way.tapes, parts]
+        self._note_way(way.tapes, {**self._parts_of_writes(), **way.parts})
         if way.tapes:
             for key in filter(way.seen.is_same, gradients):
                 self.answers[key] = SAME
         return ShownBatch(self._looks, shown.case, way.seen)
+
+    def _looks_that_join(self, at_tape: bool = False, rules: JoinRules | None = None) -> Looks:
+        """Traces that join at tapes and parts as said, and what is written as was found."""
+        rules = rules or JoinRules()
+        parts = {**known_parts(self._parts_of_writes()), **rules.parts}
+        return Looks(self._make, self._tolerance, at_tape, dataclasses.replace(rules, parts=parts))
+
+    def _note_way(self, tapes: Sequence[str | None], parts: Parts) -> None:
+        """Answers what is joined earlier."""
+        names = {noted: key for key, noted in self._noted.items()}
+        named = [[list(names.get(noted, noted)), list(rules)] for noted, rules in parts.items()]
+        self.answers[EARLIER] = self._traced = [list(tapes), named]
+        for noted in parts:
+            if noted[0] == "write":  # every replica has the same
+                self.answers[names[noted]] = WriteRule(FIRST)
+
+    def _parts_of_writes(self) -> dict[Key, Sequence[str | None]]:
+        """The rules of the parts of what is written to states, as far as these are joined so, by the traces' names."""
+        _, parts = self.answers[EARLIER] or ((), ())
+        return {self._noted[tuple(key)]: rules for key, rules in parts if key[0] == "write"}
+
+    @property
+    def _joins_writes_alone(self) -> bool:
+        tapes, parts = self.answers[EARLIER]
+        return bool(parts) and not tapes and all(key[0] == "write" for key, _ in parts)
+
+    def _writes_joined(self, shown: ShownBatch) -> ShownBatch:
+        """Joins states where they are written, if no rule joins them at the end of the step."""
+        wanted = self._writes_without_rule(shown)
+        if not wanted:
+            return shown
+        assert self._looks is not None
+        cases = [(shown.case, shown.seen), *shown.thin]
+        found = joinable_parts(self._looks, [seen for _, seen in cases], wanted)
+        while found:
+            try:
+                looks = self._looks_that_join(rules=JoinRules(parts=known_parts(found)))
+                seen = [looks.seen(*case, one=each.one) for case, each in cases]
+            except Exception as error:
+                _log.info("What a step writes could not be joined where it is written: %r", error)
+                return shown
+            wrong = [key for key in found if not all(each.is_same(key) for each in seen)]
+            if not wrong:
+                self._looks = looks
+                self.answers.forget(*NUMBERS)
+                self._note_way((), {**self._parts_of_writes(), **found})
+                return ShownBatch(looks, shown.case, seen[0])
+            found = {key: rules for key, rules in found.items() if key not in wrong}
+        return shown
+
+    def _writes_without_rule(self, shown: ShownBatch) -> list[Key]:
+        """The states that no rule joins, or only while rows are alike, or too late, as the traces call them.
+
+        What is declared is joined as it says. Too late is the end of the step for what is read again before.
+        """
+        # The micro-batches of a pipeline come one after the other; eager tensors do not know what they are made of.
+        if self._model._pipeline is not None or self._model.run_eagerly or self._whole.random:
+            return []
+        found = self._rules_of_writes(shown)
+        result = []
+        for _, variable, place in self._written():
+            noted, rule = self._noted["write", place], found.get(place, WriteRule(MEAN))
+            if self.answers["write", place] is not None or declared(variable) is not None:
+                continue
+            bent = noted in self._whole.bent_writes and rule is not None and rule.kind in (MEAN, SUM)
+            if noted in self._whole.noted and (rule is None or bent or noted in self._whole.read_back):
+                result.append(noted)
+        return result
 
     def _join_as_found(self) -> None:
         """Lets the traces that are looked at join numbers where another worker, or the run that is resumed, has found."""
@@ -391,19 +461,22 @@ class RuleFinder:
 
     def _note_writes(self, shown: ShownBatch) -> None:
         """Answers by which rules the states are joined that a batch shows the step to write."""
-        waiting = {key[1] for key in self.answers.not_shown() if key[0] == "write"}
-        variables = {place: variable for _, variable, place in self._written() if place in waiting}
-        written = [(number, place) for number, _, place in self._written() if place in waiting]
+        for place, rule in self._rules_of_writes(shown).items():
+            variable = self._states[place]
+            self.answers["write", place] = rule or declared(variable) or self._fallback(variable)
+
+    def _rules_of_writes(self, shown: ShownBatch) -> dict[int, WriteRule | None]:
+        """By their places, the rules of the states that have none yet and that a batch shows the step to write."""
+        written = [
+            (number, place) for number, _, place in self._written() if self.answers["write", place] is None
+        ]
         if not written:
-            return
+            return {}
         try:
-            rules = shown.write_rules(written)
+            return shown.write_rules(written)
         except tf.errors.OpError:
             _log.info("The state of layers was looked at with its present values only.")
-            rules = shown.write_rules_now(written)
-        for place, rule in rules.items():
-            variable = variables[place]
-            self.answers["write", place] = rule or declared(variable) or self._fallback(variable)
+            return shown.write_rules_now(written)
 
     def _fallback(self, variable: keras.Variable) -> WriteRule:
         if self._own_step:  # a queue of keys, say; layers of one's own that normalize are as those of Keras

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.edges import holds_functions, made_again
+from ...distribute.collectives import refuse_collective
 from ...distribute.join_rules import ACROSS_ROWS, LARGEST, SAME, SMALLEST
 from ...distribute.replicas import all_reduce_sum_packed
 from ...distribute.step_context import StepContext
@@ -29,17 +30,21 @@ _WHOLE = "gradients that were taken"
 _OF_ROWS = ("Shape", "ShapeN")  # their outputs have a known shape, but are no numbers to be joined
 
 
-def parts_of(value: Any, step: StepContext) -> list[tf.Tensor]:
+def parts_of(value: Any, step: StepContext, of_any_shape: bool = False) -> list[tf.Tensor]:
     """The tensors without rows that `value` is computed of by operations on such alone, in a fixed order.
 
     Each of them is computed from tensors with rows (sums, counts, a matrix of covariances) or read from a variable, or is a
     number of rows of the step. What has no rows is told by its shape, which is known. It may be `value` itself.
 
     Args:
-        value: scalar, in a graph in which the rows of a batch are not known.
+        value: scalar, in a graph in which the rows of a batch are not known; anything else has no parts.
         step: in which it is computed.
+        of_any_shape: whether tensors of a shape that is known have parts, too.
     """
-    return list(_computed(value, step)[0].values()) if _is_symbolic_scalar(value) else []
+    if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
+        return []
+    has_parts = value.shape.rank == 0 or (of_any_shape and value.shape.is_fully_defined())
+    return list(_computed(value, step)[0].values()) if has_parts else []
 
 
 def rule_by_form(part: tf.Tensor) -> str | None:
@@ -51,10 +56,6 @@ def rule_by_form(part: tf.Tensor) -> str | None:
 def keep_whole(gradients: Iterable[Any], step: StepContext) -> None:
     """What depends on these gradients has no parts: if they are joined, it is joined with them."""
     step.notes.setdefault(_WHOLE, {}).update({id(g): g for g in gradients})
-
-
-def _is_symbolic_scalar(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy") and value.shape.rank == 0
 
 
 def _computed(value: tf.Tensor, step: StepContext) -> tuple[dict[int, tf.Tensor], list[tf.Operation]]:
@@ -116,7 +117,7 @@ def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[A
     """A number of the whole batch, from what its parts are there.
 
     Args:
-        value: scalar.
+        value: scalar, or without rows.
         rules: of its parts.
         step: this replica's.
 
@@ -125,7 +126,9 @@ def joined(value: tf.Tensor, rules: Sequence[str], step: StepContext) -> tuple[A
 
     Raises:
         RuntimeError: it has other parts than rules were found for.
+        ValueError: XLA compiles this part of the step.
     """
+    refuse_collective("a number that code of yours computes of means or sums over the rows")
     found, operations = _computed(value, step)
     parts = list(found.values())
     if len(parts) != len(rules):

@@ -38,6 +38,7 @@ class Observed:
         nested: whether a tape gave gradients inside of a function, branch or loop, where replicas cannot meet.
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
         bent: the numbers that are joined by a rule only where rows are alike; see `bends.py`.
+        differing: the numbers that are computed of others than what is the same on all replicas.
         rules_of_parts: of those parts of numbers whose rule is seen without their values.
     """
 
@@ -59,6 +60,7 @@ class Observed:
         self.notes: dict[Any, Any] = {}
         self.rules_of_parts: dict[Any, str] = {}
         self.bent: set[tuple[Any, ...]] = set()
+        self.differing: set[tuple[Any, ...]] = set()
         self.entries = False
         self.without_rows: list[int] = []
 
@@ -133,15 +135,28 @@ class Observed:
         if self._times is None or not _is_in(self._times.graph, value):
             return
         differ = []
-        for place, part in enumerate(parts_of(value, step)):
+        for place, part in enumerate(parts_of(value, step, of_any_shape=what[0] == "write")):
             self.note(("part", *what, place), part)
             rule = SAME if self._is_same(part) else rule_by_form(part)
             if rule is not None:
                 self.rules_of_parts["part", *what, place] = rule
             if rule != SAME:
                 differ.append(part)
-        if what not in step.rules.parts and bends([value], [*differ, *self._each_its_own], self._same):
+        if what in step.rules.parts:
+            return
+        if differ:
+            self.differing.add(what)
+        if bends([value], [*differ, *self._each_its_own], self._same):
             self.bent.add(what)
+
+    def forget(self, what: tuple[Any, ...]) -> None:
+        """Drops what was noted of a number: it has become another."""
+        self.notes.pop(what, None)
+        for key in [key for key in self.notes if key[0] == "part" and key[1:-1] == what]:
+            del self.notes[key]
+            self.rules_of_parts.pop(key, None)
+        self.bent.discard(what)
+        self.differing.discard(what)
 
     @property
     def _each_its_own(self) -> list[tf.Tensor]:

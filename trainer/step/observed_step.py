@@ -7,6 +7,7 @@ told what the first one learned from "all replicas" (totals, gathered rows).
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from ...compat.layers import layers_of, statistics_of_all_rows
 from ...compat.pruning import Pruned, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
 from ...compat.training import unpack_x_y_sample_weight
-from ...distribute.join_rules import JoinRules
-from ...distribute.step_context import StepContext, step_scope
+from ...distribute.join_rules import JoinRules, declared
+from ...distribute.step_context import StepContext, step_scope, this_step
 from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.stages.slices import values_of
 from .collected_writes import CollectedWrites, WriteInNestedGraph
@@ -55,7 +56,9 @@ class ObservedStep:
         takes_gradients: whether tapes give gradients of variables, at which replicas could meet.
         fed_to: see `Observed`.
         rules_of_parts: see `Observed`.
-        bent: see `Observed`.
+        bent: see `Observed`; without `bent_writes`.
+        bent_writes: the same of what is written.
+        read_back: what is written and read again in the step, and is not the same on all replicas.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
         random: whether numbers are drawn in it for which nothing stands in (`observed_draws.py`).
 
@@ -82,6 +85,8 @@ class ObservedStep:
         self.exchanged: list[tf.Tensor] = []
         self.entries, self.noted, self.without_rows, self.fed_to, self.rules_of_parts = False, [], [], {}, {}
         self.bent: set[tuple[Any, ...]] = set()
+        self.bent_writes: set[tuple[Any, ...]] = set()
+        self.read_back: set[tuple[Any, ...]] = set()
         self.changes_gradients = self.takes_gradients = False
         leaves = _leaves(spec)
         exchanged = [
@@ -116,7 +121,7 @@ class ObservedStep:
             tensors_kept_by(self._model),
             statistics_of_all_rows(layers_of(self._model)),
             step_scope(step),
-            _Noting() as writes,
+            _Noting(observer, self._states) as writes,
         ):
             writes.state_mapping.update({id(v): value for v, value in zip(self._states, states)})
             step.writes = writes
@@ -130,7 +135,9 @@ class ObservedStep:
         self.reads = [v for key, v in writes.reads.items() if key not in metrics]
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows, self.rules_of_parts = observer.without_rows, observer.rules_of_parts
-        self.bent = observer.bent
+        self.bent_writes = {key for key in observer.bent if key[0] == "write"}
+        self.bent = observer.bent - self.bent_writes
+        self.read_back = writes.read_back & observer.differing
         self.takes_gradients = not observer.nested and any(key[0] == "tape" for key in observer.notes)
         self.changes_gradients = self.takes_gradients and observer.changed
         return {
@@ -166,14 +173,34 @@ class ObservedStep:
 
 
 class _Noting(CollectedWrites):
-    """Notes what is read, too."""
+    """Notes what is read, too, and of which numbers it is computed what is assigned to a state, once and in no branch."""
 
-    def __init__(self) -> None:
+    def __init__(self, observer: Observed, states: Sequence[keras.Variable]) -> None:
         super().__init__()
         self.reads: dict[int, keras.Variable] = {}
+        self.read_back: set[tuple[Any, ...]] = set()
+        self._observer = observer
+        self._states = {id(v) for v in states if declared(v) is None}
+        self._assigned = collections.Counter[int]()
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        what, step = ("write", id(variable)), this_step()
+        self._assigned[id(variable)] += 1
+        once = id(variable) in self._states and self._assigned[id(variable)] == 1
+        if once and what not in step.rules.parts:
+            self._observer.computed(what, value, step)
+        super().add_update(update)
+        noted = self.state_mapping[id(variable)]
+        if once and self._observer.reaches(noted):
+            self._observer.note(what, noted)
+        elif not once:
+            self._observer.forget(what)
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         self.reads[id(variable)] = variable
+        if id(variable) in self.variables:
+            self.read_back.add(("write", id(variable)))
         return super().get_current_value(variable)
 
 

@@ -30,6 +30,7 @@ class ShownBatch:
 
     def __init__(self, looks: Looks, case: Case, seen: Seen | None = None) -> None:
         self._looks, self.case = looks, case
+        self._write_rules: dict[Any, dict[int, WriteRule | None]] = {}
         self.seen = looks.seen(*case) if seen is None else seen
 
     @functools.cached_property
@@ -83,11 +84,15 @@ class ShownBatch:
         Raises:
             tf.errors.OpError: with other values the step cannot be computed.
         """
-        batch, rows, values = self.case
-        others = [another(value) for value in values]
-        for number, place in written:  # as large as what is added, so that both keep their digits
-            others[place] = another(values[place], size=_largest(self.seen.writes(number)[0]))
-        return self._rules_of(written, [(values, self.seen), (others, self._looks.seen(batch, rows, others))])
+        asked = tuple(written)
+        if asked not in self._write_rules:
+            batch, rows, values = self.case
+            others = [another(value) for value in values]
+            for number, place in written:  # as large as what is added, so that both keep their digits
+                others[place] = another(values[place], size=_largest(self.seen.writes(number)[0]))
+            cases = [(values, self.seen), (others, self._looks.seen(batch, rows, others))]
+            self._write_rules[asked] = self._rules_of(written, cases)
+        return self._write_rules[asked]
 
     def write_rules_now(self, written: Sequence[tuple[int, int]]) -> dict[int, WriteRule | None]:
         """The same from the present values alone."""

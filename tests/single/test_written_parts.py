@@ -1,0 +1,172 @@
+"""State that is written as a function of means and sums, such as a probability kept within bounds: as one device writes it.
+
+Two and three uneven replicas are compared with one device. Tolerance: float64 sums in another order.
+"""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from tests.helpers import mirrored
+
+L, ops = keras.layers, keras.ops
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(26, 5)), RNG.normal(size=(26, 2))
+FLOAT64 = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+class Adaptive(L.Layer):
+    """A probability that a mean of the batch moves up and down between 0 and 1, as adaptive augmentation has."""
+
+    def build(self, shape):
+        self.probability = self.add_weight(shape=(), initializer="zeros", trainable=False, name="probability")
+
+    def call(self, x, training=False):
+        if training:
+            step = ops.mean(ops.sign(x[:, 0])) * 0.6
+            self.probability.assign(ops.clip(self.probability + step, 0.0, 1.0))
+        return x * (1.0 + self.probability)
+
+
+class Floored(L.Layer):
+    """A normalization whose variance is a difference of two means, which must not be negative."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+        self.variance = self.add_weight(
+            shape=(shape[-1],), initializer="ones", trainable=False, name="variance"
+        )
+
+    def call(self, x, training=False):
+        result = (x - self.mean) / ops.sqrt(self.variance + 1e-3)
+        if training:
+            mean, square = ops.mean(x, 0), ops.mean(ops.square(x), 0)
+            self.mean.assign(0.9 * self.mean + 0.1 * mean)
+            self.variance.assign(0.9 * self.variance + 0.1 * ops.maximum(square - ops.square(mean), 0.05))
+        return result
+
+
+class Ratio(L.Layer):
+    """The share of positive entries among those that are not small, and the largest length of a row so far, halved."""
+
+    def build(self, shape):
+        self.share = self.add_weight(shape=(), initializer="zeros", trainable=False, name="share")
+        self.bound = self.add_weight(shape=(), initializer="ones", trainable=False, name="bound")
+
+    def call(self, x, training=False):
+        if training:
+            large = ops.cast(ops.abs(x) > 0.3, x.dtype)
+            positive = ops.sum(large * ops.cast(x > 0, x.dtype))
+            self.share.assign(positive / ops.maximum(ops.sum(large), 1.0))
+            self.bound.assign(ops.maximum(0.5 * self.bound, 0.5 * ops.max(ops.sum(ops.square(x), -1))))
+        return x * (1.0 + self.share) + self.bound
+
+
+def network(layer):
+    inputs = keras.Input((5,))
+    return unisono.Model(inputs, L.Dense(2)(L.Dense(4, activation="tanh")(layer()(inputs))))
+
+
+class Own(unisono.Model):
+    """A step of its own that writes a bounded weight of its loss, which the next step uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = L.Dense(2)
+        self.weight = keras.Variable(0.2, trainable=False, dtype="float64", name="weight")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            error = ops.mean(ops.square(self(x) - y))
+            loss = self.weight * error
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.weight.assign(tf.clip_by_value(self.weight + 0.3 * (error - 1.6), 0.1, 1.0))
+        return {"loss": loss, "weight": self.weight.value}
+
+
+def trained(make, replicas, epochs=3, batch_size=7):
+    keras.utils.set_random_seed(3)
+    with mirrored(replicas).scope() if replicas > 1 else tf.distribute.get_strategy().scope():
+        model = make()
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        history = model.fit(X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0).history
+    return history, [v.numpy() for v in model.variables], [str(each.message) for each in said]
+
+
+PROGRAMS = {
+    "clipped": lambda: network(Adaptive),
+    "floored": lambda: network(Floored),
+    "ratio": lambda: network(Ratio),
+    "own step": Own,
+}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_state_is_written_as_one_device_writes_it(name, replicas):
+    history, values, _ = trained(PROGRAMS[name], 1)
+    found = trained(PROGRAMS[name], replicas)
+    for one, other in zip(values, found[1], strict=True):
+        np.testing.assert_allclose(other, one, rtol=FLOAT64, atol=FLOAT64)
+    for key, numbers in history.items():
+        np.testing.assert_allclose(found[0][key], numbers, rtol=FLOAT64, err_msg=key)
+    assert not any("one device" in words or "first replica" in words for words in found[2]), (
+        "all share the work"
+    )
+
+
+def test_states_of_the_programs_reach_their_bounds():
+    _, values, _ = trained(PROGRAMS["clipped"], 1, epochs=1)
+    assert any(v.shape == () and v in (0.0, 1.0) for v in values)
+
+
+def test_declared_state_is_joined_as_declared():
+    class Declared(Adaptive):
+        def build(self, shape):
+            self.probability = self.add_weight(
+                shape=(), initializer="zeros", trainable=False, aggregation="sum"
+            )
+
+    with mirrored(2).scope():
+        model = network(Declared)
+        model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=7, epochs=1, shuffle=False, verbose=0)
+    assert not model.train_function._rules.rules.parts
+
+
+def test_state_that_a_branch_writes_is_left_to_the_end_of_the_step():
+    class Sometimes(Adaptive):
+        def call(self, x, training=False):
+            if training:
+                step = ops.mean(ops.sign(x[:, 0])) * 0.1
+
+                def moved():
+                    self.probability.assign(self.probability + step)
+                    return self.probability + 0.0
+
+                tf.cond(self.probability < 10.0, moved, lambda: self.probability + 0.0)
+            return x * (1.0 + self.probability)
+
+    (_, one, _), (_, two, _) = (
+        trained(lambda: network(Sometimes), replicas, epochs=2) for replicas in (1, 2)
+    )
+    assert np.isfinite([v.sum() for v in two]).all()
+    scalars = [[v for v in values if v.shape == ()] for values in (one, two)]
+    np.testing.assert_allclose(scalars[1], scalars[0], rtol=FLOAT64)
