@@ -73,6 +73,32 @@ class Ratio(L.Layer):
         return x * (1.0 + self.share) + self.bound
 
 
+class Codebook(L.Layer):
+    """A codebook that follows averages of what is nearest to each of its vectors (VQ-VAE)."""
+
+    def build(self, shape):
+        kept = {"trainable": False, "dtype": "float64"}
+        start = keras.initializers.Constant(np.random.default_rng(1).normal(size=(shape[-1], 4)))
+        self.vectors = self.add_weight(shape=(shape[-1], 4), initializer=start, name="vectors", **kept)
+        self.sums = self.add_weight(shape=(shape[-1], 4), initializer=start, name="sums", **kept)
+        self.counts = self.add_weight(shape=(4,), initializer="ones", name="counts", **kept)
+
+    def call(self, x, training=False):
+        distances = (
+            ops.sum(x**2, 1, keepdims=True) + ops.sum(self.vectors**2, 0) - 2 * ops.matmul(x, self.vectors)
+        )
+        chosen = ops.one_hot(ops.argmin(distances, 1), 4, dtype=x.dtype)
+        nearest = ops.matmul(chosen, ops.transpose(self.vectors))
+        if training:
+            self.counts.assign(0.9 * self.counts + 0.1 * ops.sum(chosen, 0))
+            self.sums.assign(0.9 * self.sums + 0.1 * ops.matmul(ops.transpose(x), chosen))
+            total = ops.sum(self.counts)
+            counts = (self.counts + 1e-5) / (total + 4e-5) * total
+            self.vectors.assign(self.sums / counts)
+        self.add_loss(0.25 * ops.mean(ops.square(ops.stop_gradient(nearest) - x)))
+        return x + ops.stop_gradient(nearest - x)
+
+
 def network(layer):
     inputs = keras.Input((5,))
     return unisono.Model(inputs, L.Dense(2)(L.Dense(4, activation="tanh")(layer()(inputs))))
@@ -115,6 +141,7 @@ PROGRAMS = {
     "floored": lambda: network(Floored),
     "ratio": lambda: network(Ratio),
     "own step": Own,
+    "codebook": lambda: network(Codebook),
 }
 
 

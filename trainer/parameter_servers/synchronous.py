@@ -120,9 +120,9 @@ class SynchronousSteps(WorkerSteps):
         joined["a log"] = rules.logs.values()
         if rules.parts or rules.tapes or rules.on_one:
             raise ValueError(
-                f"the code of {type(self._model).__name__} computes numbers that are neither means over the rows of a batch nor "
-                f"sums over them, and synchronous steps on parameter servers (`backup_workers={self._backups}`) join means "
-                "alone: make them means, train without `backup_workers`, or with MultiWorkerMirroredStrategy."
+                f"the code of {type(self._model).__name__} computes numbers that are neither means over the rows of a batch "
+                f"nor sums over them, and synchronous steps on parameter servers (`backup_workers={self._backups}`) join "
+                "means alone: make them means, train without `backup_workers`, or with MultiWorkerMirroredStrategy."
             )
         for where, found in joined.items():
             other = next((rule for rule in found if rule not in (MEAN, EACH_ROW, SAME)), None)

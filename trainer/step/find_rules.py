@@ -252,8 +252,9 @@ class RuleFinder:
         return bool(parts) and not tapes and all(key[0] == "write" for key, _ in parts)
 
     def _writes_joined(self, shown: ShownBatch) -> ShownBatch:
-        """Joins states where they are written, if no rule joins them at the end of the step."""
-        wanted = self._writes_without_rule(shown)
+        """Joins states where they are written, if no rule joins them at the end of the step; first those that others use."""
+        all_wanted = set(self._writes_without_rule(shown))
+        wanted = [key for key in self._whole.noted if key in all_wanted - self._built_on_some(all_wanted)]
         if not wanted:
             return shown
         assert self._looks is not None
@@ -271,9 +272,13 @@ class RuleFinder:
                 self._looks = looks
                 self.answers.forget(*NUMBERS)
                 self._note_way((), {**self._parts_of_writes(), **found})
-                return ShownBatch(looks, shown.case, seen[0])
+                return self._writes_joined(ShownBatch(looks, shown.case, seen[0]))
             found = {key: rules for key, rules in found.items() if key not in wrong}
         return shown
+
+    def _built_on_some(self, writes: set[Key]) -> set[Key]:
+        """Those of the writes that are computed of others of them."""
+        return {key for key in writes if self._whole.built_on.get(key, set()) & writes}
 
     def _writes_without_rule(self, shown: ShownBatch) -> list[Key]:
         """The states that no rule joins, or only while rows are alike, or too late, as the traces call them.

@@ -58,12 +58,23 @@ def keep_whole(gradients: Iterable[Any], step: StepContext) -> None:
     step.notes.setdefault(_WHOLE, {}).update({id(g): g for g in gradients})
 
 
+def used_by(value: Any, step: StepContext) -> set[int]:
+    """The ids of the tensors between a tensor without rows and its parts."""
+    symbolic = isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
+    return _walked(value, step)[-1] if symbolic else set()
+
+
 def _computed(value: tf.Tensor, step: StepContext) -> tuple[dict[int, tf.Tensor], list[tf.Operation]]:
     """The parts of a number, by the id of what tells them apart; and the operations on them, in an order of dependence.
 
     There are none where it depends on what the replicas have exchanged already: another trace has that from elsewhere.
     """
     whole = {*step.notes.get(_WHOLE, {}), *map(id, () if step.observer is None else step.observer.exchanged)}
+    parts, operations, seen = _walked(value, step)
+    return ({}, []) if seen & whole else (parts, operations)
+
+
+def _walked(value: tf.Tensor, step: StepContext) -> tuple[dict[int, tf.Tensor], list[tf.Operation], set[int]]:
     numbers = {id(step.rows), id(step.global_rows)}
     parts: dict[int, tf.Tensor] = {}
     operations: dict[tf.Operation, None] = {}
@@ -78,7 +89,7 @@ def _computed(value: tf.Tensor, step: StepContext) -> tuple[dict[int, tf.Tensor]
                 waiting += [(each, True), *((given, False) for given in reversed(each.op.inputs))]
             elif id(each) in numbers or not _is_constant(each.op):
                 parts.setdefault(_source(each), each)
-    return ({}, []) if seen & whole else (parts, list(operations))
+    return parts, list(operations), seen
 
 
 def _source(part: tf.Tensor) -> int:

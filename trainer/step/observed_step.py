@@ -27,6 +27,7 @@ from .collected_writes import CollectedWrites, WriteInNestedGraph
 from .global_metrics import metrics_of, variable_ids
 from .global_regularizers import whole_batch_values
 from .kept_tensors import tensors_kept_by
+from .number_parts import used_by
 from .observed import PARTS, Observed, sketch
 from .observed_draws import draw_alike
 from .step_loss import loss_on_replica
@@ -59,6 +60,7 @@ class ObservedStep:
         bent: see `Observed`; without `bent_writes`.
         bent_writes: the same of what is written.
         read_back: what is written and read again in the step, and is not the same on all replicas.
+        built_on: for what is written, the writes before it of which it is computed.
         exchanged: the tensors that replicas exchange; their specs are what the other trace is given.
         random: whether numbers are drawn in it for which nothing stands in (`observed_draws.py`).
 
@@ -87,6 +89,7 @@ class ObservedStep:
         self.bent: set[tuple[Any, ...]] = set()
         self.bent_writes: set[tuple[Any, ...]] = set()
         self.read_back: set[tuple[Any, ...]] = set()
+        self.built_on: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
         self.changes_gradients = self.takes_gradients = False
         leaves = _leaves(spec)
         exchanged = [
@@ -137,7 +140,7 @@ class ObservedStep:
         self.without_rows, self.rules_of_parts = observer.without_rows, observer.rules_of_parts
         self.bent_writes = {key for key in observer.bent if key[0] == "write"}
         self.bent = observer.bent - self.bent_writes
-        self.read_back = writes.read_back & observer.differing
+        self.read_back, self.built_on = writes.read_back & observer.differing, writes.built_on
         self.takes_gradients = not observer.nested and any(key[0] == "tape" for key in observer.notes)
         self.changes_gradients = self.takes_gradients and observer.changed
         return {
@@ -179,6 +182,8 @@ class _Noting(CollectedWrites):
         super().__init__()
         self.reads: dict[int, keras.Variable] = {}
         self.read_back: set[tuple[Any, ...]] = set()
+        self.built_on: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
+        self._noted: dict[tuple[Any, ...], tf.Tensor] = {}
         self._observer = observer
         self._states = {id(v) for v in states if declared(v) is None}
         self._assigned = collections.Counter[int]()
@@ -194,6 +199,9 @@ class _Noting(CollectedWrites):
         noted = self.state_mapping[id(variable)]
         if once and self._observer.reaches(noted):
             self._observer.note(what, noted)
+            used = used_by(noted, this_step())
+            self.built_on[what] = {before for before, value in self._noted.items() if id(value) in used}
+            self._noted[what] = noted
         elif not once:
             self._observer.forget(what)
 
