@@ -10,19 +10,21 @@ import tensorflow as tf
 from ..compat.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from .arguments import shown
 from .collectives import refuse_collective
-from .replicas import num_replicas
-from .step_context import StepContext, current_step, this_step
+from .replicas import all_reduce_sum_packed, num_replicas
+from .step_context import WEIGHTED, StepContext, current_step, this_step
 
 
 def gather(values: Any) -> Any:
-    """The rows of all replicas, for code that compares rows with each other: contrastive losses, in-batch negatives.
+    """The rows of all replicas, for code that compares rows: contrastive losses, in-batch negatives, batch statistics.
 
-    What is computed from the result is the same number on every replica, and is the one of one device. The gradient flows
-    into the rows of this replica.
+    What is computed from the result alone is the same number on every replica, and is the one of one device. It may also be
+    compared with the rows of this replica. The gradient of what all replicas compute of a row flows back into it, for which
+    they add it up: one more collective in the backward pass.
 
-    - In an own `train_step` in `fit`: use the loss as it is. Replicas may hold different numbers of rows, or none.
-    - In a custom loop with `strategy.run`: divide the loss by `strategy.num_replicas_in_sync`, as every number that is the
-      same on all replicas. The gradient of the rows is multiplied with that number.
+    - In `fit`, in a layer or a `train_step` of your own: use the loss as it is. Replicas may hold different numbers of rows,
+      or none.
+    - In a custom loop with `strategy.run`: divide a loss that is the same on all replicas by
+      `strategy.num_replicas_in_sync`.
 
     Args:
         values: nest of tensors `[rows, ...]` of this replica; scalars stay as they are. Keras masks are gathered along.
@@ -50,7 +52,7 @@ def gather(values: Any) -> Any:
         if step.num_replicas == 1:
             return values
         refuse_collective("`unisono.distribute.gather`")
-        return own_rows_of_all(values)
+        return own_rows_of_all(values, each_its_own=True)
     context = tf.distribute.get_replica_context()
     if context is None:
         if in_symbolic_scope():  # a layer of a model that is being made: the rows are not known
@@ -69,11 +71,12 @@ def gather(values: Any) -> Any:
         context.replica_id_in_sync_group, num_replicas(), tf.shape(first)[0], tf.reduce_sum(counts), before
     )
     return keras.tree.map_structure(
-        lambda value: _gather(value, own, tf.constant(1 / num_replicas(), tf.float64)), values
+        lambda value: _gather(value, own, tf.constant(1 / num_replicas(), tf.float64), each_its_own=True),
+        values,
     )
 
 
-def own_rows_of_all(structure: Any, is_data: bool = False) -> Any:
+def own_rows_of_all(structure: Any, is_data: bool = False, each_its_own: bool = False) -> Any:
     """Gathers every tensor of `structure` over the replicas, along the rows, in the order of the replicas.
 
     The result's rows that belong to this replica are its own tensors; those of the others are constants. The gradient that
@@ -86,6 +89,8 @@ def own_rows_of_all(structure: Any, is_data: bool = False) -> Any:
         structure: nest of tensors `[rows, ...]`; None stays None, scalars stay as they are. Strings, integers, ragged and
             sparse tensors have no gradient.
         is_data: whether `structure` is data, of which nobody wants the gradient.
+        each_its_own: whether each replica may compute another number from the result. Then the gradient of a row is the sum
+            of what all of them give it.
 
     Returns:
         The same nest with `[global_rows, ...]` in place of each tensor.
@@ -100,7 +105,7 @@ def own_rows_of_all(structure: Any, is_data: bool = False) -> Any:
     share = step.share(tf.float64)
 
     def gathered(value: Any) -> Any:
-        result = _gather(value, step, share, is_data)
+        result = _gather(value, step, share, is_data, each_its_own)
         if step.observer is not None and isinstance(result, tf.Tensor) and result.shape.rank != 0:
             step.observer.same(result)
         return result
@@ -108,7 +113,9 @@ def own_rows_of_all(structure: Any, is_data: bool = False) -> Any:
     return keras.tree.map_structure(gathered, structure)
 
 
-def _gather(value: Any, step: StepContext, share: Any, is_data: bool = False) -> Any:
+def _gather(
+    value: Any, step: StepContext, share: Any, is_data: bool = False, each_its_own: bool = False
+) -> Any:
     if value is None:
         return None
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
@@ -128,7 +135,7 @@ def _gather(value: Any, step: StepContext, share: Any, is_data: bool = False) ->
     if not value.dtype.is_floating:
         return tf.ensure_shape(_all_gather(_trimmed(value, step)), [None, *value.shape[1:]])
     mask = get_keras_mask(value)
-    result = _gather_dense(value, step, share)
+    result = _gather_dense(value, step, share, each_its_own)
     if mask is not None:
         set_keras_mask(result, _all_gather(_trimmed(mask, step)))
     return result
@@ -144,14 +151,34 @@ def _trimmed(value: Any, step: StepContext) -> Any:
     return value[: tf.where(step.alive, tf.shape(value)[0], 0)]
 
 
-def _gather_dense(value: tf.Tensor, step: StepContext, share: Any) -> tf.Tensor:
-    per_row = tf.shape(value)[0] // tf.maximum(step.rows, 1)
-    own = _with_gradient_over_share(_trimmed(value, step), tf.cast(share, value.dtype))
-    everyone = _all_gather(tf.stop_gradient(own))
-    first = step.rows_before * per_row
-    last = first + tf.shape(own)[0]
-    result = tf.concat([everyone[:first], own, everyone[last:]], 0)
+def _gather_dense(value: tf.Tensor, step: StepContext, share: Any, each_its_own: bool) -> tf.Tensor:
+    first = step.rows_before * (tf.shape(value)[0] // tf.maximum(step.rows, 1))
+    own = _trimmed(value, step)
+    if each_its_own:
+        weighted = bool(step.notes.get(WEIGHTED))
+        result = _with_gradient_of_all(own, first, tf.ones_like(share) if weighted else share)
+    else:
+        own = _with_gradient_over_share(own, tf.cast(share, value.dtype))
+        everyone = _all_gather(tf.stop_gradient(own))
+        result = tf.concat([everyone[:first], own, everyone[first + tf.shape(own)[0] :]], 0)
     return tf.ensure_shape(result, [None, *value.shape[1:]])
+
+
+@tf.custom_gradient
+def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor, share: tf.Tensor) -> Any:
+    """The rows of all; the gradient of one is the sum of what the replicas give it, weighted with their shares.
+
+    It is divided by this replica's share, with which it will be weighted in turn. A share is 1 where that is done already.
+    """
+
+    def gradient(upstream: Any) -> Any:
+        wide = tf.cast(tf.convert_to_tensor(upstream), tf.float64 if own.dtype == tf.float64 else tf.float32)
+        weight = tf.cast(share, wide.dtype)
+        (total,) = all_reduce_sum_packed([tf.math.multiply_no_nan(wide, weight)])
+        mine = total[first : first + tf.shape(own)[0]]
+        return tf.cast(tf.math.divide_no_nan(mine, weight), own.dtype), None, None
+
+    return _all_gather(own), gradient
 
 
 @tf.custom_gradient

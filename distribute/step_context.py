@@ -82,6 +82,10 @@ class ReplicaRows:
         return self.share(dtype) * (self.num_replicas if rule == MEAN_PER_REPLICA else 1)
 
 
+WEIGHTED = "weighted"
+"""In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
+
+
 class Observer(Protocol):
     """Stands in for the other replicas in a step that is only looked at (`trainer/step/find_rules.py`).
 
@@ -108,6 +112,9 @@ class Observer(Protocol):
 
     def same(self, value: tf.Tensor) -> None:
         """Is told of a tensor that is the same on every replica."""
+
+    def outputs(self, y_pred: Any) -> None:
+        """Is told of the outputs of the model."""
 
     def computed(self, what: tuple[Any, ...], value: Any, step: StepContext) -> None:
         """Notes the parts of a number; see `JoinRules.parts`."""

@@ -20,7 +20,7 @@ from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import all_reduce_sum_packed, num_replicas
-from ..distribute.step_context import StepContext, current_step, step_scope
+from ..distribute.step_context import WEIGHTED, StepContext, current_step, step_scope
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
 from .step import kept_tensors, nested_graphs, tape_gradients, xla_random
@@ -28,7 +28,6 @@ from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
 from .step.global_loss import divides_by_weights, loss_of_rows, reduces_by_itself
 from .step.observed_draws import only_looked_at, spread
-from .step.train_step import WEIGHTED
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 

@@ -131,6 +131,7 @@ class RuleFinder:
         try:
             with replaced_functions(), read_together(self._model.variables):
                 first = self._make()
+                self._say_statistics(first.statistics)
                 others = other_states(self._model, first.writes, self._states)
                 if first.noted:
                     others += schedules(self._model, first.reads, [*self._states, *others])
@@ -145,6 +146,12 @@ class RuleFinder:
             self._could_not_look(error)
             return self._on_one_unseen
         return True
+
+    def _say_statistics(self, names: Sequence[str]) -> None:
+        """Names the layers that compute with statistics of a replica's rows."""
+        if names and self._name == "train_step":
+            shown = dict.fromkeys(name.rpartition("/")[0] or name for name in names)
+            warnings.warn(f"{words.STATISTICS}{', '.join(shown)}. {words.OF_ALL_ROWS}", stacklevel=2)
 
     def _could_not_look(self, error: Exception) -> None:
         """Takes what has no rule yet for means; in a step of the user's own all rows are computed on one replica."""

@@ -18,6 +18,7 @@ from ..inputs.row_units import slice_units
 from ..inputs.rows import row_count
 from .bends import bends
 from .kept_tensors import kept_rows_become
+from .mixed_rows import statistics_in
 from .number_parts import parts_of, rule_by_form
 
 PARTS = 2  # replicas that are played
@@ -38,6 +39,7 @@ class Observed:
         nested: whether a tape gave gradients inside of a function, branch or loop, where replicas cannot meet.
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
         bent: the numbers that are joined by a rule only where rows are alike; see `bends.py`.
+        statistics: see `statistics_in`.
         differing: the numbers that are computed of others than what is the same on all replicas.
         rules_of_parts: of those parts of numbers whose rule is seen without their values.
     """
@@ -59,6 +61,7 @@ class Observed:
         self.exchanged: list[tf.Tensor] = []
         self.notes: dict[Any, Any] = {}
         self.rules_of_parts: dict[Any, str] = {}
+        self.statistics: list[str] = []
         self.bent: set[tuple[Any, ...]] = set()
         self.differing: set[tuple[Any, ...]] = set()
         self.entries = False
@@ -225,6 +228,11 @@ class Observed:
                 noted = sketch(output, step.rows_before * each)
                 others = tf.cast(tf.not_equal(rows, step.rows), noted.dtype)
                 self.notes["order", step.count("gathered outputs")] = noted * others
+
+    def outputs(self, y_pred: Any) -> None:
+        """Is told of the outputs of the model."""
+        rows = [each for each in self._own if each.shape.rank != 0]
+        self.statistics = statistics_in(keras.tree.flatten(y_pred), rows, self._same)
 
     def _part_of(self, rows: Any, first: Any, last: Any, total: Any) -> Any:
         leaves = keras.tree.flatten(rows)

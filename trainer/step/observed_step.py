@@ -57,6 +57,7 @@ class ObservedStep:
         takes_gradients: whether tapes give gradients of variables, at which replicas could meet.
         fed_to: see `Observed`.
         rules_of_parts: see `Observed`.
+        statistics: see `Observed`.
         bent: see `Observed`; without `bent_writes`.
         bent_writes: the same of what is written.
         read_back: what is written and read again in the step, and is not the same on all replicas.
@@ -87,6 +88,7 @@ class ObservedStep:
         self.exchanged: list[tf.Tensor] = []
         self.entries, self.noted, self.without_rows, self.fed_to, self.rules_of_parts = False, [], [], {}, {}
         self.bent: set[tuple[Any, ...]] = set()
+        self.statistics: list[str] = []
         self.bent_writes: set[tuple[Any, ...]] = set()
         self.read_back: set[tuple[Any, ...]] = set()
         self.built_on: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
@@ -138,6 +140,7 @@ class ObservedStep:
         self.reads = [v for key, v in writes.reads.items() if key not in metrics]
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows, self.rules_of_parts = observer.without_rows, observer.rules_of_parts
+        self.statistics = observer.statistics
         self.bent_writes = {key for key in observer.bent if key[0] == "write"}
         self.bent = observer.bent - self.bent_writes
         self.read_back, self.built_on = writes.read_back & observer.differing, writes.built_on
@@ -252,6 +255,9 @@ def looked_at(model: TrainedModel, name: str) -> Callable[[Any], Any]:
     def step(data: Any) -> Any:
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = forward(model, x, training=training)
+        observer = this_step().observer
+        if observer is not None:
+            observer.outputs(y_pred)
         loss_on_replica(model, x, y, y_pred, sample_weight, training)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 

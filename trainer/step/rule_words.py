@@ -59,6 +59,15 @@ NO_STATE = Why(
     "(`unisono.distribute.gather`).",
 )
 
+STATISTICS = (
+    "Some layers compute with statistics of the rows that they are given, as `BatchNormalization` does. Each replica has "
+    "its own rows, so the result differs from that of one device: "
+)
+OF_ALL_ROWS = (
+    "For the numbers of one device compute them from `unisono.distribute.gather(x)`, the rows of all replicas, or use a "
+    "synchronized BatchNormalization."
+)
+
 WARNED = {
     "gradients": "The gradient in call {} of an optimizer in `train_step`",
     "added": "A loss that a layer adds with `add_loss`",

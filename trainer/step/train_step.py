@@ -21,7 +21,14 @@ from ...compat.training import TensorFlowTrainer, loss_tracker, unpack_x_y_sampl
 from ...distribute.join_rules import MEAN, JoinRules
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...distribute.step_context import StepContext, WeightTotals, current_step, step_scope, this_step
+from ...distribute.step_context import (
+    WEIGHTED,
+    StepContext,
+    WeightTotals,
+    current_step,
+    step_scope,
+    this_step,
+)
 from ...optimizers.call_options import CallOptions, call_options
 from ...optimizers.stages.users_code import takes_gradients_itself
 from ..inputs.rows import row_count
@@ -32,9 +39,6 @@ from .number_parts import number_of_all
 from .replica_slices import ReplicaSlices
 from .step_loss import loss_on_replica
 from .tape_gradients import OF_THE_TRAINER
-
-WEIGHTED = "weighted"
-"""In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
 
 
 @dataclasses.dataclass
