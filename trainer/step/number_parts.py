@@ -49,7 +49,7 @@ def parts_of(value: Any, step: StepContext, of_any_shape: bool = False) -> list[
 
 def rule_by_form(part: tf.Tensor) -> str | None:
     """The rule of a part that its values do not tell: the largest of two parts may be equal, and look like a mean."""
-    found = _MADE_BY.get(part.op.type) if part.shape.rank == 0 else None
+    found = _MADE_BY.get(part.op.type)
     return ACROSS_ROWS if found is None and part.dtype.is_bool else found
 
 
@@ -204,13 +204,14 @@ def _contribution(part: tf.Tensor, rule: str, step: StepContext) -> tf.Tensor:
         return tf.math.multiply_no_nan(part, step.weight(rule, tf.float64))
     neutral = tf.constant(-np.inf if rule == LARGEST else np.inf, tf.float64)
     own = tf.one_hot(step.replica_id, step.num_replicas, dtype=tf.float64) > 0
+    own = tf.reshape(own, [-1, *[1] * part.shape.rank])
     others = tf.zeros([], tf.float64) if step.observer is None else neutral  # which stands in for them
     return tf.where(own, tf.where(step.alive, part, neutral), others)
 
 
 def _total(total: tf.Tensor, dtype: tf.DType, rule: str) -> tf.Tensor:
     if rule in _EXTREMES:
-        total = _EXTREMES[rule](total)
+        total = _EXTREMES[rule](total, axis=0)
     if dtype.is_bool:
         return total > 0.5
     return tf.cast(total if dtype.is_floating else tf.round(total), dtype)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ...compat.pruning import only_computes, operations_behind
 from ...compat.strategies import pretending_replicas
-from ...distribute.join_rules import MEAN, SAME
+from ...distribute.join_rules import LARGEST, MEAN, SAME, SMALLEST
 from ...distribute.step_context import StepContext, step_scope, this_step
 from ...optimizers.stages.slices import map_values, values_of
 from ..inputs.row_units import slice_units
@@ -141,6 +141,8 @@ class Observed:
         for place, part in enumerate(parts_of(value, step, of_any_shape=what[0] == "write")):
             self.note(("part", *what, place), part)
             rule = SAME if self._is_same(part) else rule_by_form(part)
+            if rule in (LARGEST, SMALLEST):  # which is linear in nothing
+                self.notes["part", *what, place] = tf.cast(tf.reshape(part, [-1]), tf.float64)
             if rule is not None:
                 self.rules_of_parts["part", *what, place] = rule
             if rule != SAME:

@@ -21,6 +21,50 @@ WITHOUT_ROWS = ("without rows",)
 EARLIER = ("earlier",)
 
 
+# Noted beside the numbers; needs no rule of its own.
+_NO_KEYS = ("size", "same", "same log", "tape", "part", "order", "in branch", "write")
+
+
+class Names:
+    """What has to be found, by what is the same on every worker: numbers in place of ids.
+
+    Args:
+        noted: what a trace has noted.
+        writes: the variables that it writes.
+        layers: the ids of the model's layers.
+        states: the variables whose values traces are given.
+
+    Attributes:
+        noted: key -> what traces call it: of numbers, then of states that are written.
+        layers, states: by the number, or place, that keys have for them.
+    """
+
+    def __init__(
+        self,
+        noted: Sequence[Any] = (),
+        writes: Sequence[keras.Variable] = (),
+        layers: Sequence[int] = (),
+        states: Sequence[keras.Variable] = (),
+    ) -> None:
+        self.layers, self.states = layers, states
+        number = {key: place for place, key in enumerate(layers)}
+        self.noted: dict[Key, Any] = {}
+        for what in noted:
+            if not (what[0] in _NO_KEYS or (what[0] == "loss" and len(what) > 1)):
+                key = ("added", number[what[1]], what[2]) if what[0] == "added" else what
+                self.noted[key] = what
+        self.noted |= {("write", place): ("write", id(v)) for _, v, place in self.written(writes)}
+
+    def written(self, writes: Sequence[keras.Variable]) -> list[tuple[int, keras.Variable, int]]:
+        """Of each state among these variables: its number there, the variable, its place among the states."""
+        places = {id(v): place for place, v in enumerate(self.states)}
+        return [(n, v, places[id(v)]) for n, v in enumerate(writes) if id(v) in places]
+
+    def waiting(self, writes: Sequence[keras.Variable], answers: Answers) -> list[tuple[int, int]]:
+        """The number and the place of those that have no rule yet."""
+        return [(n, place) for n, _, place in self.written(writes) if answers["write", place] is None]
+
+
 class Answers:
     """The rule of each key; None: not known yet. The keys are the same on every worker, in the same order.
 
@@ -107,17 +151,8 @@ class Answers:
             self._rules[ALL_ROWS] = [ON_ONE, MEAN]
 
 
-def join_rules(
-    answers: Answers, noted: dict[Key, Any], layers: Sequence[int], states: Sequence[keras.Variable]
-) -> JoinRules:
-    """The rules as far as they are known; the others are means, and what is written is EQUAL.
-
-    Args:
-        answers: so far.
-        noted: what the traces call each key.
-        layers: the id of each layer, by the number that keys have for it.
-        states: the variable of each place that keys name.
-    """
+def join_rules(answers: Answers, names: Names) -> JoinRules:
+    """The rules as far as they are known; the others are means, and what is written is EQUAL."""
 
     def of(kind: str) -> dict[Key, Any]:
         rules = answers.of_kind(kind)
@@ -127,7 +162,7 @@ def join_rules(
         return {number: rule for (number,), rule in of(kind).items() if rule is not None}
 
     gradients = {number: rule for (number,), rule in of("gradients").items()}
-    tapes, parts = way_of(answers[EARLIER], noted)
+    tapes, parts = way_of(answers[EARLIER], names.noted)
     return JoinRules(
         loss=of("loss").get(()) or MEAN,
         tapes=tapes,
@@ -137,9 +172,9 @@ def join_rules(
         logs={name: rule or MEAN for (name,), rule in of("log").items()},
         fed=fed("fed"),
         weighted=fed("weighted"),
-        added={(layers[number], count): rule or MEAN for (number, count), rule in of("added").items()},
+        added={(names.layers[number], count): rule or MEAN for (number, count), rule in of("added").items()},
         writes={
-            id(states[at]): WriteRule(*rule) if rule else WriteRule(EQUAL)
+            id(names.states[at]): WriteRule(*rule) if rule else WriteRule(EQUAL)
             for (at,), rule in of("write").items()
         },
         on_one=answers.on_one,

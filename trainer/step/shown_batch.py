@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from .looks import Looks
 from .thinned import thinned
 
 _LATER = (1, 1000)  # by which counts and weights of losses are larger, to see parts that begin later
+
+_log = logging.getLogger("unisono")
 
 
 class ShownBatch:
@@ -80,23 +83,20 @@ class ShownBatch:
 
         Returns:
             By its place; without those to which nothing new is written.
-
-        Raises:
-            tf.errors.OpError: with other values the step cannot be computed.
         """
         asked = tuple(written)
-        if asked not in self._write_rules:
+        if asked and asked not in self._write_rules:
             batch, rows, values = self.case
             others = [another(value) for value in values]
             for number, place in written:  # as large as what is added, so that both keep their digits
                 others[place] = another(values[place], size=_largest(self.seen.writes(number)[0]))
-            cases = [(values, self.seen), (others, self._looks.seen(batch, rows, others))]
+            cases = [(values, self.seen)]
+            try:
+                cases.append((others, self._looks.seen(batch, rows, others)))
+            except tf.errors.OpError:
+                _log.info("The state of layers was looked at with its present values only.")
             self._write_rules[asked] = self._rules_of(written, cases)
-        return self._write_rules[asked]
-
-    def write_rules_now(self, written: Sequence[tuple[int, int]]) -> dict[int, WriteRule | None]:
-        """The same from the present values alone."""
-        return self._rules_of(written, [(self.case[-1], self.seen)])
+        return self._write_rules.get(asked, {})
 
     def _rules_of(
         self, written: Sequence[tuple[int, int]], cases: Sequence[tuple[Any, Seen]]
