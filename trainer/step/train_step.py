@@ -176,9 +176,8 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
         (loss in units of a local mean, gradients of `scale * share * loss`: None where there is none, outputs).
     """
     step = this_step()
-    step.notes[WEIGHTED] = True
     x, y, sample_weight = unpack_x_y_sample_weight(data)
-    with tf.GradientTape() as tape:
+    with step.noting(WEIGHTED), tf.GradientTape() as tape:
         y_pred = forward(model, x, training=True)
         loss = loss_on_replica(model, x, y, y_pred, sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
