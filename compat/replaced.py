@@ -74,6 +74,11 @@ REPLACED = (
     ),
     Changed(
         keras.layers.Layer,
+        "__call__",
+        "a layer that computes with statistics of a batch is given the rows of all replicas",
+    ),
+    Changed(
+        keras.layers.Layer,
         "_maybe_build",
         "a layer that replicas call first is built once, and not in their graph",
     ),

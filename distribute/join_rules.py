@@ -8,7 +8,7 @@ real rows before the first step (`trainer/step/find_rules.py`), and is the same 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 MEAN = "a mean over the rows"
@@ -58,6 +58,7 @@ class JoinRules:
         weighted: of the numbers that a `Mean` or `Sum` is given beside a weight, and of these weights, in the same count.
         added: of the losses that layers add, by the layer's id and the number of its loss.
         writes: by the variable's id.
+        gathered_layers: ids of the layers that are given the rows of all replicas.
         on_one: whether the first replica computes each batch as a whole, and the others count for nothing: no rule joins
             what the rows of the replicas give.
     """
@@ -72,6 +73,7 @@ class JoinRules:
     weighted: Mapping[int, str] = dataclasses.field(default_factory=dict)
     added: Mapping[tuple[int, int], str] = dataclasses.field(default_factory=dict)
     writes: Mapping[int, WriteRule] = dataclasses.field(default_factory=dict)
+    gathered_layers: Collection[int] = ()
     on_one: bool = False
 
 

@@ -23,7 +23,7 @@ from ..distribute.replicas import all_reduce_sum_packed, num_replicas
 from ..distribute.step_context import WEIGHTED, StepContext, current_step, step_scope
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
-from .step import kept_tensors, nested_graphs, tape_gradients, xla_random
+from .step import gathered_layers, kept_tensors, nested_graphs, tape_gradients, xla_random
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
 from .step.global_loss import divides_by_weights, loss_of_rows, reduces_by_itself
@@ -283,6 +283,7 @@ for _key, _make in {
     "random.dropout": _dropout,
     "random_ops_util._get_key_counter": _key_counter,
     "Loss.__call__": _loss,
+    "Layer.__call__": gathered_layers.layer_call,
     "Layer._maybe_build": _maybe_build,
     "nn._compute_moments_sync": _synchronized_moments,
     "FuncGraph._create_op_internal": _new_operation,

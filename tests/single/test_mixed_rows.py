@@ -1,4 +1,4 @@
-"""Layers that compute with statistics of a replica's rows are named before the first step; others are not."""
+"""Layers that compute with statistics of the rows that they are given have those of one device, and are named."""
 
 import warnings
 
@@ -79,11 +79,88 @@ def fit(layer, replicas):
     ]
 
 
-@pytest.mark.parametrize("layer", [Deviation, Centered, FirstRow])
-def test_layers_that_mix_rows_are_named(layer):
-    _, said = fit(layer, 2)
+class Block(L.Layer):
+    """Holds a layer that mixes rows, and writes an average of what comes out of it."""
+
+    def build(self, shape):
+        self.mixing, self.dense = Normalized(name="suspect"), L.Dense(6, activation="tanh")
+        self.average = self.add_weight(shape=(6,), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        x = self.mixing(self.dense(x), training=training)
+        self.average.assign(0.9 * self.average + 0.1 * ops.mean(x, axis=0))
+        return x
+
+
+class Normalized(L.Layer):
+    """A batch normalization by hand, with averages for inference, a weight and a loss."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+        self.variance = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=False)
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x, training=False):
+        mean, variance = self.mean, self.variance
+        if training:
+            mean, variance = ops.mean(x, 0), ops.var(x, 0)
+            self.mean.assign(0.9 * self.mean + 0.1 * mean)
+            self.variance.assign(0.9 * self.variance + 0.1 * variance)
+            self.add_loss(1e-2 * ops.mean(ops.square(variance - 1.0)))
+        return (x - mean) / ops.sqrt(variance + 1e-3) * self.scale
+
+
+class Sorted(L.Layer):
+    """Compares with the median, of several inputs and outputs."""
+
+    def call(self, inputs):
+        middle = ops.sort(inputs["x"], axis=0)[ops.shape(inputs["x"])[0] // 2]
+        return {"x": inputs["x"] - middle, "y": inputs["y"] * 2.0}
+
+
+class Pair(L.Layer):
+    def build(self, shape):
+        self.sorted = Sorted(name="suspect")
+
+    def call(self, x):
+        out = self.sorted({"x": x, "y": x + 1.0})
+        return out["x"] + out["y"]
+
+
+@pytest.mark.parametrize("layer", [Deviation, Centered, FirstRow, Normalized, Block, Pair])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_layers_that_mix_rows_have_those_of_all_replicas(layer, replicas):
+    values, said = fit(layer, replicas)
     assert len(said) == 1 and "suspect" in said[0] and "dense" not in said[0] and "gather" in said[0]
-    assert fit(layer, 1)[1] == []
+    expected, nothing = fit(layer, 1)
+    assert nothing == []
+    assert_close(
+        values, expected, 1e-4, "variables"
+    )  # float32 sums in another order, divided by small deviations
+
+
+def test_predictions_of_a_layer_that_mixes_rows_are_those_of_one_device():
+    found = []
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with mirrored(replicas).scope() if replicas > 1 else tf.distribute.get_strategy().scope():
+            inputs = keras.Input((6,))
+            model = unisono.Model(inputs, L.Dense(2)(Deviation()(inputs)))
+            model.compile("sgd", "mse")
+        found.append(
+            [model.predict(X, batch_size=8, verbose=0), model.evaluate(X, Y, batch_size=8, verbose=0)]
+        )
+    assert_close(found[1], found[0], FLOAT32, "predictions")
+
+
+@pytest.mark.parametrize("why", ["jit_compile", "eager"])
+def test_layers_are_left_alone_where_they_cannot_be_given_all_rows(why):
+    with mirrored(2).scope():
+        inputs = keras.Input((6,))
+        model = unisono.Model(inputs, L.Dense(2)(Centered(name="suspect")(inputs)))
+        model.compile("sgd", "mse", jit_compile=why == "jit_compile", run_eagerly=why == "eager")
+    with pytest.warns(UserWarning, match="differs from that of one device"):
+        model.fit(X, Y, batch_size=8, verbose=0)
 
 
 @pytest.mark.parametrize("layer", [CenteredByAll, OfEachRow, Recurrent])

@@ -17,6 +17,7 @@ from unisono.distribute.step_context import StepContext, step_scope
 
 ARGUMENTS = {
     "numpy.take": ["x", "indices", "axis"],
+    "Layer.__call__": ["self", "args", "kwargs"],
     "Layer.add_loss": ["self", "loss"],
     "Layer._clear_losses": ["self"],
     "Layer._maybe_build": ["self", "call_spec"],

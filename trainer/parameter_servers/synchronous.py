@@ -103,7 +103,7 @@ class SynchronousSteps(WorkerSteps):
         super().prepare(piece)
 
     def _found_rules(self, piece: Piece) -> JoinRules:
-        finder = RuleFinder(self._model, "train_step")
+        finder = RuleFinder(self._model, "train_step", gathers=False)
         if not finder.needed:
             return JoinRules()
         with self._strategy.scope(), tf.device(HOST):

@@ -173,7 +173,8 @@ class PredictFunction:
             after = (
                 check_rows(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
             )
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step)
+        gathers = rules is not None and bool(rules.rules.gathered_layers)
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, open_rows=gathers)
         thread = thread_state() if runs_in_threads(strategy) else None
         several_workers = spans_workers(strategy)
 

@@ -260,7 +260,7 @@ class StepFunction:
             part,
             in_units=own_step,
             on_one=rules.on_one,
-            open_rows=bool(rules.parts),  # as where these were found
+            open_rows=bool(rules.parts or rules.gathered_layers),  # as where these were found
         )
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)

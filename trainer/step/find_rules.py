@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -35,6 +36,7 @@ from ..inputs.row_units import slice_units, unit_count
 from ..inputs.rows import concat_rows
 from . import rule_words as words
 from .compared_parts import Seen, rule_of
+from .earlier_joins import Case
 from .earlier_rules import EarlierRules
 from .looks import Looks
 from .observed_step import ObservedStep, looked_at
@@ -42,7 +44,10 @@ from .own_states import losses_hold_state, other_states, schedules, states_of_la
 from .rule_answers import (
     ALL_ROWS,
     EARLIER,
+    GATHERED,
     JOINED,
+    NOT_GATHERED,
+    NUMBERS,
     Answers,
     Key,
     Names,
@@ -66,12 +71,13 @@ class RuleFinder:
     Args:
         model: built.
         name: of the step: "train_step", "test_step" or "predict_step".
+        gathers: whether layers may be given the rows of all replicas.
 
     Attributes:
         answers: what was found so far.
     """
 
-    def __init__(self, model: TrainedModel, name: str) -> None:
+    def __init__(self, model: TrainedModel, name: str, gathers: bool = True) -> None:
         self._model, self._name = model, name
         self._own_step = model._overrides_step(name)
         self._own_logs = name != "predict_step" and model._has_own_logs(name == "train_step")
@@ -79,6 +85,11 @@ class RuleFinder:
         self._earlier: EarlierRules | None = None
         self.answers = Answers()
         self._names = Names()
+        # Where no graph tells which tensors have rows, or XLA was asked to compile the layers, they are left alone.
+        self._gathers = gathers and not (
+            model._pipeline is not None or model.run_eagerly or model.jit_compile
+        )
+        self._gathered: Any = None  # the answer as which traces gather
         self._statistics_are_said = False
         self._nearest_taken: set[Key] = set()  # of the numbers that no rule joins
         self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
@@ -99,37 +110,88 @@ class RuleFinder:
 
     def anything_to_join(self, spec: Any) -> bool:
         """Whether that code hands back a number that must be joined: the step is traced. `spec`: of a batch."""
-        make = functools.partial(
+        self._make = functools.partial(
             ObservedStep, self._model, looked_at(self._model, self._name), spec, self._states, self._own_logs
         )
+        every = layers_of(self._model)
         looks = None
         try:
             with replaced_functions(), read_together(self._model.variables):
-                first = make()
+                first = self._make()
                 others = other_states(self._model, first.writes, self._states)
                 if first.noted:
                     others += schedules(self._model, first.reads, [*self._states, *others])
                 if others:
                     self._states += others
-                if first.noted or first.writes:  # where there are others, again: with their values given
-                    looks = Looks(make, self._tolerance, first=None if others else first)
+                gathered = self._to_gather(first.direct_statistics)
+                make = self._gathering(gathered, [id(layer) for layer in every])
+                if (
+                    first.noted or first.writes or gathered
+                ):  # where there are others, again: with their values given
+                    looks = Looks(make, self._tolerance, first=None if others or gathered else first)
         except Exception as error:
             self._could_not_look(error)
             return self._on_one_unseen
         if looks is None:
             self._say_statistics(first)
             return False
-        layers = [id(layer) for layer in layers_of(self._model)]
+        layers = [id(layer) for layer in every]
         self._names = Names(looks.whole.noted, looks.whole.writes, layers, self._states)
         self.answers = Answers(self._names.noted, looks.whole.without_rows)
+        self.answers[GATHERED] = self._gathered = gathered
         self._earlier = EarlierRules(self._model, make, self._tolerance, self._names, self.answers, looks)
         return True
 
+    def _to_gather(self, statistics: Sequence[tuple[str, Any]]) -> list[int]:
+        """The numbers of the user's own layers that compute with these statistics of the rows that they are given."""
+        found = {id(layer) for _, layer in statistics if layer is not None}
+        every = enumerate(layers_of(self._model))
+        return [number for number, layer in every if id(layer) in found] if self._gathers else []
+
+    def _gathering(self, numbers: Sequence[int], layers: Sequence[int]) -> Callable[..., ObservedStep]:
+        """Makes traces in which these layers are given the rows of all replicas."""
+        return functools.partial(self._make, gathered_layers=frozenset(layers[number] for number in numbers))
+
+    def _gather_as_found(self) -> None:
+        """Looks anew, where other layers are to be given the rows of all replicas than in the traces so far."""
+        if self.answers[GATHERED] == self._gathered:
+            return
+        self._gathered = self.answers[GATHERED]
+        make = self._gathering(self.answers.gathered, self._names.layers)
+        looks = Looks(make, self._tolerance)
+        self._earlier = EarlierRules(self._model, make, self._tolerance, self._names, self.answers, looks)
+
+    def _shown(self, case: Case) -> ShownBatch:
+        """What a batch shows when all is joined that is joined before the step is done."""
+        self._gather_as_found()
+        assert self._earlier is not None
+        if self.answers.gathered:
+            seen = self._earlier.looks.seen(*case)
+            outputs = [noted for noted in self._whole.noted if noted[0] == "rows"]
+            if any(seen.rule(noted) not in (SUM, None) for noted in outputs):  # not those of one device
+                self.answers[GATHERED] = [NOT_GATHERED]
+                self._gather_as_found()
+        self._earlier.join_as_found()
+        shown = self._earlier.join(ShownBatch(self._earlier.looks, case))
+        more = {*self._to_gather(self._whole.statistics)} - {*self.answers.gathered}
+        if not more or self.answers[GATHERED] == [NOT_GATHERED]:
+            return shown
+        # State that the outputs depend on could not be joined where it is written.
+        self.answers.forget("loss", *NUMBERS, "write", *EARLIER)
+        self.answers[GATHERED] = sorted({*self.answers.gathered, *more})
+        return self._shown(case)
+
     def _say_statistics(self, trace: ObservedStep) -> None:
-        """Names the layers that compute with statistics of a replica's rows, once."""
+        """Names the layers that compute with statistics of rows, once: of all rows, or of a replica's."""
         said, self._statistics_are_said = self._statistics_are_said, True
-        if trace.statistics and self._name == "train_step" and not said:
-            shown = dict.fromkeys(name.rpartition("/")[0] or name for name in trace.statistics)
+        if said or self._name != "train_step":
+            return
+        every = layers_of(self._model)
+        gathered = [every[number].name for number in self.answers.gathered]
+        if gathered:
+            warnings.warn(f"{words.GATHERED}{', '.join(gathered)}. {words.GATHERED_CURE}", stacklevel=2)
+        if trace.statistics:
+            shown = dict.fromkeys(name.rpartition("/")[0] or name for name, _ in trace.statistics)
             warnings.warn(f"{words.STATISTICS}{', '.join(shown)}. {words.OF_ALL_ROWS}", stacklevel=2)
 
     def _could_not_look(self, error: Exception) -> None:
@@ -157,8 +219,7 @@ class RuleFinder:
             batch, rows = concat_rows([batch] * 2), 2
         values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
         try:
-            self._earlier.join_as_found()
-            shown = self._earlier.join(ShownBatch(self._earlier.looks, (batch, rows, values)))
+            shown = self._shown((batch, rows, values))
             self._doubt(shown.seen)
             self._note(shown)
             self._say_statistics(self._whole)
@@ -187,7 +248,7 @@ class RuleFinder:
         of_losses = False
         self._note_writes(shown)
         for key in self.answers:
-            if self.answers[key] is not None or key == EARLIER or key[0] == "write":
+            if self.answers[key] is not None or key in (EARLIER, GATHERED) or key[0] == "write":
                 continue
             if key == ALL_ROWS:
                 self.answers[key] = self._all_rows(shown.seen)

@@ -1,7 +1,6 @@
-"""Layers that compute with a statistic of the rows that they are given, as `BatchNormalization` does: told by the graph.
+"""Operations that make a statistic of the rows that a layer is given, as `BatchNormalization` does: told by the graph.
 
-Each replica has its own rows, and so its own statistic. That is what such layers do under a strategy, and not what they do
-on one device, so it is said.
+Each replica has its own rows, and so its own statistic, which is not that of one device.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _SIZES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
 
 def statistics_in(
     outputs: Sequence[tf.Tensor], rows: Collection[tf.Tensor], same: Collection[int]
-) -> list[str]:
-    """The names of the operations that make floating-point numbers without rows of tensors with rows, for outputs with rows.
+) -> list[tf.Operation]:
+    """The operations that make floating-point numbers without rows of tensors with rows, for outputs with rows.
 
     Args:
         outputs: of a model, in a graph in which the rows of a batch are not known.
@@ -28,7 +27,7 @@ def statistics_in(
         same: ids of tensors that are the same on all replicas; what is behind them is left out.
     """
     has_rows = {id(each) for each in rows}
-    depend, found = set[Any](), list[str]()
+    depend, found = set[Any](), list[tf.Operation]()
     with_rows = [
         each for each in outputs if isinstance(each, tf.Tensor) and not each.shape.is_fully_defined()
     ]
@@ -40,7 +39,7 @@ def statistics_in(
         depend.add(op)
         of_rows = any(not each.shape.is_fully_defined() for each in given)
         if of_rows and not holds_functions(op) and _has_numbers_without_rows(op):
-            found.append(op.name)
+            found.append(op)
     return found
 
 

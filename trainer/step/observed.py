@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.edges import number_of
 from ...compat.pruning import only_computes, operations_behind
 from ...compat.strategies import pretending_replicas
 from ...distribute.join_rules import LARGEST, MEAN, SAME, SMALLEST
@@ -39,7 +40,9 @@ class Observed:
         nested: whether a tape gave gradients inside of a function, branch or loop, where replicas cannot meet.
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
         bent: the numbers that are joined by a rule only where rows are alike; see `bends.py`.
-        statistics: see `statistics_in`.
+        statistics: the names of the operations that `statistics_in` finds, each with the innermost layer of the user's own
+            in which it is; None where there is no such layer.
+        direct_statistics: those of them that outputs do not have from state alone that was written before.
         differing: the numbers that are computed of others than what is the same on all replicas.
         rules_of_parts: of those parts of numbers whose rule is seen without their values.
     """
@@ -61,7 +64,10 @@ class Observed:
         self.exchanged: list[tf.Tensor] = []
         self.notes: dict[Any, Any] = {}
         self.rules_of_parts: dict[Any, str] = {}
-        self.statistics: list[str] = []
+        self.statistics: list[tuple[str, Any]] = []
+        self.direct_statistics: list[tuple[str, Any]] = []
+        self._written: dict[int, tf.Tensor] = {}
+        self._calls: list[tuple[Any, float, float]] = []
         self.bent: set[tuple[Any, ...]] = set()
         self.differing: set[tuple[Any, ...]] = set()
         self.entries = False
@@ -234,7 +240,34 @@ class Observed:
     def outputs(self, y_pred: Any) -> None:
         """Is told of the outputs of the model."""
         rows = [each for each in self._own if each.shape.rank != 0]
-        self.statistics = statistics_in(keras.tree.flatten(y_pred), rows, self._same)
+        leaves = [
+            each for each in keras.tree.flatten(y_pred) if self._own and _is_in(self._own[0].graph, each)
+        ]
+        self.statistics = self._with_layers(statistics_in(leaves, rows, self._same))
+        if self.statistics:
+            known = {**self._same, **self._written}
+            self.direct_statistics = self._with_layers(statistics_in(leaves, rows, known))
+        step = this_step()
+        for output in leaves if step.rules.gathered_layers else ():
+            if output.dtype.is_floating and output.shape.rank:
+                each = tf.size(output) // tf.maximum(step.rows, 1)
+                self.notes["rows", step.count("outputs")] = sketch(output, step.rows_before * each)
+
+    def _with_layers(self, operations: Sequence[tf.Operation]) -> list[tuple[str, Any]]:
+        result = []
+        for op in operations:
+            inside = [(first, layer) for layer, first, end in self._calls if first <= number_of(op) < end]
+            result.append((op.name, max(inside, key=lambda each: each[0])[1] if inside else None))
+        return result
+
+    def written(self, value: tf.Tensor) -> None:
+        """Is told of a value that was assigned to a state."""
+        self._written[id(value)] = value
+
+    def called(self, layer: Any, graph: Any, first: float, end: float) -> None:
+        """Notes which operations were made for a layer."""
+        if self._own and graph is self._own[0].graph:
+            self._calls.append((layer, first, end))
 
     def _part_of(self, rows: Any, first: Any, last: Any, total: Any) -> Any:
         leaves = keras.tree.flatten(rows)

@@ -8,7 +8,8 @@ told what the first one learned from "all replicas" (totals, gathered rows).
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -46,6 +47,7 @@ class ObservedStep:
         known: None for the trace that computes on all rows; else the tensors that it exchanged.
         at_tape: whether gradients are joined where a tape gives them.
         rules: those that are known before; None: none is.
+        gathered_layers: see `JoinRules`.
 
     Attributes:
         changes_gradients: whether an optimizer is given other gradients than tapes gave, and replicas could meet at these.
@@ -57,7 +59,7 @@ class ObservedStep:
         takes_gradients: whether tapes give gradients of variables, at which replicas could meet.
         fed_to: see `Observed`.
         rules_of_parts: see `Observed`.
-        statistics: see `Observed`.
+        statistics, direct_statistics: see `Observed`.
         bent: see `Observed`; without `bent_writes`.
         bent_writes: the same of what is written.
         read_back: what is written and read again in the step, and is not the same on all replicas.
@@ -79,16 +81,18 @@ class ObservedStep:
         known: Sequence[tf.Tensor] | None = None,
         at_tape: bool = False,
         rules: JoinRules | None = None,
+        gathered_layers: Collection[int] = (),
     ) -> None:
         self._model, self._step_fn, self._spec, self._at_tape = model, step_fn, spec, at_tape
-        self._rules = rules or JoinRules()
+        self._rules = dataclasses.replace(rules or JoinRules(), gathered_layers=gathered_layers)
         self._states, self._own_logs, self._whole = states, own_logs, known is None
         self.writes: list[keras.Variable] = []
         self.reads: list[keras.Variable] = []
         self.exchanged: list[tf.Tensor] = []
         self.entries, self.noted, self.without_rows, self.fed_to, self.rules_of_parts = False, [], [], {}, {}
         self.bent: set[tuple[Any, ...]] = set()
-        self.statistics: list[str] = []
+        self.statistics: list[tuple[str, Any]] = []
+        self.direct_statistics: list[tuple[str, Any]] = []
         self.bent_writes: set[tuple[Any, ...]] = set()
         self.read_back: set[tuple[Any, ...]] = set()
         self.built_on: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
@@ -140,7 +144,7 @@ class ObservedStep:
         self.reads = [v for key, v in writes.reads.items() if key not in metrics]
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows, self.rules_of_parts = observer.without_rows, observer.rules_of_parts
-        self.statistics = observer.statistics
+        self.statistics, self.direct_statistics = observer.statistics, observer.direct_statistics
         self.bent_writes = {key for key in observer.bent if key[0] == "write"}
         self.bent = observer.bent - self.bent_writes
         self.read_back, self.built_on = writes.read_back & observer.differing, writes.built_on
@@ -200,6 +204,7 @@ class _Noting(CollectedWrites):
             self._observer.computed(what, value, step)
         super().add_update(update)
         noted = self.state_mapping[id(variable)]
+        self._observer.written(noted)
         if once and self._observer.reaches(noted):
             self._observer.note(what, noted)
             used = used_by(noted, this_step())
@@ -248,17 +253,26 @@ def _note_gradients(step: StepContext, observer: Observed, pairs: Any) -> None:
 
 def looked_at(model: TrainedModel, name: str) -> Callable[[Any], Any]:
     """The step to be traced: the user's own, or what the user's parts of the standard step leave in it."""
-    if name == "predict_step" or model._overrides_step(name):
-        return getattr(model, name)
     training = name == "train_step"
+
+    def prediction(data: Any) -> Any:
+        outputs = model.predict_step(data)
+        _tell_outputs(outputs)
+        return outputs
 
     def step(data: Any) -> Any:
         x, y, sample_weight = unpack_x_y_sample_weight(data)
         y_pred = forward(model, x, training=training)
-        observer = this_step().observer
-        if observer is not None:
-            observer.outputs(y_pred)
+        _tell_outputs(y_pred)
         loss_on_replica(model, x, y, y_pred, sample_weight, training)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
-    return step
+    if name == "predict_step":
+        return prediction
+    return getattr(model, name) if model._overrides_step(name) else step
+
+
+def _tell_outputs(outputs: Any) -> None:
+    observer = this_step().observer
+    if observer is not None:
+        observer.outputs(outputs)

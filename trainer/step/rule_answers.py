@@ -19,10 +19,14 @@ ALL_ROWS = ("all rows",)  # ON_ONE, where that is told by nothing else
 WITHOUT_ROWS = ("without rows",)
 # The rules of what is joined before the step is done with it: of tapes, of parts of numbers.
 EARLIER = ("earlier",)
+# The numbers of the layers that are given the rows of all replicas.
+GATHERED = ("gathered layers",)
+NOT_GATHERED = -1  # among them: it does not help
 
 
+_OF_THE_STEP = (EARLIER, ALL_ROWS, GATHERED)
 # Noted beside the numbers; needs no rule of its own.
-_NO_KEYS = ("size", "same", "same log", "tape", "part", "order", "in branch", "write")
+_NO_KEYS = ("size", "same", "same log", "tape", "part", "order", "in branch", "write", "rows")
 
 
 class Names:
@@ -77,7 +81,7 @@ class Answers:
         self._rules: dict[Key, Any] = dict.fromkeys(keys)
         if without_rows:
             self._rules[WITHOUT_ROWS] = without_rows
-        self._rules |= {EARLIER: None, ALL_ROWS: None}
+        self._rules |= {EARLIER: None, ALL_ROWS: None, GATHERED: None}
 
     def __getitem__(self, key: Key) -> Any:
         return self._rules[key]
@@ -98,20 +102,25 @@ class Answers:
 
     def not_shown(self) -> list[Key]:
         """What has no rule yet. Of what is fed with a weight it is not waited for."""
-        waits = [key for key in self._rules if key[0] != "weighted" and key not in (EARLIER, ALL_ROWS)]
+        waits = [key for key in self._rules if key[0] != "weighted" and key not in _OF_THE_STEP]
         result = [key for key in waits if self._rules[key] is None]
         return [*result, EARLIER] if None in rules_of_way(self._rules[EARLIER]) else result
 
     def take_unknown_for_means(self) -> None:
         """Gives every key without a rule that of a mean over the rows; states are taken for equal on all replicas."""
         for key in self._rules:
-            if self._rules[key] is None and key not in (EARLIER, ALL_ROWS):
+            if self._rules[key] is None and key not in _OF_THE_STEP:
                 self._rules[key] = WriteRule(EQUAL) if key[0] == "write" else MEAN
 
     @property
     def on_one(self) -> bool:
         """Whether one replica computes all rows."""
         return any(map(is_on_one, self._rules.values()))
+
+    @property
+    def gathered(self) -> list[int]:
+        """The numbers of the layers that are given the rows of all replicas."""
+        return [number for number in self._rules[GATHERED] or () if number != NOT_GATHERED]
 
     @property
     def names(self) -> list[str]:
@@ -146,6 +155,9 @@ class Answers:
             told = of_numbers if key[0] in NUMBERS else everyone
             self._rules[key] = _first_known(each[key] for each in told)
         self._rules[EARLIER] = way
+        gathered = [each[GATHERED] for each in everyone if each[GATHERED] is not None]
+        union = sorted({number for numbers in gathered for number in numbers})
+        self._rules[GATHERED] = [NOT_GATHERED] if NOT_GATHERED in union else union if gathered else None
         elsewhere = any(is_on_one(rule) for values in answers for rule in values)
         if elsewhere and not self.on_one:
             self._rules[ALL_ROWS] = [ON_ONE, MEAN]
@@ -177,6 +189,7 @@ def join_rules(answers: Answers, names: Names) -> JoinRules:
             id(names.states[at]): WriteRule(*rule) if rule else WriteRule(EQUAL)
             for (at,), rule in of("write").items()
         },
+        gathered_layers=frozenset(names.layers[number] for number in answers.gathered),
         on_one=answers.on_one,
     )
 

@@ -59,6 +59,14 @@ NO_STATE = Why(
     "(`unisono.distribute.gather`).",
 )
 
+GATHERED = (
+    "Some layers compute with statistics of the rows that they are given, as `BatchNormalization` does. So each replica "
+    "gives them the rows of all replicas: the numbers are those of one device, and so is the work of these layers: "
+)
+GATHERED_CURE = (
+    "To share it, compute what depends on other rows from `unisono.distribute.gather(x)`, or use a synchronized "
+    "BatchNormalization."
+)
 STATISTICS = (
     "Some layers compute with statistics of the rows that they are given, as `BatchNormalization` does. Each replica has "
     "its own rows, so the result differs from that of one device: "
