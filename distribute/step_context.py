@@ -113,8 +113,8 @@ class Observer(Protocol):
     def same(self, value: tf.Tensor) -> None:
         """Is told of a tensor that is the same on every replica."""
 
-    def called(self, layer: Any, graph: Any, first: float, end: float) -> None:
-        """Is told that a layer was called, and which operations of a graph were made for it."""
+    def called(self, layer: Any, outputs: Any, graph: Any, first: float, end: float) -> None:
+        """Is told that a layer was called, what it gave, and which operations of a graph were made for it."""
 
     def outputs(self, y_pred: Any) -> None:
         """Is told of the outputs of the model."""

@@ -127,7 +127,34 @@ class Pair(L.Layer):
         return out["x"] + out["y"]
 
 
-@pytest.mark.parametrize("layer", [Deviation, Centered, FirstRow, Normalized, Block, Pair])
+class Grouped(L.Layer):
+    """The deviation within groups of rows that are made by a reshape: no number without rows, and rows are mixed."""
+
+    def call(self, x):
+        groups = ops.reshape(x[: ops.shape(x)[0] // 2 * 2], (2, -1, 3, 2))
+        deviation = ops.std(groups, axis=0)
+        rows = ops.concatenate([deviation, deviation, deviation], axis=0)[: ops.shape(x)[0]]
+        return x + ops.reshape(rows, (-1, 6))
+
+
+class Similar(L.Layer):
+    """What is most similar among all rows: attention between rows."""
+
+    def call(self, x):
+        weights = ops.softmax(ops.matmul(x, ops.transpose(x)), axis=-1)
+        return x + ops.matmul(weights, x)
+
+
+class Rolled(L.Layer):
+    """Mixes each row with the one before, as mixup does."""
+
+    def call(self, x, training=False):
+        return 0.7 * x + 0.3 * ops.roll(x, 1, axis=0) if training else x
+
+
+@pytest.mark.parametrize(
+    "layer", [Deviation, Centered, FirstRow, Normalized, Block, Pair, Grouped, Similar, Rolled]
+)
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_layers_that_mix_rows_have_those_of_all_replicas(layer, replicas):
     values, said = fit(layer, replicas)

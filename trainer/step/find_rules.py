@@ -58,6 +58,7 @@ from .shown_batch import ShownBatch
 from .step_loss import overrides_compute_loss
 
 _MOST_ROWS = 48  # that are computed on
+_FEW_ROWS = 6  # to see whether layers mix them
 _PARTS = ("whole", "first", "last")
 _TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 _HALF_TOLERANCE = 3e-2
@@ -89,6 +90,7 @@ class RuleFinder:
         self._gathers = gathers and not (
             model._pipeline is not None or model.run_eagerly or model.jit_compile
         )
+        self._asks_numbers = True
         self._gathered: Any = None  # the answer as which traces gather
         self._statistics_are_said = False
         self._nearest_taken: set[Key] = set()  # of the numbers that no rule joins
@@ -119,15 +121,16 @@ class RuleFinder:
             with replaced_functions(), read_together(self._model.variables):
                 first = self._make()
                 others = other_states(self._model, first.writes, self._states)
-                if first.noted:
+                numbers = [noted for noted in first.noted if noted[0] != "rows"]
+                if numbers:
                     others += schedules(self._model, first.reads, [*self._states, *others])
                 if others:
                     self._states += others
                 gathered = self._to_gather(first.direct_statistics)
                 make = self._gathering(gathered, [id(layer) for layer in every])
-                if (
-                    first.noted or first.writes or gathered
-                ):  # where there are others, again: with their values given
+                self._asks_numbers = bool(numbers or first.writes)
+                if self._asks_numbers or gathered or (first.may_mix and self._gathers):
+                    # Where there are others, again: with their values given.
                     looks = Looks(make, self._tolerance, first=None if others or gathered else first)
         except Exception as error:
             self._could_not_look(error)
@@ -165,21 +168,25 @@ class RuleFinder:
         """What a batch shows when all is joined that is joined before the step is done."""
         self._gather_as_found()
         assert self._earlier is not None
-        if self.answers.gathered:
-            seen = self._earlier.looks.seen(*case)
-            outputs = [noted for noted in self._whole.noted if noted[0] == "rows"]
-            if any(seen.rule(noted) not in (SUM, None) for noted in outputs):  # not those of one device
-                self.answers[GATHERED] = [NOT_GATHERED]
-                self._gather_as_found()
         self._earlier.join_as_found()
         shown = self._earlier.join(ShownBatch(self._earlier.looks, case))
-        more = {*self._to_gather(self._whole.statistics)} - {*self.answers.gathered}
-        if not more or self.answers[GATHERED] == [NOT_GATHERED]:
+        mixing = self._mixing(shown.seen)
+        if not mixing:
             return shown
-        # State that the outputs depend on could not be joined where it is written.
+        # A layer that is given all rows should not be among them.
+        helps = not mixing & {*self.answers.gathered}
         self.answers.forget("loss", *NUMBERS, "write", *EARLIER)
-        self.answers[GATHERED] = sorted({*self.answers.gathered, *more})
+        self.answers[GATHERED] = sorted({*self.answers.gathered, *mixing}) if helps else [NOT_GATHERED]
         return self._shown(case)
+
+    def _mixing(self, seen: Seen) -> set[int]:
+        """The number of the first of the user's own layers whose outputs are not those of one device, if there is one."""
+        if not self._gathers or NOT_GATHERED in (self.answers[GATHERED] or ()) or self._whole.random:
+            return set()
+        for place, layer in enumerate(self._whole.row_layers):
+            if seen.rule(("rows", place)) not in (SUM, None):
+                return {self._names.layers.index(id(layer))}
+        return set()
 
     def _say_statistics(self, trace: ObservedStep) -> None:
         """Names the layers that compute with statistics of rows, once: of all rows, or of a replica's."""
@@ -211,7 +218,7 @@ class RuleFinder:
         if self._earlier is None:
             return
         units = int(unit_count(batch))
-        rows = min(units, _MOST_ROWS)
+        rows = min(units, _MOST_ROWS if self._asks_numbers else _FEW_ROWS)
         if rows < 1:
             return
         batch = slice_units(batch, 0, rows, units)

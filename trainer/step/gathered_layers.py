@@ -33,7 +33,7 @@ def layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
             graph = tf.compat.v1.get_default_graph()
             before = next_number(graph)
             outputs = _called(original, self, args, kwargs, step)
-            step.observer.called(self, graph, before, next_number(graph))
+            step.observer.called(self, outputs, graph, before, next_number(graph))
             return outputs
         return _called(original, self, args, kwargs, step)
 

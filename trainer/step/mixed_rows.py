@@ -6,20 +6,56 @@ Each replica has its own rows, and so its own statistic, which is not that of on
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ...compat.edges import holds_functions, number_of
 from ...compat.pruning import operations_behind
 
+# What may bring rows together without a number that has none; of products only those of two tensors with rows.
+_MAY_MIX = (
+    *(
+        "BatchToSpaceND",
+        "ConcatV2",
+        "Cumprod",
+        "Cumsum",
+        "GatherNd",
+        "GatherV2",
+        "Pack",
+        "RandomShuffle",
+        "Reshape",
+    ),
+    *(
+        "ReverseV2",
+        "Roll",
+        "ScatterNd",
+        "SpaceToBatchND",
+        "Split",
+        "SplitV",
+        "StridedSlice",
+        "TensorScatterAdd",
+    ),
+    *("TensorScatterUpdate", "Tile", "TopKV2", "Transpose", "Unique", "UniqueV2", "Unpack", "Where"),
+)
+_PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul")
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
 
 
-def statistics_in(
-    outputs: Sequence[tf.Tensor], rows: Collection[tf.Tensor], same: Collection[int]
-) -> list[tf.Operation]:
-    """The operations that make floating-point numbers without rows of tensors with rows, for outputs with rows.
+class Mixed(NamedTuple):
+    """Operations behind outputs that bring rows together.
+
+    Attributes:
+        statistics: those that make floating-point numbers without rows of tensors with rows.
+        maybe: those that may bring rows together in another manner.
+    """
+
+    statistics: list[tf.Operation]
+    maybe: list[tf.Operation]
+
+
+def mixed_in(outputs: Sequence[tf.Tensor], rows: Collection[tf.Tensor], same: Collection[int]) -> Mixed:
+    """What brings rows together, for outputs with rows.
 
     Args:
         outputs: of a model, in a graph in which the rows of a batch are not known.
@@ -27,7 +63,7 @@ def statistics_in(
         same: ids of tensors that are the same on all replicas; what is behind them is left out.
     """
     has_rows = {id(each) for each in rows}
-    depend, found = set[Any](), list[tf.Operation]()
+    depend, found = set[Any](), Mixed([], [])
     with_rows = [
         each for each in outputs if isinstance(each, tf.Tensor) and not each.shape.is_fully_defined()
     ]
@@ -37,9 +73,11 @@ def statistics_in(
         if not given or op.type in _SIZES:
             continue
         depend.add(op)
-        of_rows = any(not each.shape.is_fully_defined() for each in given)
+        of_rows = [each for each in given if not each.shape.is_fully_defined()]
         if of_rows and not holds_functions(op) and _has_numbers_without_rows(op):
-            found.append(op)
+            found.statistics.append(op)
+        elif of_rows and (op.type in _MAY_MIX or (op.type in _PRODUCTS and len(of_rows) > 1)):
+            found.maybe.append(op)
     return found
 
 

@@ -19,7 +19,7 @@ from ..inputs.row_units import slice_units
 from ..inputs.rows import row_count
 from .bends import bends
 from .kept_tensors import kept_rows_become
-from .mixed_rows import statistics_in
+from .mixed_rows import mixed_in
 from .number_parts import parts_of, rule_by_form
 
 PARTS = 2  # replicas that are played
@@ -40,8 +40,10 @@ class Observed:
         nested: whether a tape gave gradients inside of a function, branch or loop, where replicas cannot meet.
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
         bent: the numbers that are joined by a rule only where rows are alike; see `bends.py`.
-        statistics: the names of the operations that `statistics_in` finds, each with the innermost layer of the user's own
-            in which it is; None where there is no such layer.
+        statistics: the names of the operations that make statistics of rows (`mixed_in`), each with the innermost layer of
+            the user's own in which it is; None where there is no such layer.
+        may_mix: whether a layer of the user's own may bring rows together in another manner.
+        row_layers: the layers of the user's own whose outputs are noted, in the order in which their calls have ended.
         direct_statistics: those of them that outputs do not have from state alone that was written before.
         differing: the numbers that are computed of others than what is the same on all replicas.
         rules_of_parts: of those parts of numbers whose rule is seen without their values.
@@ -66,6 +68,8 @@ class Observed:
         self.rules_of_parts: dict[Any, str] = {}
         self.statistics: list[tuple[str, Any]] = []
         self.direct_statistics: list[tuple[str, Any]] = []
+        self.row_layers: list[Any] = []
+        self.may_mix = False
         self._written: dict[int, tf.Tensor] = {}
         self._calls: list[tuple[Any, float, float]] = []
         self.bent: set[tuple[Any, ...]] = set()
@@ -243,15 +247,12 @@ class Observed:
         leaves = [
             each for each in keras.tree.flatten(y_pred) if self._own and _is_in(self._own[0].graph, each)
         ]
-        self.statistics = self._with_layers(statistics_in(leaves, rows, self._same))
+        found = mixed_in(leaves, rows, self._same)
+        self.statistics = self._with_layers(found.statistics)
+        self.may_mix = any(layer is not None for _, layer in self._with_layers(found.maybe))
         if self.statistics:
             known = {**self._same, **self._written}
-            self.direct_statistics = self._with_layers(statistics_in(leaves, rows, known))
-        step = this_step()
-        for output in leaves if step.rules.gathered_layers else ():
-            if output.dtype.is_floating and output.shape.rank:
-                each = tf.size(output) // tf.maximum(step.rows, 1)
-                self.notes["rows", step.count("outputs")] = sketch(output, step.rows_before * each)
+            self.direct_statistics = self._with_layers(mixed_in(leaves, rows, known).statistics)
 
     def _with_layers(self, operations: Sequence[tf.Operation]) -> list[tuple[str, Any]]:
         result = []
@@ -264,10 +265,17 @@ class Observed:
         """Is told of a value that was assigned to a state."""
         self._written[id(value)] = value
 
-    def called(self, layer: Any, graph: Any, first: float, end: float) -> None:
-        """Notes which operations were made for a layer."""
-        if self._own and graph is self._own[0].graph:
-            self._calls.append((layer, first, end))
+    def called(self, layer: Any, outputs: Any, graph: Any, first: float, end: float) -> None:
+        """Notes which operations were made for a layer, and the rows that came out."""
+        if not self._own or graph is not self._own[0].graph:
+            return
+        self._calls.append((layer, first, end))
+        step = this_step()
+        for output in () if self._at_tape else keras.tree.flatten(outputs):
+            if _is_in(graph, output) and output.dtype.is_floating and not output.shape.is_fully_defined():
+                each = tf.size(output) // tf.maximum(step.rows, 1)
+                self.notes["rows", len(self.row_layers)] = sketch(output, step.rows_before * each)
+                self.row_layers.append(layer)
 
     def _part_of(self, rows: Any, first: Any, last: Any, total: Any) -> Any:
         leaves = keras.tree.flatten(rows)

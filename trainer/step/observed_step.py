@@ -59,7 +59,7 @@ class ObservedStep:
         takes_gradients: whether tapes give gradients of variables, at which replicas could meet.
         fed_to: see `Observed`.
         rules_of_parts: see `Observed`.
-        statistics, direct_statistics: see `Observed`.
+        statistics, direct_statistics, row_layers, may_mix: see `Observed`.
         bent: see `Observed`; without `bent_writes`.
         bent_writes: the same of what is written.
         read_back: what is written and read again in the step, and is not the same on all replicas.
@@ -93,6 +93,8 @@ class ObservedStep:
         self.bent: set[tuple[Any, ...]] = set()
         self.statistics: list[tuple[str, Any]] = []
         self.direct_statistics: list[tuple[str, Any]] = []
+        self.row_layers: list[Any] = []
+        self.may_mix = False
         self.bent_writes: set[tuple[Any, ...]] = set()
         self.read_back: set[tuple[Any, ...]] = set()
         self.built_on: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
@@ -145,6 +147,7 @@ class ObservedStep:
         self.entries, self.noted, self.fed_to = observer.entries, list(observer.notes), observer.fed_to
         self.without_rows, self.rules_of_parts = observer.without_rows, observer.rules_of_parts
         self.statistics, self.direct_statistics = observer.statistics, observer.direct_statistics
+        self.row_layers, self.may_mix = observer.row_layers, observer.may_mix
         self.bent_writes = {key for key in observer.bent if key[0] == "write"}
         self.bent = observer.bent - self.bent_writes
         self.read_back, self.built_on = writes.read_back & observer.differing, writes.built_on
