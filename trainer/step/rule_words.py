@@ -60,7 +60,7 @@ NO_STATE = Why(
 )
 
 GATHERED = (
-    "Some layers compute with statistics of the rows that they are given, as `BatchNormalization` does. So each replica "
+    "What some layers make of a row depends on the other rows of the batch, as in `BatchNormalization`. So each replica "
     "gives them the rows of all replicas: the numbers are those of one device, and so is the work of these layers: "
 )
 GATHERED_CURE = (
