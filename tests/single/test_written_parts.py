@@ -176,7 +176,7 @@ def test_declared_state_is_joined_as_declared():
     with mirrored(2).scope():
         model = network(Declared)
         model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="statistics"):  # what it reads again is that of its own rows
+    with pytest.warns(UserWarning, match="BatchNormalization"):  # what it reads again is that of its own rows
         model.fit(X, Y, batch_size=7, epochs=1, shuffle=False, verbose=0)
     assert not model.train_function._rules.rules.parts
 

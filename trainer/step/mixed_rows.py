@@ -38,6 +38,7 @@ _MAY_MIX = (
     ),
     *("TensorScatterUpdate", "Tile", "TopKV2", "Transpose", "Unique", "UniqueV2", "Unpack", "Where"),
 )
+_COMPARED = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul")
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
 
@@ -46,8 +47,8 @@ class Mixed(NamedTuple):
     """Operations behind outputs that bring rows together.
 
     Attributes:
-        statistics: those that make floating-point numbers without rows of tensors with rows.
-        maybe: those that may bring rows together in another manner.
+        statistics: those that make floating-point numbers without rows of tensors with rows, to be computed with.
+        maybe: those that may bring rows together in another manner, or make numbers that are only compared.
     """
 
     statistics: list[tf.Operation]
@@ -67,7 +68,10 @@ def mixed_in(outputs: Sequence[tf.Tensor], rows: Collection[tf.Tensor], same: Co
     with_rows = [
         each for each in outputs if isinstance(each, tf.Tensor) and not each.shape.is_fully_defined()
     ]
-    for op in sorted(operations_behind(with_rows, same), key=number_of):
+    behind = operations_behind(with_rows, same)
+    compared = {id(each) for op in behind if op.type in _COMPARED for each in op.outputs}
+    computed = operations_behind(with_rows, {*same, *compared})
+    for op in sorted(behind, key=number_of):
         given = [each for each in op.inputs if id(each) in has_rows or each.op in depend]
         given = [each for each in given if id(each) not in same]
         if not given or op.type in _SIZES:
@@ -75,7 +79,7 @@ def mixed_in(outputs: Sequence[tf.Tensor], rows: Collection[tf.Tensor], same: Co
         depend.add(op)
         of_rows = [each for each in given if not each.shape.is_fully_defined()]
         if of_rows and not holds_functions(op) and _has_numbers_without_rows(op):
-            found.statistics.append(op)
+            (found.statistics if op in computed else found.maybe).append(op)
         elif of_rows and (op.type in _MAY_MIX or (op.type in _PRODUCTS and len(of_rows) > 1)):
             found.maybe.append(op)
     return found
