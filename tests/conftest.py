@@ -76,6 +76,14 @@ def clean_keras_state(request):
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.fixture
+def float64(clean_keras_state):
+    """Keras computes in float64, where the order of a sum is all that may differ: `assert_close(..., FLOAT64)`."""
+    import keras
+
+    keras.config.set_floatx("float64")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(clean_keras_state):
     """A test that leaves a variable of the environment, a thread or an open file fails."""

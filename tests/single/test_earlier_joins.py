@@ -13,17 +13,11 @@ from tests.helpers import FLOAT64, assert_close, mirrored
 from unisono.distribute.join_rules import MEAN
 from unisono.trainer.step.find_rules import RuleFinder
 
+pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(23, 5)), RNG.normal(size=(23, 2))
 BATCH = 7  # uneven on two replicas; the last batch has 2 rows
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 class Net(unisono.Model):

@@ -11,6 +11,7 @@ import tensorflow as tf
 import unisono
 from tests.helpers import mirrored
 
+pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2))
@@ -18,13 +19,6 @@ PADDED = X.copy()
 PADDED[8:, 4] *= RNG.integers(0, 2, 16)  # the first batch has no padding
 FEW = X.copy()
 FEW[:8, 4] *= np.arange(8) == 6  # the first batch has one valid row
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 class Net(unisono.Model):

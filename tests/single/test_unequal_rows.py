@@ -8,15 +8,9 @@ import tensorflow as tf
 import unisono
 from tests.helpers import mirrored, scope
 
+pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)
 X, Y, MANY = RNG.normal(size=(10, 5)), RNG.normal(size=(10, 2)), RNG.normal(size=(30, 5))
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 def half_supervised(package, reduce):

@@ -15,18 +15,12 @@ from unisono.distribute import gather
 from unisono.trainer.step import collected_writes
 from unisono.trainer.step.find_rules import RuleFinder
 
+pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
 RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2)), RNG.uniform(0.3, 2, 24)
 BATCH = 8  # uneven on two and on three replicas; a last batch of fewer rows would be one more graph
 MSE = keras.losses.MeanSquaredError
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 def contrastive(y, p):

@@ -13,17 +13,11 @@ import tensorflow as tf
 import unisono
 from tests.helpers import mirrored
 
+pytestmark = pytest.mark.usefixtures("float64")
 L, ops = keras.layers, keras.ops
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(26, 5)), RNG.normal(size=(26, 2))
 FLOAT64 = 1e-12
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 class Adaptive(L.Layer):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored
+from xla_trials import Plan, Stop, StopAt, try_eagerly
 
 import unisono
 from unisono.trainer.inputs import make_source
@@ -45,28 +46,9 @@ def fit(model, *callbacks, x=X, y=LABELS, **options):
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
 
 
-class Plan(keras.callbacks.Callback):
-    """Keeps the plan of the fit."""
-
-    def on_train_begin(self, logs=None):
-        self.plan = self.model.fit_state.plan
-
-
 @pytest.fixture
 def eager_to_try(monkeypatch):
-    """Any fit is long enough to try XLA, whatever compiling costs; `clock[way]` is what a step of that way takes."""
-    clock = {GRAPH: 200e-6, XLA: 30e-6}
-    monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 1)
-    monkeypatch.setattr(xla_choice, "WORTH", 0.0)
-    note = XlaChoice.note
-    monkeypatch.setattr(
-        XlaChoice,
-        "note",
-        lambda self, execution, steps, seconds: note(
-            self, execution, steps, steps * clock[self._function.way]
-        ),
-    )
-    return clock
+    return try_eagerly(monkeypatch, fewest_steps=1)
 
 
 def choices(plan):
@@ -273,20 +255,6 @@ def test_printing_step_prints_once_for_each_step(eager_to_try, capfd):
 
 
 # Where the choice is kept.
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAt(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise Stop
 
 
 @pytest.mark.parametrize("way", [GRAPH, XLA])

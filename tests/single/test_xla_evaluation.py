@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored
+from xla_trials import Plan, Stop, StopAt, try_eagerly
 
 import unisono
 from unisono.trainer.run import row_layouts, xla_choice
@@ -36,19 +37,7 @@ def compiled(**options):
 
 @pytest.fixture
 def eager_to_try(monkeypatch):
-    """Any pass is long enough to try XLA, whatever compiling costs; `clock[way]` is what a step of that way takes."""
-    clock = {GRAPH: 200e-6, XLA: 30e-6}
-    monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 20)
-    monkeypatch.setattr(xla_choice, "WORTH", 0.0)
-    note = XlaChoice.note
-    monkeypatch.setattr(
-        XlaChoice,
-        "note",
-        lambda self, execution, steps, seconds: note(
-            self, execution, steps, steps * clock[self._function.way]
-        ),
-    )
-    return clock
+    return try_eagerly(monkeypatch, fewest_steps=20)
 
 
 def datasets(kind, x=X, labels=LABELS):
@@ -156,25 +145,6 @@ def test_step_of_the_users_own_is_compiled_with_its_logs(eager_to_try):
     for each in found:
         assert each.keys() == expected.keys()
         assert_close(list(each.values()), list(expected.values()), FLOAT32, "logs")
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAt(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise Stop
-
-
-class Plan(keras.callbacks.Callback):
-    def on_train_begin(self, logs=None):
-        self.plan = self.model.fit_state.plan
 
 
 def fit(model, *callbacks, epochs=14):

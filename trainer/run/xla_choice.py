@@ -67,6 +67,7 @@ WORTH = (
 )
 EXECUTIONS = 3  # that are measured of each way
 _KEPT = 50  # executions that are remembered
+_LAYOUTS = 200  # of inputs, for each function
 
 
 @dataclasses.dataclass
@@ -127,6 +128,8 @@ class XlaChoice:
         self._shapes: set[Any] = set()  # of the inputs of executions
         layout = source.batch_rows, source.usual_rows, source.held_rows
         self._measured: Measured = function.measured.setdefault(layout, Measured())
+        while len(function.measured) > _LAYOUTS:  # the oldest is measured anew, should it come again
+            del function.measured[next(iter(function.measured))]
         # A program that calls `fit` or `evaluate` again and again is taken to go on for as long as it has run.
         self._ahead = 0 if steps_ahead == 0 else max(steps_ahead or 0, self._measured.steps)
         if "way" not in plan:

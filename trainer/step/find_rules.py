@@ -91,7 +91,7 @@ class RuleFinder:
             model._pipeline is not None or model.run_eagerly or model.jit_compile
         )
         self._asks_numbers = True
-        self._gathered: Any = None  # the answer as which traces gather
+        self._gathered: list[int] = []  # the layers that are in the traces so far
         self._statistics_are_said = False
         self._nearest_taken: set[Key] = set()  # of the numbers that no rule joins
         self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
@@ -115,7 +115,6 @@ class RuleFinder:
         self._make = functools.partial(
             ObservedStep, self._model, looked_at(self._model, self._name), spec, self._states, self._own_logs
         )
-        every = layers_of(self._model)
         looks = None
         try:
             with replaced_functions(), read_together(self._model.variables):
@@ -126,24 +125,25 @@ class RuleFinder:
                     others += schedules(self._model, first.reads, [*self._states, *others])
                 if others:
                     self._states += others
-                gathered = self._to_gather(first.direct_statistics)
-                make = self._gathering(gathered, [id(layer) for layer in every])
                 self._asks_numbers = bool(numbers or first.writes)
-                if self._asks_numbers or gathered or (first.may_mix and self._gathers):
+                if self._asks_numbers or (self._gathers and (first.direct_statistics or first.may_mix)):
                     # Where there are others, again: with their values given.
-                    looks = Looks(make, self._tolerance, first=None if others or gathered else first)
+                    looks = Looks(self._make, self._tolerance, first=None if others else first)
         except Exception as error:
             self._could_not_look(error)
             return self._on_one_unseen
         if looks is None:
             self._say_statistics(first)
             return False
-        layers = [id(layer) for layer in every]
+        layers = [id(layer) for layer in layers_of(self._model)]
         self._names = Names(looks.whole.noted, looks.whole.writes, layers, self._states)
         self.answers = Answers(self._names.noted, looks.whole.without_rows)
-        self.answers[GATHERED] = self._gathered = gathered
-        self._earlier = EarlierRules(self._model, make, self._tolerance, self._names, self.answers, looks)
+        self._look_with(self._make, looks)
+        self.answers[GATHERED] = self._to_gather(first.direct_statistics)
         return True
+
+    def _look_with(self, make: Callable[..., ObservedStep], looks: Looks) -> None:
+        self._earlier = EarlierRules(self._model, make, self._tolerance, self._names, self.answers, looks)
 
     def _to_gather(self, statistics: Sequence[tuple[str, Any]]) -> list[int]:
         """The numbers of the user's own layers that compute with these statistics of the rows that they are given."""
@@ -151,18 +151,24 @@ class RuleFinder:
         every = enumerate(layers_of(self._model))
         return [number for number, layer in every if id(layer) in found] if self._gathers else []
 
-    def _gathering(self, numbers: Sequence[int], layers: Sequence[int]) -> Callable[..., ObservedStep]:
-        """Makes traces in which these layers are given the rows of all replicas."""
-        return functools.partial(self._make, gathered_layers=frozenset(layers[number] for number in numbers))
-
     def _gather_as_found(self) -> None:
         """Looks anew, where other layers are to be given the rows of all replicas than in the traces so far."""
-        if self.answers[GATHERED] == self._gathered:
+        wanted = self.answers.gathered
+        if wanted == self._gathered:
             return
-        self._gathered = self.answers[GATHERED]
-        make = self._gathering(self.answers.gathered, self._names.layers)
-        looks = Looks(make, self._tolerance)
-        self._earlier = EarlierRules(self._model, make, self._tolerance, self._names, self.answers, looks)
+        layers = frozenset(self._names.layers[number] for number in wanted)
+        make = functools.partial(self._make, gathered_layers=layers)
+        try:
+            looks = Looks(make, self._tolerance)
+        except Exception as error:
+            if not wanted:
+                raise
+            _log.info("Layers that mix rows could not be given those of all replicas: %r", error)
+            self.answers[GATHERED] = [NOT_GATHERED]
+            self._gather_as_found()
+            return
+        self._gathered = wanted
+        self._look_with(make, looks)
 
     def _shown(self, case: Case) -> ShownBatch:
         """What a batch shows when all is joined that is joined before the step is done."""
@@ -170,23 +176,28 @@ class RuleFinder:
         assert self._earlier is not None
         self._earlier.join_as_found()
         shown = self._earlier.join(ShownBatch(self._earlier.looks, case))
-        mixing = self._mixing(shown.seen)
-        if not mixing:
+        mixing = self._first_that_mixes(shown.seen)
+        if mixing is None:
             return shown
-        # A layer that is given all rows should not be among them.
-        helps = not mixing & {*self.answers.gathered}
         self.answers.forget("loss", *NUMBERS, "write", *EARLIER)
-        self.answers[GATHERED] = sorted({*self.answers.gathered, *mixing}) if helps else [NOT_GATHERED]
+        # A layer that is given all rows should not be among them; others of its class will be.
+        found = self._to_gather(
+            [("", layer) for layer in self._whole.row_layers if type(layer) is type(mixing)]
+        )
+        before = {*self.answers.gathered}
+        self.answers[GATHERED] = [NOT_GATHERED] if {*found} <= before else sorted({*before, *found})
         return self._shown(case)
 
-    def _mixing(self, seen: Seen) -> set[int]:
-        """The number of the first of the user's own layers whose outputs are not those of one device, if there is one."""
+    def _first_that_mixes(self, seen: Seen) -> Any:
+        """The first of the user's own layers whose outputs are not those of one device; None where there is none."""
         if not self._gathers or NOT_GATHERED in (self.answers[GATHERED] or ()) or self._whole.random:
-            return set()
-        for place, layer in enumerate(self._whole.row_layers):
-            if seen.rule(("rows", place)) not in (SUM, None):
-                return {self._names.layers.index(id(layer))}
-        return set()
+            return None
+        across = (
+            layer
+            for place, layer in enumerate(self._whole.row_layers)
+            if seen.rule(("rows", place)) not in (SUM, None)
+        )
+        return next(across, None)
 
     def _say_statistics(self, trace: ObservedStep) -> None:
         """Names the layers that compute with statistics of rows, once: of all rows, or of a replica's."""

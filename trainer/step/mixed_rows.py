@@ -14,30 +14,22 @@ from ...compat.edges import holds_functions, number_of
 from ...compat.pruning import operations_behind
 
 # What may bring rows together without a number that has none; of products only those of two tensors with rows.
-_MAY_MIX = (
-    *(
-        "BatchToSpaceND",
-        "ConcatV2",
-        "Cumprod",
-        "Cumsum",
-        "GatherNd",
-        "GatherV2",
-        "Pack",
-        "RandomShuffle",
-        "Reshape",
-    ),
-    *(
-        "ReverseV2",
-        "Roll",
-        "ScatterNd",
-        "SpaceToBatchND",
-        "Split",
-        "SplitV",
-        "StridedSlice",
-        "TensorScatterAdd",
-    ),
-    *("TensorScatterUpdate", "Tile", "TopKV2", "Transpose", "Unique", "UniqueV2", "Unpack", "Where"),
+_CUT = (
+    "GatherNd",
+    "GatherV2",
+    "Split",
+    "SplitV",
+    "StridedSlice",
+    "TopKV2",
+    "Unique",
+    "UniqueV2",
+    "Unpack",
+    "Where",
 )
+_JOINED = ("ConcatV2", "Pack", "ScatterNd", "TensorScatterAdd", "TensorScatterUpdate", "Tile")
+_MOVED = ("BatchToSpaceND", "RandomShuffle", "Reshape", "ReverseV2", "Roll", "SpaceToBatchND", "Transpose")
+_SUMMED = ("Cumprod", "Cumsum")
+_MAY_MIX = frozenset([*_CUT, *_JOINED, *_MOVED, *_SUMMED])
 _COMPARED = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul")
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
