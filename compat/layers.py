@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,12 +14,75 @@ import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from .functional import graph_of, nodes_in_order
+
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
+
+
+# Operations of Keras whose numbers are each computed of those in the same place.
+_ARITHMETIC = (
+    "Absolute",
+    "Add",
+    "Divide",
+    "Multiply",
+    "Negative",
+    "Power",
+    "Square",
+    "Subtract",
+    "TrueDivide",
+)
+_CURVES = (
+    "Cos",
+    "Exp",
+    "Gelu",
+    "LeakyRelu",
+    "Log",
+    "Relu",
+    "Rsqrt",
+    "Sigmoid",
+    "Silu",
+    "Sin",
+    "Sqrt",
+    "Tanh",
+)
+_OF_EACH_NUMBER = frozenset([*_ARITHMETIC, *_CURVES, "Cast", "Clip", "Maximum", "Minimum"])
 
 
 def is_own(layer: Any) -> bool:
     """Whether the class of a layer is the user's own."""
     return not type(layer).__module__.startswith(("keras.src.", "unisono."))
+
+
+def holds_own_code(layer: Any) -> bool:
+    """Whether a layer computes what the user says: by its class, a function, operations between layers, an axis of rows."""
+    if is_own(layer) or isinstance(layer, keras.layers.Lambda):
+        return True
+    if any(map(_is_users, vars(layer).values())) or _is_along_rows(getattr(layer, "axis", None)):
+        return True
+    graph = graph_of(layer)
+    nodes = [] if graph is None else nodes_in_order(graph)
+    return any(not isinstance(node.operation, keras.layers.Layer) and not _is_rowwise(node) for node in nodes)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether this is a function of the user's own; those that layers have themselves treat each row by itself."""
+    if not isinstance(value, types.FunctionType):
+        return isinstance(value, functools.partial)
+    module = value.__module__ or ""
+    return not module.startswith(("keras.src.", "tensorflow.")) or module.startswith("keras.src.ops.")
+
+
+def _is_along_rows(axis: Any) -> bool:
+    return 0 in axis if isinstance(axis, list | tuple) else isinstance(axis, int) and axis == 0
+
+
+def _is_rowwise(node: Any) -> bool:
+    """Whether an operation of a functional model certainly treats every row by itself."""
+    kind = type(node.operation).__name__
+    if kind == "GetItem":
+        key = node.arguments.args[1] if len(node.arguments.args) > 1 else None
+        return isinstance(key, tuple) and key[0] in (slice(None), Ellipsis)
+    return kind in _OF_EACH_NUMBER
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -127,6 +127,23 @@ def operations_behind(tensors: Sequence[Any], until: Collection[int] = ()) -> li
     return found
 
 
+def depends_on_inputs(tensor: Any) -> bool:
+    """Whether a tensor of a graph is computed of more than constants, variables and what was there before the graph."""
+    if hasattr(tensor, "numpy"):
+        return False
+    captured = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
+    waiting, seen = [tensor], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or each.dtype == tf.resource or each.op.type == "Const":
+            continue
+        seen.add(id(each))
+        if not each.op.inputs and (id(each) not in captured or depends_on_inputs(captured[id(each)])):
+            return True
+        waiting += each.op.inputs
+    return False
+
+
 def _wait_for_no_write(graph: Any) -> None:
     """What reads a variable after a write of this graph reads what it is before."""
     for operation in graph.get_operations():

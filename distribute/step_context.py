@@ -82,6 +82,9 @@ class ReplicaRows:
         return self.share(dtype) * (self.num_replicas if rule == MEAN_PER_REPLICA else 1)
 
 
+ALL_ROWS_HERE = "all rows here"
+"""In the notes of a step: every replica computes the same of the rows of all, and draws the numbers of one device."""
+
 WEIGHTED = "weighted"
 """In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
 
@@ -202,11 +205,17 @@ class StepContext(ReplicaRows):
     @contextlib.contextmanager
     def noting(self, what: str) -> Iterator[None]:
         """Inside, `notes[what]` is true."""
+        outer = self.notes.get(what, False)
         self.notes[what] = True
         try:
             yield
         finally:
-            self.notes[what] = False
+            self.notes[what] = outer
+
+    @property
+    def draws_as_one_device(self) -> bool:
+        """Whether random layers draw the numbers of one device."""
+        return super().draws_as_one_device or bool(self.notes.get(ALL_ROWS_HERE))
 
     def on_all_rows(self) -> StepContext:
         """The step of one replica that holds all rows: for code that is given the gathered rows."""

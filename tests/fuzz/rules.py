@@ -210,6 +210,12 @@ IMPOSSIBLE: Rules = (
     ("Keras multiplies Muon's float32 schedule with float64 gradients, which TensorFlow refuses", lambda c: (
         c.optimizer == "Muon" and c.schedule and c.policy == "float64"
     )),
+    ("the gradient of a key's bias in attention is rounding alone, of which Muon makes a step of full length", lambda c: (
+        c.optimizer == "Muon" and c.pool == "attention"
+    )),
+    ("Keras cannot apply the mask of a sequence to the one number of a Loss object that is given as a metric", lambda c: (
+        masked(c) and per_step(c) and any(name.startswith("Loss object") for name in metrics(c))
+    )),
     ("Keras cannot build an adapted layer inside of a model's first call", lambda c: (
         c.form == "subclass" and "adapted normalization" in c.body
     )),

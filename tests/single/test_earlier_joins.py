@@ -386,8 +386,8 @@ class Views(unisono.Model):
         return self.encoder(ops.concatenate([x, 0.9 * x + 0.1], axis=0))
 
 
-@pytest.mark.parametrize("eager, words", [(False, "depends on the other rows"), (True, "in another order")])
-def test_outputs_in_another_order_than_that_of_the_replicas_are_those_of_one_device(eager, words):
+@pytest.mark.parametrize("eager", [False, True])
+def test_outputs_in_another_order_than_that_of_the_replicas_are_those_of_one_device(eager):
     def views(y, z):
         z = z / ops.norm(z, axis=1, keepdims=True)
         rows = ops.shape(z)[0] // 2
@@ -399,7 +399,7 @@ def test_outputs_in_another_order_than_that_of_the_replicas_are_those_of_one_dev
     wanted, _ = trained(Views, 1, loss=views)
     found, said = trained(Views, 3, loss=views, run_eagerly=eager)
     assert_close(found, wanted, FLOAT64)
-    assert any(words in each for each in said)
+    assert any("in another order" in each for each in said)
 
 
 def rules_of(make, **settings):

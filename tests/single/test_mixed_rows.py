@@ -180,16 +180,6 @@ def test_predictions_of_a_layer_that_mixes_rows_are_those_of_one_device():
     assert_close(found[1], found[0], FLOAT32, "predictions")
 
 
-@pytest.mark.parametrize("why", ["jit_compile", "eager"])
-def test_layers_are_left_alone_where_they_cannot_be_given_all_rows(why):
-    with mirrored(2).scope():
-        inputs = keras.Input((6,))
-        model = unisono.Model(inputs, L.Dense(2)(Centered(name="suspect")(inputs)))
-        model.compile("sgd", "mse", jit_compile=why == "jit_compile", run_eagerly=why == "eager")
-    with pytest.warns(UserWarning, match="differs from that of one device"):
-        model.fit(X, Y, batch_size=8, verbose=0)
-
-
 @pytest.mark.parametrize("layer", [CenteredByAll, OfEachRow, Recurrent])
 def test_layers_that_do_not_are_not_named(layer):
     values, said = fit(layer, 2)

@@ -173,8 +173,17 @@ class PredictFunction:
             after = (
                 check_rows(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
             )
-        gathers = rules is not None and bool(rules.rules.gathered_layers)
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, open_rows=gathers)
+        joined = JoinRules() if rules is None else rules.rules
+        slices = ReplicaSlices(
+            strategy,
+            batch,
+            rows,
+            worker_rows,
+            part,
+            in_units=own_step,
+            on_one=joined.on_one,
+            open_rows=bool(joined.gathered_layers),
+        )
         thread = thread_state() if runs_in_threads(strategy) else None
         several_workers = spans_workers(strategy)
 
@@ -182,7 +191,7 @@ class PredictFunction:
             if thread is not None:
                 thread.enter()
             data, own = slices.of_this_replica(parts)
-            step = StepContext(**vars(own), rules=JoinRules() if rules is None else rules.rules)
+            step = StepContext(**vars(own), rules=joined)
             with tf.control_dependencies(after):
                 outputs = predict_on_replica(predict_step, data, step)
             return rows_of_all_workers(outputs, step) if several_workers else outputs

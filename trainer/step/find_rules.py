@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import is_own, layers_of
+from ...compat.layers import holds_own_code, layers_of
 from ...compat.replaced import replaced_functions
 from ...distribute.join_rules import (
     ACROSS_ROWS,
@@ -86,15 +86,13 @@ class RuleFinder:
         self._earlier: EarlierRules | None = None
         self.answers = Answers()
         self._names = Names()
-        # Where no graph tells which tensors have rows, or XLA was asked to compile the layers, they are left alone.
-        self._gathers = gathers and not (
-            model._pipeline is not None or model.run_eagerly or model.jit_compile
-        )
+        self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
+        # Where no graph tells which tensors have rows, or XLA was asked to compile the layers, these are given their own.
+        self._gathers = gathers and self._may_be_whole and not (model.run_eagerly or model.jit_compile)
         self._asks_numbers = True
         self._gathered: list[int] = []  # the layers that are in the traces so far
         self._statistics_are_said = False
         self._nearest_taken: set[Key] = set()  # of the numbers that no rule joins
-        self._may_be_whole = model._pipeline is None  # whose stages hold parts of each batch
 
     @property
     def _whole(self) -> ObservedStep:
@@ -104,7 +102,7 @@ class RuleFinder:
     @property
     def needed(self) -> bool:
         """Whether there is code of the user's own in the step."""
-        if self._own_step or any(is_own(layer) for layer in layers_of(self._model)):
+        if self._own_step or any(map(holds_own_code, layers_of(self._model))):
             return True
         if self._name == "predict_step":
             return False
@@ -126,7 +124,7 @@ class RuleFinder:
                 if others:
                     self._states += others
                 self._asks_numbers = bool(numbers or first.writes)
-                if self._asks_numbers or (self._gathers and (first.direct_statistics or first.may_mix)):
+                if self._asks_numbers or (self._may_be_whole and (first.direct_statistics or first.may_mix)):
                     # Where there are others, again: with their values given.
                     looks = Looks(self._make, self._tolerance, first=None if others else first)
         except Exception as error:
@@ -139,17 +137,19 @@ class RuleFinder:
         self._names = Names(looks.whole.noted, looks.whole.writes, layers, self._states)
         self.answers = Answers(self._names.noted, looks.whole.without_rows)
         self._look_with(self._make, looks)
-        self.answers[GATHERED] = self._to_gather(first.direct_statistics)
+        self.answers[GATHERED] = self._to_gather([layer for _, layer in first.direct_statistics])
         return True
 
     def _look_with(self, make: Callable[..., ObservedStep], looks: Looks) -> None:
         self._earlier = EarlierRules(self._model, make, self._tolerance, self._names, self.answers, looks)
 
-    def _to_gather(self, statistics: Sequence[tuple[str, Any]]) -> list[int]:
-        """The numbers of the user's own layers that compute with these statistics of the rows that they are given."""
-        found = {id(layer) for _, layer in statistics if layer is not None}
-        every = enumerate(layers_of(self._model))
-        return [number for number, layer in every if id(layer) in found] if self._gathers else []
+    def _to_gather(self, layers: Iterable[Any]) -> list[int]:
+        """The numbers of layers that mix rows; NOT_GATHERED where they cannot be given those of all, or are the model."""
+        found = {*map(id, layers)}
+        numbers = [number for number, each in enumerate(layers_of(self._model)) if id(each) in found]
+        if not (numbers and self._may_be_whole):
+            return []
+        return [NOT_GATHERED] if 0 in numbers or not self._gathers else numbers
 
     def _gather_as_found(self) -> None:
         """Looks anew, where other layers are to be given the rows of all replicas than in the traces so far."""
@@ -181,16 +181,20 @@ class RuleFinder:
             return shown
         self.answers.forget("loss", *NUMBERS, "write", *EARLIER)
         # A layer that is given all rows should not be among them; others of its class will be.
-        found = self._to_gather(
-            [("", layer) for layer in self._whole.row_layers if type(layer) is type(mixing)]
-        )
-        before = {*self.answers.gathered}
-        self.answers[GATHERED] = [NOT_GATHERED] if {*found} <= before else sorted({*before, *found})
+        alike = [layer for layer in self._whole.row_layers if type(layer) is type(mixing)]
+        found, before = {*self._to_gather(alike)}, {*self.answers.gathered}
+        helps = not (found <= before or NOT_GATHERED in found)
+        self.answers[GATHERED] = sorted(found | before) if helps else [NOT_GATHERED]
         return self._shown(case)
 
+    @property
+    def _cannot_gather(self) -> bool:
+        """Whether layers mix rows, and are not given those of all replicas."""
+        return NOT_GATHERED in (self.answers[GATHERED] or ())
+
     def _first_that_mixes(self, seen: Seen) -> Any:
-        """The first of the user's own layers whose outputs are not those of one device; None where there is none."""
-        if not self._gathers or NOT_GATHERED in (self.answers[GATHERED] or ()) or self._whole.random:
+        """The first layer with code of the user's whose outputs are not those of one device; None where there is none."""
+        if not self._may_be_whole or self._cannot_gather or self._whole.random:
             return None
         across = (
             layer
@@ -208,7 +212,7 @@ class RuleFinder:
         gathered = [every[number].name for number in self.answers.gathered]
         if gathered:
             warnings.warn(f"{words.GATHERED}{', '.join(gathered)}. {words.GATHERED_CURE}", stacklevel=2)
-        if trace.statistics:
+        if trace.statistics and not self.answers.on_one:
             shown = dict.fromkeys(name.rpartition("/")[0] or name for name, _ in trace.statistics)
             warnings.warn(f"{words.STATISTICS}{', '.join(shown)}. {words.OF_ALL_ROWS}", stacklevel=2)
 
@@ -330,6 +334,12 @@ class RuleFinder:
             rule = self._not_joined(what, MEAN, words.OTHER_ORDER)
         elif self._losses_share_statistics(seen):
             rule = self._not_joined("The gradients of a step", MEAN, words.SHARED_STATISTICS)
+        if self._cannot_gather and not is_on_one(rule):  # whatever is drawn in it
+            what = "What the model makes of a row"
+            warnings.warn(
+                f"{what} {words.MIXES_ROWS.fact}{words.ON_ONE_REPLICA}{words.MIXES_ROWS.cure}", stacklevel=2
+            )
+            return [ON_ONE, MEAN]
         return rule if is_on_one(rule) else None
 
     def _losses_share_statistics(self, seen: Seen) -> bool:

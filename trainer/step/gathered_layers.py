@@ -16,10 +16,11 @@ import keras
 import tensorflow as tf
 
 from ...compat.edges import next_number
-from ...compat.layers import get_keras_mask, is_own, set_keras_mask
+from ...compat.layers import get_keras_mask, set_keras_mask
+from ...compat.pruning import depends_on_inputs
 from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
-from ...distribute.step_context import StepContext, current_step
+from ...distribute.step_context import ALL_ROWS_HERE, StepContext, current_step
 
 
 def layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +28,7 @@ def layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
-        if step is None or step.num_replicas == 1 or not is_own(self):
+        if step is None or step.num_replicas == 1:
             return original(self, *args, **kwargs)
         if step.observer is not None:
             graph = tf.compat.v1.get_default_graph()
@@ -47,11 +48,17 @@ def _called(original: Callable[..., Any], layer: Any, args: Any, kwargs: Any, st
         f"the layer {layer.name!r}, which computes with statistics of the rows that it is given,"
     )
     given: Any = keras.tree.map_structure(
-        lambda leaf: own_rows_of_all(leaf, each_its_own=True) if _has_rows(leaf) else leaf, (args, kwargs)
+        lambda leaf: own_rows_of_all(leaf, each_its_own=True) if _holds_rows(leaf) else leaf, (args, kwargs)
     )
     args, kwargs = given
-    outputs = original(layer, *args, **kwargs)
+    with step.noting(ALL_ROWS_HERE):
+        outputs = original(layer, *args, **kwargs)
     return keras.tree.map_structure(lambda leaf: _own(leaf, step) if _has_rows(leaf) else leaf, outputs)
+
+
+def _holds_rows(value: Any) -> bool:
+    """Whether what a layer is given are rows of the batch, and not what constants and variables make on every replica."""
+    return _has_rows(value) and depends_on_inputs(value)
 
 
 def _has_rows(value: Any) -> bool:

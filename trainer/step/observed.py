@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.edges import number_of
+from ...compat.layers import holds_own_code
 from ...compat.pruning import only_computes, operations_behind
 from ...compat.strategies import pretending_replicas
 from ...distribute.join_rules import LARGEST, MEAN, SAME, SMALLEST
@@ -34,6 +35,7 @@ class Observed:
         own: the placeholders of what is not the same on all replicas.
         times: float64 scalar; what the gradients are multiplied with that tapes give; None: they are left as they are.
         at_tape: whether replicas exchange these gradients.
+        layers: the layers of the model; what is made outside of them is nobody's.
 
     Attributes:
         changed: whether an optimizer was given other gradients than tapes gave.
@@ -41,9 +43,9 @@ class Observed:
         fed_to: the names of the metrics that are fed, by the number of what they are fed with.
         bent: the numbers that are joined by a rule only where rows are alike; see `bends.py`.
         statistics: the names of the operations that make statistics of rows (`mixed_in`), each with the innermost layer of
-            the user's own in which it is; None where there is no such layer.
-        may_mix: whether a layer of the user's own may bring rows together in another manner.
-        row_layers: the layers of the user's own whose outputs are noted, in the order in which their calls have ended.
+            the model in which it is; None where there is no such layer.
+        may_mix: whether a layer that holds code of the user's own may bring rows together in another manner.
+        row_layers: those layers whose outputs are noted, in the order in which their calls have ended.
         direct_statistics: those of them that outputs do not have from state alone that was written before.
         differing: the numbers that are computed of others than what is the same on all replicas.
         rules_of_parts: of those parts of numbers whose rule is seen without their values.
@@ -56,7 +58,9 @@ class Observed:
         own: Sequence[tf.Tensor] = (),
         times: tf.Tensor | None = None,
         at_tape: bool = False,
+        layers: Sequence[Any] = (),
     ) -> None:
+        self._layers = {id(layer): holds_own_code(layer) for layer in layers}
         self._times, self._at_tape, self._given = times, at_tape, dict[int, Any]()
         self.changed = self.nested = self._in_branch = False
         self._known = None if known is None else list(known)
@@ -249,7 +253,7 @@ class Observed:
         ]
         found = mixed_in(leaves, rows, self._same)
         self.statistics = self._with_layers(found.statistics)
-        self.may_mix = any(layer is not None for _, layer in self._with_layers(found.maybe))
+        self.may_mix = any(self._layers.get(id(layer)) for _, layer in self._with_layers(found.maybe))
         if self.statistics:
             known = {**self._same, **self._written}
             self.direct_statistics = self._with_layers(mixed_in(leaves, rows, known).statistics)
@@ -267,11 +271,12 @@ class Observed:
 
     def called(self, layer: Any, outputs: Any, graph: Any, first: float, end: float) -> None:
         """Notes which operations were made for a layer, and the rows that came out."""
-        if not self._own or graph is not self._own[0].graph:
+        if not self._own or graph is not self._own[0].graph or id(layer) not in self._layers:
             return
         self._calls.append((layer, first, end))
         step = this_step()
-        for output in () if self._at_tape else keras.tree.flatten(outputs):
+        noted = self._layers[id(layer)] and not self._at_tape
+        for output in keras.tree.flatten(outputs) if noted else ():
             if _is_in(graph, output) and output.dtype.is_floating and not output.shape.is_fully_defined():
                 each = tf.size(output) // tf.maximum(step.rows, 1)
                 self.notes["rows", len(self.row_layers)] = sketch(output, step.rows_before * each)

@@ -121,7 +121,7 @@ class ObservedStep:
         data = _packed(self._spec, leaves)
         own = [*leaves, rows, first]
         known, split = (None, split) if self._whole else (known, None)
-        observer = Observed(known, split, own, times, self._at_tape)
+        observer = Observed(known, split, own, times, self._at_tape, layers_of(self._model))
         step = StepContext(0, PARTS, rows, total, first_row=first, observer=observer, rules=self._rules)
         step.take_gradients = lambda optimizer, pairs: _note_gradients(step, observer, pairs)
         strategy = self._model.distribute_strategy

@@ -53,6 +53,11 @@ SHARED_STATISTICS = Why(
     "flow back through a synchronized BatchNormalization, and some are means over the rows and others sums. ",
     "make all of them the one or the other.",
 )
+MIXES_ROWS = Why(
+    "depends on the other rows of the batch, as in `BatchNormalization`. ",
+    "compute what depends on other rows in a layer of your own, from `unisono.distribute.gather(x)`, or use a synchronized "
+    "BatchNormalization.",
+)
 NO_STATE = Why(
     "looks across the rows of a batch. ",
     'declare it with `add_weight(aggregation="mean" | "sum" | "only_first_replica")`, or compute it from gathered rows '

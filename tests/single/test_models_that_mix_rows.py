@@ -1,0 +1,195 @@
+"""Models whose outputs for a row depend on the other rows, outside of layers of one's own: as on one device.
+
+Two and three uneven replicas, of which the last batch leaves some without rows. Tolerance: float64 sums in another order.
+"""
+
+import functools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from tests.helpers import FLOAT64, assert_close, mirrored, scope
+
+pytestmark = pytest.mark.usefixtures("float64")
+L, ops = keras.layers, keras.ops
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(15, 6)), RNG.normal(size=(15, 2))
+BATCH = 7  # the last one has a row
+ON_ONE, GATHERED = "the first replica computes each batch as a whole", "gives them the rows of all replicas"
+
+
+def centered(x):
+    return x - ops.mean(x, axis=0, keepdims=True)
+
+
+class Centered(L.Layer):
+    def call(self, x):
+        return centered(x)
+
+
+def between_layers():
+    inputs = keras.Input((6,))
+    return unisono.Model(inputs, L.Dense(2)(ops.tanh(centered(L.Dense(5)(inputs)))))
+
+
+def reshaped_between_layers():
+    inputs = keras.Input((6,))
+    pairs = ops.reshape(L.Dense(6)(inputs)[:, ::-1], (-1, 2, 3))
+    return unisono.Model(
+        inputs, L.Dense(2)(ops.reshape(pairs, (-1, 6)) + ops.flip(L.Dense(6)(inputs), axis=0))
+    )
+
+
+class OfCall(unisono.Model):
+    """Mixes rows in the model's own `call`, beside dropped numbers."""
+
+    def __init__(self, mix=centered, dropped=0.0):
+        super().__init__()
+        self.first, self.drop, self.last, self.mix = L.Dense(6), L.Dropout(dropped, seed=3), L.Dense(2), mix
+
+    def call(self, x, training=False):
+        return self.last(self.drop(ops.tanh(self.mix(self.first(x))), training=training))
+
+
+class OwnStep(OfCall):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+class Untracked(list):
+    """Hides a layer from the model that calls it."""
+
+    def __call__(self, x):
+        return self[0](x)
+
+
+def chain(*layers):
+    return unisono.Sequential([keras.Input((6,)), L.Dense(5), *layers, L.Dense(2)])
+
+
+def inner_model():
+    inputs = keras.Input((5,))
+    return chain(keras.Model(inputs, centered(inputs)), L.Activation("tanh"))
+
+
+ON_THE_FIRST = {
+    "between layers": between_layers,
+    "reshaped between layers": reshaped_between_layers,
+    "in call": OfCall,
+    "in call, beside dropout": lambda: OfCall(dropped=0.4),
+    "in an own step": OwnStep,
+    "in a layer that the model does not hold": lambda: OfCall(Untracked([Centered()]).__call__),
+}
+WITH_ALL_ROWS = {
+    "Lambda": lambda: chain(L.Lambda(lambda x: x - tf.reduce_mean(x, 0))),
+    "an activation": lambda: chain(L.Dense(5, activation=centered)),
+    "a partial activation": lambda: chain(L.Dense(5, activation=functools.partial(ops.flip, axis=0))),
+    "softmax over rows": lambda: chain(L.Softmax(axis=0), L.Lambda(lambda x: x * 1.0)),
+    "an inner model": inner_model,
+}
+
+
+def numbers(make, replicas, **options):
+    keras.utils.set_random_seed(3)
+    with scope(mirrored(replicas) if replicas > 1 else None), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = make()
+        model.compile(keras.optimizers.SGD(0.05), "mse", **options)
+        history = model.fit(
+            X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(X, Y)
+        )
+        predictions = model.predict(X, batch_size=BATCH, verbose=0)
+    found = [[v.numpy() for v in model.variables if v.dtype.startswith("float")], predictions]
+    return [*found, list(history.history.values())], [str(each.message) for each in said]
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", ON_THE_FIRST)
+def test_model_that_mixes_rows_is_computed_on_the_first_replica(name, replicas):
+    found, said = numbers(ON_THE_FIRST[name], replicas)
+    assert_close(found, numbers(ON_THE_FIRST[name], 1)[0], FLOAT64, "numbers")
+    assert any(ON_ONE in each for each in said)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", WITH_ALL_ROWS)
+def test_layer_that_is_made_to_mix_rows_is_given_all(name, replicas):
+    found, said = numbers(WITH_ALL_ROWS[name], replicas)
+    assert_close(found, numbers(WITH_ALL_ROWS[name], 1)[0], FLOAT64, "numbers")
+    assert any(GATHERED in each for each in said) and not any(ON_ONE in each for each in said)
+
+
+@pytest.mark.parametrize(
+    "options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eager", "jit_compile"]
+)
+def test_layers_that_cannot_be_given_all_rows_are_computed_on_the_first_replica(options):
+    def make():
+        return chain(Centered())
+
+    found, said = numbers(make, 3, **options)
+    assert_close(found, numbers(make, 1)[0], FLOAT64, "numbers")
+    assert any(ON_ONE in each for each in said)
+
+
+class WithTable(L.Layer):
+    """Mixes rows, and is given what has none beside them."""
+
+    def call(self, x, table):
+        near = ops.softmax(ops.matmul(x, ops.transpose(table)))
+        return ops.matmul(near, table) + centered(x)
+
+
+class Tables(unisono.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.mixing, self.last = L.Dense(6), WithTable(), L.Dense(2)
+        self.table = self.add_weight(shape=(4, 6), name="table")
+
+    def call(self, x):
+        chosen = tf.boolean_mask(self.table + 0.0, [True, True, False, True])  # as many as the mask says
+        return self.last(self.mixing(self.first(x), chosen))
+
+
+class Noisy(L.Layer):
+    """Mixes rows that it has changed by numbers that it draws, and keeps an average of them."""
+
+    def build(self, shape):
+        self.noise = keras.random.SeedGenerator(4)
+        self.drop = L.Dropout(0.4, seed=5)
+        self.mean = self.add_weight(shape=(5,), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            x = self.drop(x + 0.1 * keras.random.normal(ops.shape(x), seed=self.noise), training=True)
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        return centered(x)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("make", [Tables, lambda: chain(Noisy())], ids=["tables", "drawn numbers"])
+def test_what_layers_are_given_beside_rows_and_draw_is_that_of_one_device(make, replicas):
+    found, said = numbers(make, replicas)
+    assert_close(found, numbers(make, 1)[0], FLOAT64, "numbers")
+    assert any(GATHERED in each for each in said)
+
+
+def test_operations_between_layers_that_mix_no_rows_are_not_named():
+    def make():
+        inputs = keras.Input((6,))
+        halves = ops.reshape(L.Dense(6)(inputs)[:, ::2], (-1, 3, 1))
+        weights = ops.softmax(ops.matmul(halves, ops.transpose(halves, (0, 2, 1))), axis=-1)
+        flat = ops.reshape(ops.matmul(weights, halves), (-1, 3))
+        return unisono.Model(inputs, L.Dense(2)(flat / (1.0 + ops.mean(flat, axis=1, keepdims=True) ** 2)))
+
+    found, said = numbers(make, 2)
+    assert_close(found, numbers(make, 1)[0], FLOAT64, "numbers")
+    assert not any(ON_ONE in each or GATHERED in each for each in said)
