@@ -39,6 +39,7 @@ TensorArraySplitV3 TensorArrayV3 TensorArrayWriteV3 ThreadUnsafeUnigramCandidate
 TruncatedNormal UniformCandidateSampler VarHandleOp VarIsInitializedOp VariableShape While
 XlaCallModule
 """
+_SAME_ON_REPLICAS = ("Const", "ReadVariableOp", "ResourceGather", "VariableShape")
 _HARMLESS = frozenset(_LEAVE_NO_TRACE.split())  # stateful operations
 
 
@@ -130,12 +131,12 @@ def operations_behind(tensors: Sequence[Any], until: Collection[int] = ()) -> li
 def depends_on_inputs(tensor: Any) -> bool:
     """Whether a tensor of a graph is computed of more than constants, variables and what was there before the graph."""
     if hasattr(tensor, "numpy"):
-        return False
+        return tensor.dtype in (tf.resource, tf.variant)  # an iterator, say
     captured = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
     waiting, seen = [tensor], set[int]()
     while waiting:
         each = waiting.pop()
-        if id(each) in seen or each.dtype == tf.resource or each.op.type == "Const":
+        if id(each) in seen or each.op.type in _SAME_ON_REPLICAS:
             continue
         seen.add(id(each))
         if not each.op.inputs and (id(each) not in captured or depends_on_inputs(captured[id(each)])):

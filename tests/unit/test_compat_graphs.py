@@ -15,7 +15,7 @@ from unisono.compat.graphs import (
     graph_function,
     only_graph,
 )
-from unisono.compat.pruning import prune_to
+from unisono.compat.pruning import depends_on_inputs, prune_to
 from unisono.compat.variables import plain_variable
 
 
@@ -195,3 +195,33 @@ def test_a_loop_draws_nothing():
 
     pruned = prune_to(counted, [tf.TensorSpec([], tf.float32)])
     assert pruned(tf.constant(1.0)) == 8.0 and not pruned.draws_numbers
+
+
+def test_what_variables_and_constants_alone_make_depends_on_no_input():
+    variable, constant = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
+    rows = iter(tf.data.Dataset.from_tensors([5.0, 6.0]).repeat())
+    found = {}
+
+    @tf.function(autograph=False)
+    def run(given):
+        with tf.control_dependencies([given + 1.0]):  # waits for an input, and is computed of none
+            same = tf.boolean_mask(variable + constant, [True, False])
+        read = next(rows)
+
+        def body(i, total):
+            found["in a loop"], found["total of a loop"] = (
+                depends_on_inputs(same * 2.0),
+                depends_on_inputs(total),
+            )
+            found["given, in a loop"] = depends_on_inputs(given * 2.0)
+            return i + 1, total + same
+
+        tf.while_loop(lambda i, total: i < 2, body, (0, same))
+        found.update({"same": depends_on_inputs(same), "read": depends_on_inputs(read * 2.0)})
+        found["given"] = depends_on_inputs(same + tf.reduce_sum(given))
+        return same
+
+    run(tf.constant([7.0, 8.0]))
+    of_none = [name for name, depends in found.items() if not depends]
+    assert of_none == ["in a loop", "same"] and len(found) == 6
+    assert not depends_on_inputs(constant)

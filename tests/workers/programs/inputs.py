@@ -80,6 +80,21 @@ def embedding_model():
     ]
 
 
+def centered(x):
+    return x - keras.ops.mean(x, axis=0)
+
+
+def gathering_model():
+    """A layer that is given the rows of all replicas."""
+    layers = [keras.layers.Dense(3), keras.layers.Lambda(centered), keras.layers.Dense(1)]
+    return keras.Input((4,)), layers
+
+
+def mixing_model():
+    """One replica computes the rows of all."""
+    return keras.Input((4,)), [keras.layers.Dense(3), centered, keras.layers.Dense(1)]
+
+
 def of_the_whole_batch(y_true, y_pred):
     """A loss that sees all rows, so that they are gathered."""
     return tf.reduce_mean(tf.square(y_true - y_pred)) + tf.square(tf.reduce_mean(y_pred))
@@ -178,6 +193,8 @@ MODELS = {
     "mixed": (mixed_model, "mse", mixed),
     "embedding": (embedding_model, "mse", lambda: X),
     "whole batch": (dense_model, of_the_whole_batch, lambda: X),
+    "gathering": (gathering_model, "mse", lambda: X),
+    "mixing": (mixing_model, "mse", lambda: X),
 }
 # These differ from others in how a process reads its rows, which `tests/single/test_input_kinds.py` checks.
 READ_AS_OTHERS = ("memory-mapped", "PyDataset", "PyDataset with threads")
@@ -187,6 +204,8 @@ CASES = [
     ("mixed", "dataset of unknown length"),
     ("embedding", "batches of several sizes"),
     ("whole batch", "batches of several sizes"),
+    ("gathering", "batches of several sizes"),
+    ("mixing", "dataset of unknown length"),
 ]
 
 
