@@ -46,7 +46,8 @@ class ServerWatch:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Asks all servers until the block is left. May be entered again inside of itself."""
-        if not self._entered:
+        self._entered += 1
+        if self._entered == 1:
             self.complaint = None
             self._tickers = [
                 Ticker("server-watch", functools.partial(self._look, index), lambda: self._timeout() / 4)
@@ -54,7 +55,6 @@ class ServerWatch:
             ]
             for ticker in self._tickers:
                 ticker.start()
-        self._entered += 1
         try:
             yield
         finally:

@@ -65,11 +65,69 @@ class OwnStep(OfCall):
         return {"loss": loss}
 
 
+class OwnPrediction(OfCall):
+    def __init__(self):
+        super().__init__(mix=ops.tanh)
+
+    def predict_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        return centered(self(x, training=False))
+
+
 class Untracked(list):
     """Hides a layer from the model that calls it."""
 
     def __call__(self, x):
         return self[0](x)
+
+
+class InFunction(L.Layer):
+    @tf.function
+    def call(self, x):
+        return centered(x)
+
+
+class InLoop(L.Layer):
+    def call(self, x):
+        return tf.while_loop(
+            lambda i, x: i < 2, lambda i, x: (i + 1, x - 0.5 * tf.reduce_mean(x, 0)), (0, x)
+        )[1]
+
+
+class AlongRows(L.Layer):
+    def call(self, x):
+        return tf.scan(lambda before, x: 0.9 * before + 0.1 * x, x)
+
+
+class NextToRows(L.Layer):
+    """A mean over rows that leaves an axis whose length is not known either."""
+
+    def call(self, x):
+        return ops.mean(centered(ops.reshape(x, (ops.shape(x)[0], -1, 1))), axis=2)
+
+
+class OfClasses(L.Layer):
+    """Subtracts from each row the mean of its kind."""
+
+    def call(self, x):
+        kinds = tf.cast(x[:, 0] > 0, tf.int32)
+        return x - tf.gather(tf.math.unsorted_segment_mean(x, kinds, 2), kinds)
+
+
+def centered_groups(x):
+    """Groups of four rows, as of frames of a film: other numbers of rows are an error."""
+    groups = ops.reshape(x, (-1, 4, 5))
+    return ops.reshape(groups - ops.mean(groups, axis=1, keepdims=True), (-1, 5))
+
+
+class Groups(L.Layer):
+    def call(self, x):
+        return centered_groups(x)
+
+
+def groups_between_layers():
+    inputs = keras.Input((6,))
+    return unisono.Model(inputs, L.Dense(2)(centered_groups(L.Dense(5)(inputs))))
 
 
 def chain(*layers):
@@ -87,6 +145,7 @@ ON_THE_FIRST = {
     "in call": OfCall,
     "in call, beside dropout": lambda: OfCall(dropped=0.4),
     "in an own step": OwnStep,
+    "in an own prediction": OwnPrediction,
     "in a layer that the model does not hold": lambda: OfCall(Untracked([Centered()]).__call__),
 }
 WITH_ALL_ROWS = {
@@ -95,24 +154,28 @@ WITH_ALL_ROWS = {
     "a partial activation": lambda: chain(L.Dense(5, activation=functools.partial(ops.flip, axis=0))),
     "softmax over rows": lambda: chain(L.Softmax(axis=0), L.Lambda(lambda x: x * 1.0)),
     "an inner model": inner_model,
+    "a function": lambda: chain(InFunction()),
+    "a loop": lambda: chain(InLoop()),
+    "a scan": lambda: chain(AlongRows()),
+    "another axis of unknown length": lambda: chain(NextToRows(), L.Reshape((5,))),
+    "means of classes": lambda: chain(OfClasses()),
 }
 
 
-def numbers(make, replicas, **options):
+def numbers(make, replicas, x=X, y=Y, batch=BATCH, **options):
     keras.utils.set_random_seed(3)
     with scope(mirrored(replicas) if replicas > 1 else None), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = make()
         model.compile(keras.optimizers.SGD(0.05), "mse", **options)
-        history = model.fit(
-            X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, validation_data=(X, Y)
-        )
-        predictions = model.predict(X, batch_size=BATCH, verbose=0)
+        fit = {"batch_size": batch, "epochs": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(x, y, validation_data=(x, y), **fit)
+        predictions = model.predict(x, batch_size=batch, verbose=0)
     found = [[v.numpy() for v in model.variables if v.dtype.startswith("float")], predictions]
     return [*found, list(history.history.values())], [str(each.message) for each in said]
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("name", ON_THE_FIRST)
 def test_model_that_mixes_rows_is_computed_on_the_first_replica(name, replicas):
     found, said = numbers(ON_THE_FIRST[name], replicas)
@@ -120,7 +183,7 @@ def test_model_that_mixes_rows_is_computed_on_the_first_replica(name, replicas):
     assert any(ON_ONE in each for each in said)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("name", WITH_ALL_ROWS)
 def test_layer_that_is_made_to_mix_rows_is_given_all(name, replicas):
     found, said = numbers(WITH_ALL_ROWS[name], replicas)
@@ -138,6 +201,17 @@ def test_layers_that_cannot_be_given_all_rows_are_computed_on_the_first_replica(
     found, said = numbers(make, 3, **options)
     assert_close(found, numbers(make, 1)[0], FLOAT64, "numbers")
     assert any(ON_ONE in each for each in said)
+
+
+@pytest.mark.parametrize("make", [lambda: chain(Groups()), groups_between_layers], ids=["layer", "model"])
+def test_groups_of_rows_that_a_replica_cannot_make_are_those_of_one_device(make, caplog):
+    data = {"x": np.concatenate([X, X[:1]]), "y": np.concatenate([Y, Y[:1]]), "batch": 8}
+    found, said = numbers(make, 3, **data)
+    assert_close(found, numbers(make, 1, **data)[0], FLOAT64, "numbers")
+    assert (
+        any(GATHERED in each for each in said)
+        or "could not be looked at, so the first replica" in caplog.text
+    )
 
 
 class WithTable(L.Layer):
@@ -174,7 +248,7 @@ class Noisy(L.Layer):
         return centered(x)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("make", [Tables, lambda: chain(Noisy())], ids=["tables", "drawn numbers"])
 def test_what_layers_are_given_beside_rows_and_draw_is_that_of_one_device(make, replicas):
     found, said = numbers(make, replicas)

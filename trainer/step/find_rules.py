@@ -218,9 +218,14 @@ class RuleFinder:
 
     def _could_not_look(self, error: Exception) -> None:
         """Takes what has no rule yet for means; in a step of the user's own all rows are computed on one replica."""
-        if self._on_one_unseen:
+        on_one = self._on_one_unseen or self._cannot_gather
+        if on_one:
             self.answers[ALL_ROWS] = [ON_ONE, MEAN]
-        _log.warning(words.NOT_LOOKED_AT, words.SO_ON_ONE if self._on_one_unseen else words.SO_MEANS, error)
+        _log.warning(
+            words.NOT_LOOKED_AT,
+            words.SO_ON_ONE if on_one else words.SO_MEANS,
+            str(error).partition("\n")[0] or repr(error),
+        )
         self.answers.take_unknown_for_means()
 
     @property
@@ -233,20 +238,36 @@ class RuleFinder:
         if self._earlier is None:
             return
         units = int(unit_count(batch))
-        rows = min(units, _MOST_ROWS if self._asks_numbers else _FEW_ROWS)
-        if rows < 1:
+        if units < 1:
             return
-        batch = slice_units(batch, 0, rows, units)
-        if rows == 1:  # which has no parts
-            batch, rows = concat_rows([batch] * 2), 2
-        values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
-        try:
-            shown = self._shown((batch, rows, values))
-            self._doubt(shown.seen)
-            self._note(shown)
-            self._say_statistics(self._whole)
-        except tf.errors.OpError as error:
+        error = self._look_at_some(batch, units)
+        may_mix = self._whole.may_mix if self._may_be_whole and not self.answers[GATHERED] else ()
+        if error is not None and may_mix:  # a layer may need a number of rows that a part of them has not
+            self.answers[GATHERED] = self._to_gather(may_mix)
+            error = self._look_at_some(batch, units)
+            if error is not None:
+                self.answers[GATHERED] = [NOT_GATHERED]
+        if error is not None:
             self._could_not_look(error)
+
+    def _look_at_some(self, batch: Any, units: int) -> tf.errors.OpError | None:
+        """Looks at the first rows, at more where the code of the step refuses so few; returns its last error."""
+        most = [_MOST_ROWS, units] if self._asks_numbers else [_FEW_ROWS, _MOST_ROWS, units]
+        values = [np.asarray(tf.convert_to_tensor(v.value).numpy()) for v in self._states]
+        refused = None
+        for rows in dict.fromkeys(min(units, each) for each in most):
+            some = slice_units(batch, 0, rows, units)
+            # One row has no parts.
+            case = (concat_rows([some] * 2), 2, values) if rows == 1 else (some, rows, values)
+            try:
+                shown = self._shown(case)
+                self._doubt(shown.seen)
+                self._note(shown)
+                self._say_statistics(self._whole)
+                return None
+            except tf.errors.OpError as error:
+                refused = error
+        return refused
 
     def rules(self) -> JoinRules:
         """The rules as far as they are known; the others are means, and what is written is EQUAL."""

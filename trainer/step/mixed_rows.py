@@ -30,6 +30,12 @@ _JOINED = ("ConcatV2", "Pack", "ScatterNd", "TensorScatterAdd", "TensorScatterUp
 _MOVED = ("BatchToSpaceND", "RandomShuffle", "Reshape", "ReverseV2", "Roll", "SpaceToBatchND", "Transpose")
 _SUMMED = ("Cumprod", "Cumsum")
 _MAY_MIX = frozenset([*_CUT, *_JOINED, *_MOVED, *_SUMMED])
+_BY_NUMBER = (
+    "Segment",
+    "SparseSegment",
+    "UnsortedSegment",
+)  # how the names of sums over rows of a number begin
+_REDUCED = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
 _COMPARED = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul")
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
@@ -69,12 +75,21 @@ def mixed_in(outputs: Sequence[tf.Tensor], rows: Collection[tf.Tensor], same: Co
         if not given or op.type in _SIZES:
             continue
         depend.add(op)
-        of_rows = [each for each in given if not each.shape.is_fully_defined()]
+        of_rows = [each for each in given if each.dtype == tf.variant or not each.shape.is_fully_defined()]
         if of_rows and not holds_functions(op) and _has_numbers_without_rows(op):
             (found.statistics if op in computed else found.maybe).append(op)
-        elif of_rows and (op.type in _MAY_MIX or (op.type in _PRODUCTS and len(of_rows) > 1)):
+        elif of_rows and _may_mix(op, of_rows):
             found.maybe.append(op)
     return found
+
+
+def _may_mix(op: tf.Operation, of_rows: Sequence[tf.Tensor]) -> bool:
+    if op.type in _REDUCED:
+        axes = tf.get_static_value(op.inputs[1])
+        return axes is None or bool({0, -(op.inputs[0].shape.rank or 0)} & {*axes.ravel().tolist()})
+    if op.type in _PRODUCTS:
+        return len(of_rows) > 1
+    return op.type in _MAY_MIX or op.type.startswith(_BY_NUMBER) or holds_functions(op)
 
 
 def _has_numbers_without_rows(op: tf.Operation) -> bool:

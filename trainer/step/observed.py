@@ -44,7 +44,7 @@ class Observed:
         bent: the numbers that are joined by a rule only where rows are alike; see `bends.py`.
         statistics: the names of the operations that make statistics of rows (`mixed_in`), each with the innermost layer of
             the model in which it is; None where there is no such layer.
-        may_mix: whether a layer that holds code of the user's own may bring rows together in another manner.
+        may_mix: the layers that hold code of the user's own and may bring rows together in another manner.
         row_layers: those layers whose outputs are noted, in the order in which their calls have ended.
         direct_statistics: those of them that outputs do not have from state alone that was written before.
         differing: the numbers that are computed of others than what is the same on all replicas.
@@ -73,7 +73,7 @@ class Observed:
         self.statistics: list[tuple[str, Any]] = []
         self.direct_statistics: list[tuple[str, Any]] = []
         self.row_layers: list[Any] = []
-        self.may_mix = False
+        self.may_mix: list[Any] = []
         self._written: dict[int, tf.Tensor] = {}
         self._calls: list[tuple[Any, float, float]] = []
         self.bent: set[tuple[Any, ...]] = set()
@@ -253,7 +253,8 @@ class Observed:
         ]
         found = mixed_in(leaves, rows, self._same)
         self.statistics = self._with_layers(found.statistics)
-        self.may_mix = any(self._layers.get(id(layer)) for _, layer in self._with_layers(found.maybe))
+        layers = {id(layer): layer for _, layer in self._with_layers(found.maybe)}
+        self.may_mix = [layer for key, layer in layers.items() if self._layers.get(key)]
         if self.statistics:
             known = {**self._same, **self._written}
             self.direct_statistics = self._with_layers(mixed_in(leaves, rows, known).statistics)

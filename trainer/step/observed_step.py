@@ -8,14 +8,16 @@ told what the first one learned from "all replicas" (totals, gathered rows).
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
+from ...compat.edges import next_number
 from ...compat.layers import layers_of, statistics_of_all_rows
 from ...compat.pruning import Pruned, prune_to
 from ...compat.strategies import LookedAtReplica, pretending_replicas
@@ -94,7 +96,7 @@ class ObservedStep:
         self.statistics: list[tuple[str, Any]] = []
         self.direct_statistics: list[tuple[str, Any]] = []
         self.row_layers: list[Any] = []
-        self.may_mix = False
+        self.may_mix: list[Any] = []
         self.bent_writes: set[tuple[Any, ...]] = set()
         self.read_back: set[tuple[Any, ...]] = set()
         self.built_on: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
@@ -259,7 +261,9 @@ def looked_at(model: TrainedModel, name: str) -> Callable[[Any], Any]:
     training = name == "train_step"
 
     def prediction(data: Any) -> Any:
-        outputs = model.predict_step(data)
+        with _called(model, model._overrides_step(name)) as told:
+            outputs = model.predict_step(data)
+            told.append(outputs)
         _tell_outputs(outputs)
         return outputs
 
@@ -273,6 +277,17 @@ def looked_at(model: TrainedModel, name: str) -> Callable[[Any], Any]:
     if name == "predict_step":
         return prediction
     return getattr(model, name) if model._overrides_step(name) else step
+
+
+@contextlib.contextmanager
+def _called(model: TrainedModel, own_step: bool) -> Iterator[list[Any]]:
+    """Tells the observer of a step of the user's own as of a call of the model; the outputs are added to what it gives."""
+    graph, outputs = tf.compat.v1.get_default_graph(), list[Any]()
+    before = next_number(graph)
+    yield outputs
+    observer = this_step().observer
+    if own_step and observer is not None:
+        observer.called(model, outputs, graph, before, next_number(graph))
 
 
 def _tell_outputs(outputs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NOT_LOOKED_AT = "The code of your own in this step could not be looked at, so %s: %r"
+NOT_LOOKED_AT = "The code of your own in this step could not be looked at, so %s: %s"
 SO_MEANS = "what it returns is taken for means over the rows"
 SO_ON_ONE = (
     "the first replica computes each batch as a whole, which gives the numbers of one device at its speed"
