@@ -20,31 +20,8 @@ __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
 
 # Operations of Keras whose numbers are each computed of those in the same place.
-_ARITHMETIC = (
-    "Absolute",
-    "Add",
-    "Divide",
-    "Multiply",
-    "Negative",
-    "Power",
-    "Square",
-    "Subtract",
-    "TrueDivide",
-)
-_CURVES = (
-    "Cos",
-    "Exp",
-    "Gelu",
-    "LeakyRelu",
-    "Log",
-    "Relu",
-    "Rsqrt",
-    "Sigmoid",
-    "Silu",
-    "Sin",
-    "Sqrt",
-    "Tanh",
-)
+_ARITHMETIC = ("Absolute", "Add", "Divide", "Multiply", "Negative", "Power", "Subtract", "TrueDivide")
+_CURVES = ("Exp", "Gelu", "LeakyRelu", "Log", "Relu", "Sigmoid", "Silu", "Sqrt", "Square", "Tanh")
 _OF_EACH_NUMBER = frozenset([*_ARITHMETIC, *_CURVES, "Cast", "Clip", "Maximum", "Minimum"])
 
 

@@ -30,11 +30,8 @@ _JOINED = ("ConcatV2", "Pack", "ScatterNd", "TensorScatterAdd", "TensorScatterUp
 _MOVED = ("BatchToSpaceND", "RandomShuffle", "Reshape", "ReverseV2", "Roll", "SpaceToBatchND", "Transpose")
 _SUMMED = ("Cumprod", "Cumsum")
 _MAY_MIX = frozenset([*_CUT, *_JOINED, *_MOVED, *_SUMMED])
-_BY_NUMBER = (
-    "Segment",
-    "SparseSegment",
-    "UnsortedSegment",
-)  # how the names of sums over rows of a number begin
+# How the names of sums over the rows of a number begin.
+_BY_NUMBER = ("Segment", "SparseSegment", "UnsortedSegment")
 _REDUCED = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
 _COMPARED = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul")
