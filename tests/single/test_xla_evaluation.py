@@ -69,6 +69,14 @@ def test_evaluation_goes_over_to_xla_and_gives_the_numbers_of_the_graph(eager_to
     assert model.train_function is None, "nothing was trained"
 
 
+def test_what_was_measured_of_many_layouts_is_forgotten(eager_to_try, monkeypatch):
+    monkeypatch.setattr(xla_choice, "_LAYOUTS", 2)
+    model = compiled()
+    for rows in (40, 48, 56, 64):
+        model.evaluate(X[:rows], LABELS[:rows], batch_size=BATCH, verbose=0)
+    assert [rows for *_, rows in model.test_function.measured] == [56, 64]
+
+
 def test_evaluation_stays_in_the_graph_where_xla_is_not_clearly_faster(eager_to_try):
     eager_to_try[XLA] = 195e-6
     model = compiled()
