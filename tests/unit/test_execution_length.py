@@ -55,6 +55,10 @@ class Compiled:
 
     fresh = False
     usual_steps = 1
+    call_seconds = 0.0
+
+    def ended(self, execution, steps, seconds):
+        pass
 
 
 def test_execution_that_compiled_does_not_count():
@@ -114,3 +118,10 @@ def test_last_batch_is_numbered_as_in_keras():
     fixed.next()
     fixed.done(2)  # the epoch ended within the execution
     assert fixed.last_batch(2) == 3
+
+
+def test_executions_last_longer_where_calls_themselves_do():
+    for call, longest in ((0.002, 1), (0.02, 5), (0.2, 12)):
+        clock, function = Clock(), Compiled()
+        function.call_seconds = call
+        assert run(ExecutionLength(None, [], function=function, clock=clock), clock, 0.08, 4)[-1] == longest

@@ -9,9 +9,14 @@ from typing import Any
 from ...callbacks.wake import steps_to_wake
 from .executions import Execution
 
+_SHARE_OF_CALLS = 0.05  # of the time of executions
+_LONGEST = 1.0  # seconds that a callback may have to wait
+
 
 class ExecutionLength:
     """Sizes executions so that each lasts about `target` seconds, and ends where a callback wants to be called.
+
+    Where calls themselves take long (`call_seconds` of the function: thousands of variables), it is longer, up to a second.
 
     Args:
         fixed: int or None; the steps of every execution when the user fixed them (then callbacks wait for its end, as
@@ -74,7 +79,9 @@ class ExecutionLength:
             return
         function = self._function
         if not getattr(function, "fresh", False):
-            wanted = int(self._target * steps / max(seconds, 1e-6))
+            call = getattr(function, "call_seconds", 0.0)
+            target = max(self._target, min(call / _SHARE_OF_CALLS, _LONGEST))
+            wanted = int(target * steps / max(seconds, 1e-6))
             self._steps = max(1, min(wanted, 8 * steps))
             if function is not None:
                 function.usual_steps = self._steps

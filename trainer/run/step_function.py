@@ -23,6 +23,7 @@ from ...compat.variables import plain_variable
 from ...distribute.join_rules import JoinRules
 from ...distribute.replicas import copies_of, runs_in_threads, sums_of_replicas
 from ...distribute.workers.peer_watch import meeting
+from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.calls_on_host import CallsOnHost
 from ..inputs.checks import check_rows, refuse_unequal_parts
 from ..inputs.source import Chunk
@@ -38,6 +39,7 @@ from .rules_first import RulesFirst
 from .step_recorder import StepRecorder
 
 LARGE = 100  # variables: an MLP's step is 4 % slower with what is saved before it, those of larger models are no slower
+_EACH_INPUT = 5e-6  # seconds that TensorFlow takes for each variable that a graph is called with
 
 
 class StepFunction:
@@ -53,6 +55,7 @@ class StepFunction:
         full_rows: int or None; rows of a full batch: a last partial one is not worth compiling for.
         fresh: whether the last execution compiled something.
         usual_steps: int; the length of executions that was found, for the next epoch.
+        call_seconds: about what a call takes beside its steps, where that is much: each variable is handed over.
         measured: what was measured, for each layout of the input; see `xla_choice`.
         plan: of the fit that runs: choices that a resumed run repeats; see `rules_first`.
         recorder: what keeps the logs of each step for callbacks; None where none wants them. See `told_steps`.
@@ -66,7 +69,7 @@ class StepFunction:
         self.way = GRAPH
         self.full_rows: int | None = None
         self.fresh = self.shapes_vary = False
-        self.usual_steps = 1
+        self.usual_steps, self.call_seconds = 1, 0.0
         self.measured: dict[Any, Any] = {}
         self.plan: dict[str, Any] = {}
         self.after_execution: Callable[[Execution, int, float], None] | None = None
@@ -107,7 +110,14 @@ class StepFunction:
     def _optimization(self) -> contextlib.AbstractContextManager[None]:
         """How a graph is optimized that runs first: of a large model only as long as it pays."""
         if self._is_large is None:
-            self._is_large = len(self.model.variables) >= LARGE
+            variables = len(self.model.variables)
+            slots = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
+            strategy = self.model.distribute_strategy
+            replicas = 1 if self.alone else len(strategy.extended.worker_devices)
+            self._is_large, self.call_seconds = (
+                variables >= LARGE,
+                _EACH_INPUT * (variables + slots) * replicas,
+            )
         return optimized_briefly() if self._is_large else contextlib.nullcontext()
 
     def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
