@@ -26,6 +26,7 @@ from tensorflow.python.profiler import profiler_v2
 
 _LEVEL = "_ZN3tsl8profiler8internal13g_trace_levelE"
 _NOT_RECORDING = -1
+_FORKS = 2  # that may write a profile
 _RETURN = b"\xc3"  # the instruction of an x86-64
 
 
@@ -39,12 +40,23 @@ def write_in_fork(seconds: float) -> str | None:
     """Writes the profile that was begun, and ends it. It takes 0.05 s for 10,000 events, beside copying the page tables.
 
     Args:
-        seconds: how long the fork may take.
+        seconds: how long that may take. A fork has what another thread was in the middle of, a lock that it held, say: one
+            that fails, or has taken half of the time, is followed by another.
 
     Returns:
         None, or why nothing was written.
     """
-    session = profiler_v2._profiler
+    session, reason = profiler_v2._profiler, None
+    for _ in range(_FORKS):
+        reason = _written_in_fork(session, seconds / _FORKS)
+        if reason is None:
+            break
+    del session  # else it would not end below
+    discard()
+    return reason
+
+
+def _written_in_fork(session: Any, seconds: float) -> str | None:
     keep_what_is_freed = _keeper()
     with warnings.catch_warnings():
         # Python warns of forks beside threads: this one takes no lock of Python's, and runs no code of the user's.
@@ -52,15 +64,10 @@ def write_in_fork(seconds: float) -> str | None:
         try:
             fork = os.fork()
         except OSError as error:  # memory that the system may not promise twice, or a limit on processes
-            del session
-            discard()
             return f"no process could be made to write it ({error.strerror})"
     if not fork:
         _write_and_exit(session, keep_what_is_freed)
-    del session  # else it would not end below
-    reason = _ended(fork, seconds)
-    discard()
-    return reason
+    return _ended(fork, seconds)
 
 
 def discard() -> None:
@@ -110,7 +117,7 @@ def _ended(fork: int, seconds: float) -> str | None:
     if status is None:
         os.kill(fork, signal.SIGKILL)
         _status(fork, 1.0)  # on a disk that hangs it ends later
-        return f"TensorFlow did not write it within {seconds:g} s"
+        return f"TensorFlow did not write it within {_FORKS * seconds:g} s"
     if status < 0:
         return f"TensorFlow failed with {signal.Signals(-status).name} while it wrote it"
     return "TensorFlow could not write it" if status else None

@@ -76,6 +76,21 @@ def test_profile_that_cannot_be_written_ends_no_training(
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
+def test_profile_whose_first_fork_is_lost_is_written_by_another(tmp_path, monkeypatch):
+    real = profiles.profiler_v2
+    lost, written = tmp_path / "lost", tmp_path / "written"
+
+    def write():
+        if not lost.exists():
+            lost.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        written.touch()
+
+    monkeypatch.setattr(profiles, "profiler_v2", types.SimpleNamespace(_profiler=Session(write)))
+    model().fit(X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))])
+    assert written.exists() and real._profiler is None
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the instructions are not known")
 def test_nothing_that_is_freed_is_used_again_in_the_fork():
     keep = profiles._keeper()
