@@ -42,7 +42,8 @@ class Mixed(NamedTuple):
     """Operations behind outputs that bring rows together.
 
     Attributes:
-        statistics: those that make floating-point numbers without rows of tensors with rows, to be computed with.
+        statistics: those that make floating-point numbers without rows of tensors with rows, to be computed with, or sums of
+            the rows up to each.
         maybe: those that may bring rows together in another manner, or make numbers that are only compared.
     """
 
@@ -73,11 +74,20 @@ def mixed_in(outputs: Sequence[tf.Tensor], rows: Collection[tf.Tensor], same: Co
             continue
         depend.add(op)
         of_rows = [each for each in given if each.dtype == tf.variant or not each.shape.is_fully_defined()]
-        if of_rows and not holds_functions(op) and _has_numbers_without_rows(op):
+        if of_rows and _sums_up_rows(op):  # places in a queue, say, of which only the limit is compared
+            found.statistics.append(op)
+        elif of_rows and not holds_functions(op) and _has_numbers_without_rows(op):
             (found.statistics if op in computed else found.maybe).append(op)
         elif of_rows and _may_mix(op, of_rows):
             found.maybe.append(op)
     return found
+
+
+def _sums_up_rows(op: tf.Operation) -> bool:
+    """Whether each row is given a sum of those before it."""
+    if op.type not in _SUMMED or not op.inputs[0].shape.rank or op.inputs[0].shape[0] is not None:
+        return False
+    return tf.get_static_value(op.inputs[1]) in (0, -op.inputs[0].shape.rank)
 
 
 def _may_mix(op: tf.Operation, of_rows: Sequence[tf.Tensor]) -> bool:
