@@ -47,15 +47,15 @@ class ServerWatch:
     def watching(self) -> Iterator[None]:
         """Asks all servers until the block is left. May be entered again inside of itself."""
         self._entered += 1
-        if self._entered == 1:
-            self.complaint = None
-            self._tickers = [
-                Ticker("server-watch", functools.partial(self._look, index), lambda: self._timeout() / 4)
-                for index in range(len(self._addresses))
-            ]
-            for ticker in self._tickers:
-                ticker.start()
         try:
+            if self._entered == 1:
+                self.complaint = None
+                self._tickers = [
+                    Ticker("server-watch", functools.partial(self._look, index), lambda: self._timeout() / 4)
+                    for index in range(len(self._addresses))
+                ]
+                for ticker in self._tickers:
+                    ticker.start()
             yield
         finally:
             self._entered -= 1

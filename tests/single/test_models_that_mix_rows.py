@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from tests.helpers import FLOAT64, assert_close, mirrored, scope
+from tests.helpers import FLOAT64, GradientsOfItsOwn, assert_close, mirrored, scope
 
 pytestmark = pytest.mark.usefixtures("float64")
 L, ops = keras.layers, keras.ops
@@ -55,14 +55,8 @@ class OfCall(unisono.Model):
         return self.last(self.drop(ops.tanh(self.mix(self.first(x))), training=training))
 
 
-class OwnStep(OfCall):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
+class OwnStep(GradientsOfItsOwn, OfCall):
+    pass
 
 
 class OwnPrediction(OfCall):

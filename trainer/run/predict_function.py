@@ -174,16 +174,7 @@ class PredictFunction:
                 check_rows(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
             )
         joined = JoinRules() if rules is None else rules.rules
-        slices = ReplicaSlices(
-            strategy,
-            batch,
-            rows,
-            worker_rows,
-            part,
-            in_units=own_step,
-            on_one=joined.on_one,
-            open_rows=bool(joined.gathered_layers),
-        )
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, rules=joined)
         thread = thread_state() if runs_in_threads(strategy) else None
         several_workers = spans_workers(strategy)
 

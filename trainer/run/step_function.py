@@ -110,15 +110,17 @@ class StepFunction:
     def _optimization(self) -> contextlib.AbstractContextManager[None]:
         """How a graph is optimized that runs first: of a large model only as long as it pays."""
         if self._is_large is None:
-            variables = len(self.model.variables)
-            slots = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
-            strategy = self.model.distribute_strategy
-            replicas = 1 if self.alone else len(strategy.extended.worker_devices)
-            self._is_large, self.call_seconds = (
-                variables >= LARGE,
-                _EACH_INPUT * (variables + slots) * replicas,
-            )
+            self._take_size()
         return optimized_briefly() if self._is_large else contextlib.nullcontext()
+
+    def _take_size(self) -> None:
+        """Notes what the number of variables means for a call."""
+        variables = len(self.model.variables)
+        slots = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
+        replicas = 1 if self.alone else len(self.model.distribute_strategy.extended.worker_devices)
+        self._is_large = variables >= LARGE
+        if not self.model.run_eagerly:
+            self.call_seconds = _EACH_INPUT * (variables + slots) * replicas
 
     def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
         """The chunk, or parts of it while the rules of the steps are found."""
@@ -262,16 +264,7 @@ class StepFunction:
         elif worker_rows is not None:
             after = [*after, *refuse_unequal_parts(batch)]
         rules = JoinRules() if self._rules is None else self._rules.rules
-        slices = ReplicaSlices(
-            strategy,
-            batch,
-            rows,
-            worker_rows,
-            part,
-            in_units=own_step,
-            on_one=rules.on_one,
-            open_rows=bool(rules.parts or rules.gathered_layers),  # as where these were found
-        )
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, rules=rules)
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
         tracing.rules = rules

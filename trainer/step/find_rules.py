@@ -355,7 +355,7 @@ class RuleFinder:
             rule = self._not_joined(what, MEAN, words.OTHER_ORDER)
         elif self._losses_share_statistics(seen):
             rule = self._not_joined("The gradients of a step", MEAN, words.SHARED_STATISTICS)
-        if self._cannot_gather and not is_on_one(rule):  # whatever is drawn in it
+        if self._cannot_gather and not (is_on_one(rule) or self.answers.on_one):  # whatever is drawn in it
             what = "What the model makes of a row"
             warnings.warn(
                 f"{what} {words.MIXES_ROWS.fact}{words.ON_ONE_REPLICA}{words.MIXES_ROWS.cure}", stacklevel=2

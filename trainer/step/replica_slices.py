@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...distribute.gathered_rows import own_rows_of_all
+from ...distribute.join_rules import JoinRules
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaRows, StepContext, step_scope
 from ...distribute.workers.agreement import place_among_workers
@@ -31,6 +32,9 @@ def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[A
     return (replica * global_rows) // num_replicas, ((replica + 1) * global_rows) // num_replicas
 
 
+_NO_RULES = JoinRules()
+
+
 class ReplicaSlices:
     """One global batch, cut into the rows of each replica.
 
@@ -49,9 +53,9 @@ class ReplicaSlices:
         part: `part(replica, first, last)` reads rows `first` to `last - 1` on a replica of this worker; None: they are cut
             out of `batch`, on the host.
         in_units: whether the arrays of a batch may have different rows. Not with `rows`, `worker_rows` or `part`.
-        open_rows: whether the code on a replica must not know its number of rows while it is traced.
-        on_one: whether all rows count on the first replica. The others compute with them, too, for nothing: what needs an
-            even number of rows, say, gets it.
+        rules: of the step. With those of parts of numbers, or of layers that are given all rows, the code on a replica must
+            not know its number of rows while it is traced, as where they were found. With `on_one` all rows count on the
+            first replica; the others compute with them, too, for nothing: what needs an even number of rows, say, gets it.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -64,11 +68,11 @@ class ReplicaSlices:
         worker_rows: tf.Tensor | None = None,
         part: Callable[[int, Any, Any], Any] | None = None,
         in_units: bool = False,
-        on_one: bool = False,
-        open_rows: bool = False,
+        rules: JoinRules = _NO_RULES,
     ) -> None:
         self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
-        self._part, self._on_one, self._open_rows = part, on_one, open_rows
+        self._part, self._on_one = part, rules.on_one
+        self._open_rows = bool(rules.parts or rules.gathered_layers)
         self.shapes_vary = False
         self._replicas = strategy.num_replicas_in_sync
         self._in_units = (
