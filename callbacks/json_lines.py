@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from ..distribute.arguments import function
-from ..distribute.arguments import path as a_path
+from ..distribute.storage import local_path
 from .backup.save_schedule import SaveSchedule
 from .by_hand import ByHand
 
@@ -98,7 +98,7 @@ class JSONLines(ByHand, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._schedule = SaveSchedule.every("every", every)
-        self.path = Path(a_path("path", path))
+        self.path = local_path("path", path)
         self._file = LineFile(self.path)
         self._clock = function("clock", clock)
         self._epoch = 0

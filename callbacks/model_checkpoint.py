@@ -15,6 +15,7 @@ import keras
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import number, truth, whole_number
 from ..distribute.sharding.value import read_together
+from ..distribute.storage import local_path
 from ..optimizers.held_optimizers import optimizers_of
 from .backup.save_schedule import SaveSchedule
 from .by_hand import ByHand
@@ -73,6 +74,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         keep_last: int | None = None,
     ):
         check_pattern("`filepath`", filepath)
+        filepath = str(local_path("filepath", filepath))
         self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from ..distribute.arguments import shown
+from ..distribute.storage import is_url, local_path, tensorflow_path
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .json_lines import JSONLines
@@ -28,12 +29,13 @@ _PLACES: dict[type, tuple[str, str, bool]] = {
     TrainingReport: ("path", "path", False),
     keras.callbacks.BackupAndRestore: ("backup_dir", "backup_dir", True),
     keras.callbacks.CSVLogger: ("filename", "filename", False),
+    keras.callbacks.OrbaxCheckpoint: ("directory", "directory", True),
     keras.callbacks.ModelCheckpoint: ("filepath", "filepath", False),
     keras.callbacks.TensorBoard: ("log_dir", "log_dir", True),
 }
 
 
-def check_places(callbacks: Iterable[Any], logs: Callable[[], set[str]] | None) -> None:
+def check_places(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
     """Refuses the places of callbacks in which nothing can be written. For the process that writes.
 
     Args:
@@ -52,6 +54,11 @@ def check_places(callbacks: Iterable[Any], logs: Callable[[], set[str]] | None) 
                 check_pattern(argument, place)
                 if isinstance(callback, keras.callbacks.ModelCheckpoint):
                     _check_logs(argument, str(place), logs)
+                backed_up = isinstance(callback, keras.callbacks.CSVLogger) and any(
+                    isinstance(other, BackupAndRestore) for other in callbacks
+                )
+                if backed_up:  # a resume truncates the file
+                    local_path(argument.strip("`"), place)
                 check_place(argument, os.fspath(place), folder)
 
 
@@ -68,8 +75,9 @@ def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None
 
 
 def check_place(argument: str, place: str, folder: bool) -> None:
-    """Refuses a place, a file or a folder, that cannot be made; raises as `check_places`."""
-    if "://" in place:  # another file system: only writing tells
+    """Refuses a place, a file or a folder, that cannot be made or is a URL of an unknown kind; raises as `check_places`."""
+    if is_url(place):  # only writing tells the rest
+        tensorflow_path(argument.strip("`"), place)
         return
     path = Path(place)
     if not folder and path.is_dir():

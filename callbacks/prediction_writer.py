@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..distribute.arguments import path as a_path
 from ..distribute.arguments import shown
+from ..distribute.storage import local_path
 from ..distribute.workers.cluster import is_chief
 from .places import check_place
 from .safe_file import remove_leftovers, rename_folder_safely, rename_safely, save_error, temporary_path
@@ -48,11 +48,7 @@ class PredictionWriter(keras.callbacks.Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self.path = Path(a_path("path", path))
-        if "://" in os.fspath(path):
-            raise ValueError(
-                f"`path` must be in a local or mounted file system, where arrays can be mapped. Received: {path}"
-            )
+        self.path = local_path("path", path)
         self._single = self.path.suffix == ".npy"
         self._temporary: Path | None = None
         self._structure: Any = None

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..compat.profiles import discard
-from ..distribute.arguments import path, shown, whole_number
+from ..distribute.arguments import shown, whole_number
+from ..distribute.storage import local_path
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
 from .by_hand import ByHand
@@ -63,7 +64,7 @@ class Profiler(ByHand, keras.callbacks.Callback):
                 )
         if port is not None and whole_number("port", port) > 65535:
             raise ValueError(f"`port` must be None or a port from 1 to 65535. Received: {port}")
-        self.log_dir = Path(path("log_dir", log_dir))
+        self.log_dir = local_path("log_dir", log_dir)
         self.steps = steps
         self.port = port
         self._served = False

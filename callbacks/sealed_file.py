@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ..distribute.arguments import path as a_path
+from ..distribute.storage import local_path
 from .safe_file import open_plain, rename_safely, sync_directory, temporary_path
 
 _SEAL = re.compile(rb"BLAKE2b of all bytes before this line: ([0-9a-f]{128})\n")
@@ -52,7 +52,7 @@ def verify_checkpoint(path: str | Path) -> bool | None:
 
     A `.keras` or `.h5` file whose end is missing is False, whoever wrote it.
     """
-    digest, end = _stored(a_path("path", path))
+    digest, end = _stored(local_path("path", path))
     return None if digest is None else digest != "" and _blake2b(path, end) == digest
 
 

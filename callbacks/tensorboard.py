@@ -19,8 +19,9 @@ from ..compat.callbacks import (
     train_writer,
     validation_writer,
 )
-from ..distribute.arguments import path, truth, whole_number
+from ..distribute.arguments import truth, whole_number
 from ..distribute.parameter_servers.updates import on_parameter_servers
+from ..distribute.storage import tensorflow_path
 from .by_hand import ByHand
 from .step_hooks import add_step_hook, remove_step_hook
 
@@ -46,10 +47,9 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
         embeddings_freq: int = 0,
         embeddings_metadata: Any = None,
     ) -> None:
-        path("log_dir", log_dir)
         update_freq = whole_number("update_freq", update_freq, words=("epoch", "batch"))
         super().__init__(
-            os.fspath(log_dir),
+            tensorflow_path("log_dir", log_dir),
             whole_number("histogram_freq", histogram_freq, 0),
             truth("write_graph", write_graph),
             truth("write_images", write_images),

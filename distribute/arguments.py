@@ -6,7 +6,6 @@ import inspect
 import math
 import numbers
 import operator
-import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -138,16 +137,3 @@ def takes_arguments(value: Any, count: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def path(name: str, value: Any, optional: bool = False) -> Any:
-    """`value`, if it is a path: a text or a path object, not empty.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if value is None and optional:
-        return None
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
-    return value

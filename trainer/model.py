@@ -15,7 +15,8 @@ import keras
 from ..compat.replaced import wrap
 from ..compat.serialization import our_classes, pickled, save_as, save_under, unpickle
 from ..compat.training import KerasFunctional, TensorFlowTrainer
-from ..distribute.arguments import path, shown, truth
+from ..distribute.arguments import shown, truth
+from ..distribute.storage import is_url, path_text
 from .pipeline import step as pipeline_step
 from .step.variable_placement import bring_along, place_with_model
 from .trainer import Trainer
@@ -175,14 +176,14 @@ def load_model(
     Returns:
         The model, adopted.
     """
-    path("filepath", filepath)
+    path_text("filepath", filepath)
     if custom_objects is not None and not isinstance(custom_objects, dict):
         raise TypeError(
             f"`custom_objects` must be a dict from names to classes. Received: {shown(custom_objects)}"
         )
     truth("compile", compile)
     truth("safe_mode", safe_mode)
-    if "://" not in os.fspath(filepath) and not os.path.exists(filepath):
+    if not is_url(filepath) and not os.path.exists(filepath):
         raise ValueError(
             f"File not found: `filepath` {os.fspath(filepath)!r} does not exist: give a `.keras` or `.h5` file."
         )

@@ -12,7 +12,8 @@ from typing import Any
 import keras
 
 from ...compat.training import begin_with_epoch
-from ...distribute.arguments import path, truth, whole_number
+from ...distribute.arguments import truth, whole_number
+from ...distribute.storage import local_path
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..by_hand import ByHand
 from ..fit_state import FitState
@@ -287,9 +288,4 @@ def _local_directory(directory: str | os.PathLike | None) -> Path:
         raise ValueError(
             f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
         )
-    path("directory", directory)
-    if "://" in os.fspath(directory):
-        raise ValueError(
-            f"`directory` must be in a local or mounted file system, where renaming is safe. Received: {directory}"
-        )
-    return Path(directory)
+    return local_path("directory", directory)

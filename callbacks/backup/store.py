@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...distribute.arguments import path as a_path
+from ...distribute.storage import local_path
 from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
 from . import container, parts, schema
 
@@ -40,7 +40,7 @@ class BackupInfo:
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
     """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory."""
-    return [_inspect(path) for path in backup_paths(a_path("directory", directory))]
+    return [_inspect(path) for path in backup_paths(local_path("directory", directory))]
 
 
 def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
@@ -48,7 +48,7 @@ def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
 
     It is a path, with the epoch, step, time and size as attributes.
     """
-    paths = backup_paths(a_path("directory", directory))
+    paths = backup_paths(local_path("directory", directory))
     return next((info for info in map(_inspect, paths) if info.status == "good"), None)
 
 
@@ -59,7 +59,7 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
     """
-    return read_for(Path(a_path("path", path)))
+    return read_for(local_path("path", path))
 
 
 def read_for(path: Path, worker: int | None = None) -> tuple[dict[str, Any], Any]:

@@ -7,15 +7,14 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.arguments import path as a_path
 from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...distribute.storage import local_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..by_hand import ByHand
 from ..json_lines import jsonable
@@ -48,7 +47,7 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        self.path = None if path is None else Path(a_path("path", path))
+        self.path = local_path("path", path, optional=True)
         self.report: dict[str, Any] | None = None
         self._watches: list[Any] = []
         self._batch: Any = None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from ...distribute.arguments import function, number, truth
-from ...distribute.arguments import path as a_path
 from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...distribute.storage import local_path
 from ...distribute.workers.agreement import gather_json
 from ..by_hand import ByHand
 from ..json_lines import LineFile
@@ -54,7 +53,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self.path = Path(a_path("path", path))
+        self.path = local_path("path", path)
         if self.path.suffix not in (".html", ".htm"):
             raise ValueError(
                 f"`path` must end in .html; the numbers are written beside it as .jsonl. Received: {str(path)!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 
+from ..storage import local_path
 from .simulator import Simulation, Span
 
 _COLOURS = {"forward": "#4c8bf5", "backward": "#f2a33c"}
@@ -49,8 +50,7 @@ class Timeline:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to `path` (an .svg file), replacing what is there."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.svg())
+        local_path("path", path).write_text(self.svg(), encoding="utf-8")
 
     def _repr_svg_(self) -> str:
         return self.svg()

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..storage import local_path
 from .accusations import accusation_in
 from .own_text import essence, is_own_file
 from .record import ErrorRecord, Record, short, write
@@ -119,7 +120,7 @@ def start(folder: str | None, task: str) -> None:
     """Keeps a record of this process from now on, in the folder that UNISONO_RECORDS names; without one, none."""
     global _recorder
     if folder and _recorder is None:
-        _recorder = Recorder(Path(folder), task)
+        _recorder = Recorder(local_path("UNISONO_RECORDS", folder), task)
         _recorder.start()
 
 

@@ -28,6 +28,7 @@ from ...compat.graphs import operations_are_deterministic
 from ...compat.layers import computes_again, layers_of
 from ...distribute.devices import is_gpu
 from ...distribute.sharding.levels import level_of
+from ...distribute.storage import local_path
 from ...distribute.workers.agreement import spans_workers
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Chunk, Source
@@ -290,7 +291,7 @@ class XlaChoice:
             [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()],
         ]
         name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
-        return pathlib.Path(folder) / f"way-{name}.json"
+        return local_path("UNISONO_CACHE_DIR", folder) / f"way-{name}.json"
 
 
 def _remembered(file: pathlib.Path | None) -> tuple[str | None, str]:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .parser import Parser
+from .parser import Parser, local
 
 if TYPE_CHECKING:
     from ..callbacks import BackupInfo
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         "are good, others are damaged, missing or of a newer version.",
     )
     parser.add_argument(
-        "directory", type=Path, help="the directory given to BackupAndRestore or ModelCheckpoint"
+        "directory", type=local, help="the directory given to BackupAndRestore or ModelCheckpoint"
     )
     directory = parser.parse_args(argv).directory
     if not directory.is_dir():

@@ -6,13 +6,12 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
 from ..distribute.launcher.launch import Launcher
 from ..distribute.launcher.tasks import Layout
-from .parser import Parser
+from .parser import Parser, local
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,7 +78,7 @@ def _parser() -> Parser:
         metavar="K",
         help="start all again up to K times after one has failed (default 0)",
     )
-    add("--log-dir", type=Path, metavar="D", help="write the output of each process to a file in D as well")
+    add("--log-dir", type=local, metavar="D", help="write the output of each process to a file in D as well")
     _add_waits_and_network(add)
     add("script", help="the Python file that each worker runs")
     add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")

@@ -6,6 +6,16 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from ..distribute.storage import local_path
+
+
+def local(text: str) -> Path:
+    """The type of an argument that is a file or a folder."""
+    try:
+        return local_path("path", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
 
 class Parser(argparse.ArgumentParser):
     """As `argparse.ArgumentParser`."""

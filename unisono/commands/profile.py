@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..distribute.workers.addresses import listens, split_address
-from .parser import Parser
+from .parser import Parser, local
 
 _CONNECT_SECONDS = 5.0
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         help="addresses of the workers' profilers: worker i listens at the port of the callback + i",
     )
     parser.add_argument(
-        "--log-dir", type=Path, default=Path("logs"), help="where to write it (default: logs)"
+        "--log-dir", type=local, default=Path("logs"), help="where to write it (default: logs)"
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to capture (default: 2)")
     options = parser.parse_args(argv)

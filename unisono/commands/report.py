@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from .parser import Parser
+from .parser import Parser, local
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,8 +16,8 @@ def main(argv: Sequence[str]) -> int:
     )
     runs_help = "folders with the .jsonl files of TrainingReport, or such files"
     output_help = "the page to write (default: report.html in the first folder)"
-    parser.add_argument("runs", type=Path, nargs="+", help=runs_help)
-    parser.add_argument("-o", "--output", type=Path, help=output_help)
+    parser.add_argument("runs", type=local, nargs="+", help=runs_help)
+    parser.add_argument("-o", "--output", type=local, help=output_help)
     options = parser.parse_args(argv)
     for place in options.runs:
         if not place.exists():

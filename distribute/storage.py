@@ -1,0 +1,88 @@
+"""Where files are: each path that an argument, a command or a variable gives is checked here, before anything is written.
+
+Unisono renames, truncates, maps and flushes files, which a local or mounted file system can do and a bucket cannot:
+`local_path` rejects URLs. TensorFlow writes event files itself: `tensorflow_path` accepts every scheme that TensorFlow has a
+file system for. Support for buckets begins in `local_path`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from .arguments import shown
+
+# pathlib.Path turns gs://bucket into gs:/bucket. A single letter is a drive of Windows.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
+
+
+def local_path(name: str, value: Any, optional: bool = False) -> Any:
+    """`value` as a `pathlib.Path`, if it is a text or a path object, not empty, of a local or mounted file system.
+
+    `file:///folder/file` is the local path `/folder/file`.
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+        optional: whether None is allowed too, and returned.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is None and optional:
+        return None
+    text = path_text(name, value)
+    found = _URL.match(text)
+    if found is None:
+        return Path(text)
+    if found[1].lower() == "file" and re.match(r"file:(//)?/[^/]", text, re.IGNORECASE):
+        return Path("/" + text[len("file:") :].lstrip("/"))
+    raise ValueError(
+        f"`{name}` must be in a local or mounted file system, and this is a URL: mount it, or write to a local folder and "
+        f"copy the files. Received: {shown(text)}"
+    )
+
+
+def tensorflow_path(name: str, value: Any) -> str:
+    """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme it has a file system for.
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    text = path_text(name, value)
+    found = _URL.match(text)
+    if found is None:
+        return text
+    if not found[2]:
+        raise ValueError(
+            f"`{name}` is a URL that has lost a slash, as in a `pathlib.Path`: give it as a text such as "
+            f'"{found[1]}://...". Received: {shown(text)}'
+        )
+    import tensorflow as tf  # commands that need no TensorFlow import this module
+
+    known = {scheme.rstrip(":/") for scheme in tf.io.gfile.get_registered_schemes()} - {""}
+    if found[1] not in known:
+        raise ValueError(
+            f"`{name}` has a scheme that TensorFlow has no file system for: install tensorflow-io and import it, or use a "
+            f"local path or one of {', '.join(sorted(known))}. Received: {shown(text)}"
+        )
+    return text
+
+
+def is_url(value: Any) -> bool:
+    """Whether a path is a URL with a scheme, and thus no local path."""
+    return _URL.match(os.fspath(value)) is not None
+
+
+def path_text(name: str, value: Any) -> str:
+    """`value` as text, if it is a path: a text or a path object, not empty. Raises as `local_path`."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not text or not isinstance(text, str):
+        raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
+    return text

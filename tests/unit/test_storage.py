@@ -1,0 +1,126 @@
+"""Paths with a scheme: each callback and command works with it or rejects it, and writes nothing to a folder named `gs:`."""
+
+from __future__ import annotations
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from unisono import callbacks
+from unisono.callbacks import places
+from unisono.commands import main
+from unisono.distribute.storage import local_path, tensorflow_path
+from unisono.distribute.workers import recorder
+
+SCHEMES = ("gs", "s3", "hdfs", "ram", "http", "abfs+x")
+WRITERS = {
+    "AnomalyReport": (callbacks.AnomalyReport, "path", "a.json"),
+    "BackupAndRestore": (callbacks.BackupAndRestore, "directory", "b"),
+    "JSONLines": (callbacks.JSONLines, "path", "a.jsonl"),
+    "ModelCheckpoint": (callbacks.ModelCheckpoint, "filepath", "{epoch}.keras"),
+    "PredictionWriter": (callbacks.PredictionWriter, "path", "a.npy"),
+    "Profiler": (callbacks.Profiler, "log_dir", "logs"),
+    "TrainingReport": (callbacks.TrainingReport, "path", "a.html"),
+    "list_backups": (callbacks.list_backups, "directory", "b"),
+    "read_backup": (callbacks.read_backup, "path", "b/a.unisono"),
+    "verify_checkpoint": (callbacks.verify_checkpoint, "path", "a.keras"),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_url_is_rejected_when_the_callback_is_made(name):
+    make, argument, file = WRITERS[name]
+    for scheme in SCHEMES:
+        url = f"{scheme}://bucket/{file}"
+        for given in (url, pathlib.Path(url)):
+            with pytest.raises(ValueError, match=f"`{argument}` must be in a local .* mount") as caught:
+                make(given)
+            assert str(caught.value).endswith(f"Received: {str(given)!r}")
+
+
+def test_each_callback_that_writes_is_among_those_that_were_tried():
+    named = {kind.__name__ for kind in places._PLACES}
+    assert named <= {*WRITERS, "CSVLogger", "OrbaxCheckpoint", "TensorBoard"}
+
+
+def test_local_paths_remain_local():
+    for text in ("a", "/a/b", "a:b/c", "C:/a", "./gs:/a", "a/b://c"):
+        assert local_path("path", text) == pathlib.Path(text)
+        assert tensorflow_path("path", text) == text
+    for text in ("file:///a/b", "file:/a/b", "FILE:///a/b"):
+        assert local_path("path", text) == pathlib.Path("/a/b")
+    assert callbacks.ModelCheckpoint("file:///a/{epoch}.keras").filepath == "/a/{epoch}.keras"
+    for text in ("file://host/a", ""):
+        with pytest.raises(ValueError, match="`path` must be"):
+            local_path("path", text)
+
+
+def test_tensorboard_takes_the_schemes_of_tensorflow(tmp_path):
+    for bad in ("s3://bucket/logs", "abc://logs"):
+        with pytest.raises(ValueError, match="`log_dir` has a scheme .* ram. Received: '" + bad):
+            callbacks.TensorBoard(bad)
+    with pytest.raises(ValueError, match="`log_dir` is a URL that has lost a slash"):
+        callbacks.TensorBoard(pathlib.Path("ram://logs"))
+    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[callbacks.TensorBoard("ram://logs")])
+    assert any("tfevents" in name for name in tf.io.gfile.listdir("ram://logs/train"))
+
+
+def test_url_of_a_callback_of_keras_is_rejected_before_the_first_step():
+    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    steps = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
+    for callback in (
+        keras.callbacks.CSVLogger("s3://bucket/log.csv"),
+        keras.callbacks.CSVLogger(pathlib.Path("gs://bucket/log.csv")),
+        keras.callbacks.ModelCheckpoint("hdfs://host/m.keras"),
+        keras.callbacks.BackupAndRestore("s3://bucket/b"),
+        keras.callbacks.TensorBoard("s3://bucket/logs"),
+    ):
+        with pytest.raises(ValueError, match=f"of `{type(callback).__name__}` .* Received: '.*:/"):
+            model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[callback, count])
+    assert not steps
+
+
+def test_backup_of_a_log_in_a_bucket_is_rejected(tmp_path):
+    logger = keras.callbacks.CSVLogger("ram://log.csv")
+    places.check_places([logger], None)
+    with pytest.raises(ValueError, match="`filename` of `CSVLogger` must be in a local"):
+        places.check_places([logger, callbacks.BackupAndRestore(tmp_path / "b")], None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "gs://bucket/run"],
+        ["report", ".", "--output", "s3://bucket/a.html"],
+        ["backups", "gs://bucket/b"],
+        ["profile", "--service", "a:1", "--log-dir", "gs://bucket/logs"],
+        ["launch", "--log-dir", "gs://bucket/logs", "a.py"],
+    ],
+)
+def test_url_given_to_a_command_is_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert "must be in a local or mounted file system" in told and "://bucket" in told
+
+
+def test_url_in_a_variable_is_rejected(monkeypatch):
+    monkeypatch.setattr(recorder, "_recorder", None)
+    with pytest.raises(ValueError, match="`UNISONO_RECORDS` must be in a local"):
+        recorder.start("gs://bucket/records", "worker 0")
