@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from ..distribute.arguments import function
 from ..distribute.storage import local_path
 from .backup.save_schedule import SaveSchedule
 from .by_hand import ByHand
+from .own_files import begins_with_json, keep_others_file
 
 
 class LineFile:
@@ -85,7 +87,7 @@ class JSONLines(ByHand, keras.callbacks.Callback):
     that no step appears twice.
 
     Args:
-        path: of the file; an existing one is overwritten.
+        path: of the file; one that an earlier run has written is overwritten, any other is refused.
         every: "epoch", or int: also after so many steps of an epoch (with "steps": true in the line).
         clock: () -> float; seconds since 1970.
     """
@@ -114,6 +116,12 @@ class JSONLines(ByHand, keras.callbacks.Callback):
     def set_state(self, state: dict[str, int]) -> None:
         """On resume: continues the file there."""
         self._file.continue_at(state["size"])
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses to overwrite a file that is none of this callback."""
+        if self._calendar().chief:
+            is_own = functools.partial(begins_with_json, keys=("epoch", "step", "time"))
+            keep_others_file("`path` of `JSONLines`", self.path, is_own)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""

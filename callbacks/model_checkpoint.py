@@ -56,7 +56,8 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
 
     Raises:
         ValueError: as Keras; or `keep_best` or `keep_last` without a placeholder in `filepath`.
-        SaveError: (an `OSError`) the directory is gone, full or read-only; earlier files are unchanged.
+        SaveError: (an `OSError`) the directory is gone, full or read-only, or has a file of such a name that no
+            `ModelCheckpoint` has written; earlier files are unchanged.
     """
 
     def __init__(
@@ -133,8 +134,10 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         self._saved_at = self._clock() - state.get("waited", 0.0)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Removes what interrupted writes left behind."""
+        """Refuses to overwrite files of others, and removes what interrupted writes left behind."""
         self._saved_at = self._clock()
+        if self._writes_files():
+            self._own_files.keep_others("`filepath` of `ModelCheckpoint`")
         directory = Path(self.filepath).parent
         if self._writes_files() and "{" not in str(directory):
             remove_leftovers(directory)

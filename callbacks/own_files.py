@@ -1,19 +1,57 @@
-"""The files that a callback has made itself: the only ones that it may remove."""
+"""The files that a callback has made itself: the only ones that it may remove or overwrite."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import stat
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .sealed_file import remove_sealed, sum_of
+from .safe_file import SaveError, open_plain
+from .sealed_file import is_sealed, remove_sealed, sum_of
 
 # What a format such as `{epoch:03d}` or `{loss:.2e}` gives.
 _NUMBER = r" *[-+]?(?:[0-9][0-9_,.]*(?:[eE][-+]?[0-9]+)?%?|nan|inf|NAN|INF) *"
+
+
+_MOST_BYTES = 1 << 20  # that tell who wrote a file
+
+
+def keep_others_file(argument: str, path: Path, is_own: Callable[[Path], bool]) -> None:
+    """Refuses to overwrite a file that has content, and that the callback did not write.
+
+    Args:
+        argument: and the callback that it belongs to, for the message.
+        path: of the file.
+        is_own: whether the callback has written a plain file; a `ValueError` or an `OSError` is a no.
+
+    Raises:
+        SaveError: (an OSError) see above.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) or not path.stat().st_size or is_own(path):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError, RecursionError):
+        pass
+    raise SaveError(
+        errno.EEXIST,
+        f"{argument} would overwrite {path}, which that callback did not write: move the file, or choose another place.",
+    )
+
+
+def begins_with_json(path: Path, keys: Iterable[str], lines: bool = True) -> bool:
+    """Whether the first line of a file, or all of it, is a JSON object with these keys."""
+    with open_plain(path) as stream:
+        text = stream.readline(_MOST_BYTES) if lines else stream.read(_MOST_BYTES)
+    found = json.loads(text)
+    return isinstance(found, dict) and found.keys() >= set(keys)
 
 
 class Saved(NamedTuple):
@@ -36,8 +74,14 @@ class OwnFiles:
         parts = Path(pattern).parts
         fixed = next((i for i, part in enumerate(parts) if "{" in part), len(parts) - 1)
         fixed = min(fixed, len(parts) - 1)
-        self.folder = Path(*parts[:fixed])
+        self.folder, self._depth = Path(*parts[:fixed]), len(parts) - fixed
         self._names = re.compile("/".join(_pattern_of(part) for part in parts[fixed:]))
+
+    def keep_others(self, argument: str) -> None:
+        """Refuses names that a file already has that was not saved by `write_sealed`; raises as `keep_others_file`."""
+        for path in self.folder.glob("/".join("*" * self._depth)):
+            if self._names.fullmatch(path.relative_to(self.folder).as_posix()):
+                keep_others_file(argument, path, is_sealed)
 
     def name(self, path: str) -> str:
         """The name of a file that the pattern has given."""

@@ -16,8 +16,16 @@ import tensorflow as tf
 from ..distribute.arguments import shown
 from ..distribute.storage import local_path
 from ..distribute.workers.cluster import is_chief
+from .own_files import keep_others_file
 from .places import check_place
-from .safe_file import remove_leftovers, rename_folder_safely, rename_safely, save_error, temporary_path
+from .safe_file import (
+    open_plain,
+    remove_leftovers,
+    rename_folder_safely,
+    rename_safely,
+    save_error,
+    temporary_path,
+)
 from .trained_model import CompiledModel
 
 
@@ -35,8 +43,8 @@ class PredictionWriter(keras.callbacks.Callback):
 
     Args:
         path: with the suffix `.npy`: the file of a model's one output. Any other: a folder with one file for each output,
-            named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. What is there is replaced; a folder
-            that holds anything but `.npy` files is refused.
+            named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. What this callback has written is
+            replaced: its files end in a line that says so. A file of another, or a folder that holds one, is refused.
 
     Raises:
         ValueError, TypeError: the path, the model or an output cannot be used: text, and rows of different lengths, are no
@@ -76,13 +84,7 @@ class PredictionWriter(keras.callbacks.Callback):
         own_step = self.model._overrides_step("predict_step")
         if self._single and isinstance(outputs, list) and len(outputs) > 1 and not own_step:
             self._refuse_several(len(outputs))
-        others = [] if self._single or not self.path.exists() else sorted(self.path.iterdir())
-        found = next((each for each in others if each.suffix != ".npy" or not each.is_file()), None)
-        if found is not None:
-            raise ValueError(
-                f"`path` of `PredictionWriter` is a folder that holds more than `.npy` files, such as {found.name}, and "
-                f"would be replaced: give a folder of its own. Received: {self.path}"
-            )
+        self._keep_others()
         remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
 
     def write(self, outputs: Any) -> None:
@@ -102,11 +104,24 @@ class PredictionWriter(keras.callbacks.Callback):
         """Gives the files their name."""
         if self._temporary is None:
             return
+        self._keep_others()
         temporary, self._temporary = self._temporary, None
         rename = rename_safely if self._single else rename_folder_safely
         with rename(temporary, self.path):
             for file in self._files:
                 file.finish()
+
+    def _keep_others(self) -> None:
+        """Refuses to replace what is none of its own."""
+        if self._single:
+            keep_others_file("`path` of `PredictionWriter`", self.path, _is_own)
+            return
+        for each in sorted(self.path.iterdir()) if self.path.exists() else ():
+            if not (each.is_file() and not each.is_symlink() and _is_own(each)):
+                raise ValueError(
+                    f"`path` of `PredictionWriter` is a folder that would be replaced, and holds {each.name}, which it did "
+                    f"not write: give a folder of its own. Received: {self.path}"
+                )
 
     def on_predict_exit(self) -> None:
         """Removes unfinished files. The loop calls it however `predict` ends."""
@@ -136,7 +151,8 @@ class PredictionWriter(keras.callbacks.Callback):
         if not self._single:
             self._temporary.mkdir()
         files = [self._temporary if self._single else self._temporary / name for name in names]
-        self._files = [_ArrayFile(file, array) for file, array in zip(files, arrays)]
+        ends = [_end_of(self.path.name if self._single else name) for name in names]
+        self._files = [_ArrayFile(*each) for each in zip(files, arrays, ends)]
         self._structure = keras.tree.pack_sequence_as(outputs, names)
 
     def _refuse_several(self, count: int) -> None:
@@ -147,12 +163,14 @@ class PredictionWriter(keras.callbacks.Callback):
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by rows. Owns its stream.
+    """An `.npy` file that grows by rows, with the line `end` behind them. Owns its stream.
 
-    NumPy leaves room in the header for the number of rows, which is written again at the end.
+    NumPy leaves room in the header for the number of rows, which is written again at the end. Its readers take as many rows
+    as the header says, and do not look at what follows.
     """
 
-    def __init__(self, path: Path, like: np.ndarray) -> None:
+    def __init__(self, path: Path, like: np.ndarray, end: bytes) -> None:
+        self._end = end
         self._dtype, self._row = like.dtype, like.shape[1:]
         self._rows = 0
         self._stream = open(path, "wb")  # noqa: SIM115 - closed by `close`
@@ -173,11 +191,10 @@ class _ArrayFile:
         self._rows += len(array)
 
     def finish(self) -> None:
-        """Writes how many rows there are, and closes the file."""
-        end = self._stream.tell()
+        """Writes how many rows there are and the last line, and closes the file."""
+        self._stream.write(self._end)
         self._stream.seek(0)
         self._write_header()
-        self._stream.seek(end)
         self.close()
 
     def close(self) -> None:
@@ -188,6 +205,18 @@ class _ArrayFile:
         descr = np.lib.format.dtype_to_descr(self._dtype)
         header = {"descr": descr, "fortran_order": False, "shape": (self._rows, *self._row)}
         np.lib.format.write_array_header_1_0(self._stream, header)
+
+
+def _end_of(name: str) -> bytes:
+    """What ends a file: a copy under another name is the user's."""
+    return f"\nWritten by unisono.callbacks.PredictionWriter as {name}\n".encode()
+
+
+def _is_own(path: Path) -> bool:
+    end = _end_of(path.name)
+    with open_plain(path) as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - len(end)))
+        return stream.read() == end
 
 
 def _storable(leaf: Any) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -155,9 +156,15 @@ class Profiler(ByHand, keras.callbacks.Callback):
         run.mkdir(parents=True, exist_ok=True)
         for file in () if reason else Path(self._temporary).rglob("*.xplane.pb"):  # it may be written in part
             name = f"worker-{worker_index()}.xplane.pb" if num_workers() > 1 else file.name
-            os.replace(file, run / name)
+            os.replace(file, _unused(run / name))
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary, self._captured = None, True
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or where a file is there one with a number: two profiles may end in the same second."""
+    names = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
+    return next(each for each in (path, *itertools.islice(names, 100)) if not each.exists())
 
 
 def _check_free(port: int) -> None:

@@ -77,10 +77,15 @@ def checkpoints_in(directory: Path) -> list[Path]:
     """The files in a folder that carry a checksum or should, sorted; also those of which only an old checksum is left."""
     old = {path.with_name(path.name.removesuffix(_OLD_SUFFIX)) for path in directory.glob(f"*{_OLD_SUFFIX}")}
     plain = {path for ending in ("*.keras", "*.h5") for path in directory.glob(ending)}
-    return sorted(old | {path for path in plain if not path.name.startswith(".") and _is_sealed(path)})
+    return sorted(old | {path for path in plain if not path.name.startswith(".") and _may_be_sealed(path)})
 
 
-def _is_sealed(path: Path) -> bool:
+def is_sealed(path: Path) -> bool:
+    """Whether a file carries a checksum, which is not compared with its bytes."""
+    return bool(_stored(path)[0])
+
+
+def _may_be_sealed(path: Path) -> bool:
     try:
         return _stored(path)[0] is not None
     except OSError:

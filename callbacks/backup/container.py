@@ -104,6 +104,12 @@ def checksum(path: str | Path) -> bytes:
         return stream.read(DIGEST_BYTES)
 
 
+def is_container(path: Path) -> bool:
+    """Whether a file begins as one that `write` has written."""
+    with open_plain(path) as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
 def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
     """`read` for bytes in memory; `path` is the name in messages."""
     return _load(path, io.BytesIO(data), len(data))

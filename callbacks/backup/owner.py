@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...distribute.workers.ticker import Ticker
+from ..own_files import keep_others_file
 from ..process_name import ProcessName, this_process
 from ..safe_file import SaveError, open_plain, save_error, temporary_path, write_safely
 
@@ -69,9 +70,10 @@ class FolderOwner:
 
         Raises:
             FolderInUseError: another training uses it; the message says which, since when, and how to take over.
-            SaveError: the folder cannot be written.
+            SaveError: the folder cannot be written, or has another file of that name.
         """
         self.release()
+        keep_others_file("`directory` of `BackupAndRestore`", self._path, _is_claim)
         found = read_owner(self._directory)
         if found is not None and self._lives(found):
             raise self._in_use(found)
@@ -196,6 +198,13 @@ def read_owner(directory: str | os.PathLike) -> Owner | None:
     except OSError:
         text = b""
     return _parse(text)
+
+
+def _is_claim(path: Path) -> bool:
+    """Whether the file was written by an owner; one of zeros is what a power failure may leave of it."""
+    with open_plain(path) as stream:
+        text = stream.read(_MOST_BYTES).strip(b"\0")
+    return not text or b'"token"' in text
 
 
 def _parse(text: bytes) -> Owner:

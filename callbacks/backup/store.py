@@ -184,10 +184,11 @@ class BackupStore:
 
 
 def _remove(path: Path) -> None:
-    """Removes a backup, then its parts; or a part."""
+    """Removes a backup, then its parts; or a part. A file that has such a name and is none is left."""
     for file in [path, *parts.parts_beside(path)]:
         with contextlib.suppress(OSError):
-            file.unlink()
+            if container.is_container(file):
+                file.unlink()
 
 
 def _inspect(path: Path) -> BackupInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from ...distribute.storage import local_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..by_hand import ByHand
 from ..json_lines import jsonable
+from ..own_files import begins_with_json, keep_others_file
 from ..step_hooks import add_step_hook, remove_step_hook
 
 
@@ -55,6 +57,10 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the guards into the step, before it is compiled."""
+        if self.path is not None and self._calendar().chief:
+            keys = ("epoch", "step", "exact", "first", "gradients", "batch")
+            is_own = functools.partial(begins_with_json, keys=keys, lines=False)
+            keep_others_file("`path` of `AnomalyReport`", self.path, is_own)
         self.report, self._watches, self._steps_before = None, [], 0
         self._batch = None
         self._guard()

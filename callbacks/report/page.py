@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import html
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..formatting import bytes_text, duration, number
+from ..safe_file import open_plain
 from .charts import breakable, shares
 from .curves import metric_curves, other_curves, unique
 from .runs import Run
@@ -14,6 +16,7 @@ from .style import SCRIPT, STYLE
 from .tables import Html, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_GENERATOR = '<meta name="generator" content="unisono.callbacks.TrainingReport">'
 _PARTS = {
     "compute": "compute",
     "input": "waiting for input",
@@ -25,6 +28,12 @@ _PARTS = {
 }
 _NEWS_SECONDS = 60.0  # a run that is at work and has written nothing for so long is said to be without news
 _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file was made by `render`."""
+    with open_plain(path) as stream:
+        return _GENERATOR.encode() in stream.read(1024)
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
@@ -39,7 +48,7 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
         refresh = f'<meta http-equiv="refresh" content="{max(2, round(refresh_seconds))}">'
     body = _one(runs[0]) if one else _several(runs)
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{_GENERATOR}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">{refresh}'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>"

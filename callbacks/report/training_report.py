@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +17,9 @@ from ...distribute.storage import local_path
 from ...distribute.workers.agreement import gather_json
 from ..by_hand import ByHand
 from ..json_lines import LineFile
+from ..own_files import begins_with_json, keep_others_file
 from ..safe_file import write_safely
-from . import Run, read_run, render
+from . import Run, is_page, read_run, render
 from .facts import facts_of, memory_bytes
 from .recent import RecentMeans, running_means
 
@@ -33,7 +35,8 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
     chief writes both; every worker must have the callback, because they exchange their times at the end of each epoch.
 
     Args:
-        path: of the page; the numbers are written under the same name with `.jsonl`.
+        path: of the page; the numbers are written under the same name with `.jsonl`. Files of these names that no
+            `TrainingReport` has written are refused.
         title: str; None: the model's name.
         refresh_seconds: float; the page is written at most this often while training runs, and at its end. It is
             written less often where writing it would take more than a hundredth of the time.
@@ -91,6 +94,10 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch, self._recent = False, None, None, None
         self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
+        if self._calendar().chief:
+            lines = functools.partial(begins_with_json, keys=("event", "time"))
+            for path, is_own in ((self._file.path, lines), (self.path, is_page)):
+                keep_others_file("`path` of `TrainingReport`", path, is_own)
         if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
             self._watch = self._watched_gradients()
 

@@ -110,7 +110,7 @@ def test_outputs_and_places_that_cannot_be_written_are_refused(tmp_path):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "p.npy")], verbose=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"`path` .* such as notes\.txt.*give a folder of its own"):
+    with pytest.raises(ValueError, match=r"`path` .* holds notes\.txt.*give a folder of its own"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "mine")], verbose=0)
     with pytest.raises(SaveError, match=r"`path` of `PredictionWriter` cannot be made, because .* is a file"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "mine/notes.txt/p")], verbose=0)

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from ..distribute.storage import local_path
-
 
 def local(text: str) -> Path:
     """The type of an argument that is a file or a folder."""
+    from ..distribute.storage import local_path  # imports NumPy, which `--help` need not wait for
+
     try:
         return local_path("path", text)
     except ValueError as error:

@@ -22,7 +22,13 @@ def main(argv: Sequence[str]) -> int:
     for place in options.runs:
         if not place.exists():
             return _failed(f"{place} does not exist.", 2)
-    from ..callbacks.report import find_runs, render  # imports TensorFlow, which `--help` need not wait for
+    from ..callbacks import SaveError
+    from ..callbacks.own_files import keep_others_file
+    from ..callbacks.report import (  # imports TensorFlow, which `--help` need not wait for
+        find_runs,
+        is_page,
+        render,
+    )
 
     try:
         found = [run for place in options.runs for run in find_runs(place)]
@@ -37,7 +43,10 @@ def main(argv: Sequence[str]) -> int:
     if output.is_dir():
         parser.error(f"--output must be a file. Received the folder {str(output)!r}")
     try:
+        keep_others_file("--output", output, is_page)
         output.write_text(render(found), encoding="utf-8")
+    except SaveError as error:
+        return _failed(str(error), 2)
     except OSError as error:
         return _failed(f"{output} cannot be written ({error.strerror}): name another page with --output.", 1)
     print(f"{output}: {len(found)} training{'s' * (len(found) > 1)}")

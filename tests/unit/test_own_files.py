@@ -1,0 +1,151 @@
+"""No callback removes or overwrites a file that it did not write."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from unisono import callbacks
+from unisono.callbacks import SaveError
+from unisono.callbacks.backup.owner import OWNER_FILE
+from unisono.callbacks.profiler import _unused
+from unisono.commands import main
+
+X, Y = np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse", run_eagerly=True)
+    return made
+
+
+def fit(model, callback, **arguments):
+    steps = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
+    try:
+        model.fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[callback, count], **arguments)
+    finally:
+        fit.steps = len(steps)
+
+
+FILES = {  # name -> (the callback in a folder, files of the user's that it would overwrite)
+    "ModelCheckpoint": (lambda f: callbacks.ModelCheckpoint(f / "m.keras"), ["m.keras"]),
+    "ModelCheckpoint of weights": (
+        lambda f: callbacks.ModelCheckpoint(f / "m.weights.h5", save_weights_only=True),
+        ["m.weights.h5"],
+    ),
+    "ModelCheckpoint of many": (
+        lambda f: callbacks.ModelCheckpoint(f / "{epoch:03d}" / "{loss:.9f}.keras", keep_last=1),
+        ["002/1.5.keras"],
+    ),
+    "JSONLines": (lambda f: callbacks.JSONLines(f / "a.jsonl"), ["a.jsonl"]),
+    "TrainingReport": (
+        lambda f: callbacks.TrainingReport(f / "a.html", gradient_norm=False),
+        ["a.html", "a.jsonl"],
+    ),
+    "AnomalyReport": (lambda f: callbacks.AnomalyReport(f / "a.json"), ["a.json"]),
+    "BackupAndRestore": (lambda f: callbacks.BackupAndRestore(f), [OWNER_FILE]),
+}
+TEXTS = [b"notes of mine\n", b'{"epoch": 1}\n', b"PK\3\4" + bytes(40), b"[" * 5000]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_of_the_users_is_left_and_named_before_the_first_step(name, tmp_path, model):
+    make, files = FILES[name]
+    for file in files:
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        for text in TEXTS:
+            path.write_bytes(text)
+            with pytest.raises(
+                SaveError, match=r"`(filepath|path|directory)` of .* would overwrite"
+            ) as caught:
+                fit(model, make(tmp_path))
+            assert str(path) in str(caught.value) and "move the file" in str(caught.value)
+            assert path.read_bytes() == text and fit.steps == 0
+        path.unlink()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "AnomalyReport"])
+def test_own_files_are_overwritten_by_a_second_run(name, tmp_path, model):
+    make, files = FILES[name]
+    for _ in range(2):
+        fit(model, make(tmp_path))
+        assert fit.steps == 3
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"")  # nothing is lost
+    fit(model, make(tmp_path))
+
+
+def test_own_anomaly_report_is_overwritten(tmp_path, model):
+    for _ in range(2):
+        with pytest.warns(callbacks.AnomalyWarning):
+            callback = callbacks.AnomalyReport(tmp_path / "a.json")
+            model.fit(X * np.nan, Y, batch_size=4, verbose=0, callbacks=[callback])
+        assert json.loads((tmp_path / "a.json").read_text())["step"] == 1
+
+
+def test_predictions_replace_predictions_alone(tmp_path, model):
+    folder, file = tmp_path / "p", tmp_path / "p.npy"
+    for path in (folder, file):
+        for _ in range(2):
+            model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(path)])
+    for mine in (folder / "labels.npy", folder / "0.npy", file):
+        np.save(mine, Y)
+        before = mine.read_bytes()
+        with pytest.raises((ValueError, SaveError), match="did not write"):
+            model.predict(
+                X, verbose=0, callbacks=[callbacks.PredictionWriter(mine.parent if mine != file else file)]
+            )
+        assert mine.read_bytes() == before
+        mine.unlink()
+    model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(folder)])
+    copy = shutil.copy(folder / "0.npy", folder / "kept.npy")
+    with pytest.raises(ValueError, match=r"holds kept\.npy, which it did not write"):
+        model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(folder)])
+    np.testing.assert_array_equal(np.load(copy, mmap_mode="r"), np.load(folder / "0.npy"))
+
+
+def test_file_that_comes_while_predictions_are_made_is_left(tmp_path, model):
+    mine = keras.callbacks.LambdaCallback()
+    mine.on_predict_batch_end = lambda batch, logs=None: np.save(tmp_path / "p.npy", Y)
+    with pytest.raises(SaveError, match="did not write"):
+        model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(tmp_path / "p.npy"), mine])
+    np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), Y)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.npy"]
+
+
+def test_cleaning_up_backups_leaves_other_files_of_such_names(tmp_path, model):
+    mine = [tmp_path / f"backup-{name}.unisono" for name in ("000001", "000001.part-1", "000009.part-1")]
+    for path in mine:
+        path.write_text("mine")
+    with pytest.warns(UserWarning):
+        fit(model, callbacks.BackupAndRestore(tmp_path, keep=1))
+    assert sorted(tmp_path.iterdir()) == sorted(mine)
+
+
+def test_profiles_of_one_second_have_different_names(tmp_path):
+    names = []
+    for _ in range(3):
+        path = _unused(tmp_path / "worker-0.xplane.pb")
+        path.touch()
+        names.append(path.name)
+    assert names == ["worker-0.xplane.pb", "2-worker-0.xplane.pb", "3-worker-0.xplane.pb"]
+
+
+def test_command_overwrites_pages_alone(tmp_path, model, capsys):
+    fit(model, callbacks.TrainingReport(tmp_path / "a.html", gradient_norm=False))
+    assert [main(["report", str(tmp_path)]) for _ in range(2)] == [0, 0]
+    (tmp_path / "b.html").write_text("mine")
+    assert main(["report", str(tmp_path), "--output", str(tmp_path / "b.html")]) == 2
+    assert "--output would overwrite" in capsys.readouterr().err
+    assert (tmp_path / "b.html").read_text() == "mine"
