@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 from tensorflow.python.framework import config, ops
 
@@ -87,12 +88,32 @@ def inlined(function: Any) -> Callable[..., Any] | None:
         return None
     if not function._autograph or tf.executing_eagerly():
         return function.python_function
-    converted = py_func_from_autograph(function.python_function)
+    return _converted_again(py_func_from_autograph(function.python_function))
+
+
+def compiled_apart(function: Any) -> Callable[..., Any] | None:
+    """A `tf.function` that says how it is compiled (`jit_compile=True`, `_noinline`), traced anew; None for any other.
+
+    What it was traced with before may be of another graph, or not be what a variable holds by now in this step.
+    """
+    if not (function._jit_compile or function._attributes):
+        return None
+    anew = function._clone(None)
+    anew._omit_frequent_tracing_warning = True
+    return _converted_again(anew)
+
+
+def is_of_keras(function: Any) -> bool:
+    """Whether Keras has written a `tf.function`: one around an operation that runs in XLA alone."""
+    return str(function.python_function.__module__).startswith("keras.")
+
+
+def _converted_again(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, its Python code converted: Keras switches conversion off around steps."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
-        # Keras switches conversion off around steps.
         with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
-            return converted(*args, **kwargs)
+            return fn(*args, **kwargs)
 
     return computed
 
@@ -174,6 +195,11 @@ def _bytes(tensor: Any) -> int:
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:
     """A graph that is thrown away: for reading structure from code that creates operations."""
     return tf.__internal__.FuncGraph("scratch").as_default()
+
+
+def made_in_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Makes blocks in which operations are made where this was called: in its graph, or eagerly. Tapes go on recording."""
+    return context.eager_mode if tf.executing_eagerly() else tf.compat.v1.get_default_graph().as_default
 
 
 def is_inside(graph: Any, outer: Any) -> bool:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.equal_operations import made_once
-from ...compat.graphs import is_inside
+from ...compat.graphs import is_inside, made_in_this_graph
 from ...compat.layers import forget_losses
 from ...compat.random_state import is_random_state
 from ...compat.variables import is_read_together, raw_value, stored_dtype
@@ -33,7 +33,10 @@ OF_ALL_ROWS = "written from all rows"
 
 
 class WriteInNestedGraph(BaseException):
-    """A branch or a loop writes; see `nested_graphs.py`. No `Exception`: code of the user's own must not catch it."""
+    """A branch, loop or function writes, or replicas exchange something in a function that is compiled apart.
+
+    See `nested_graphs.py`. No `Exception`: code of the user's own must not catch it.
+    """
 
 
 class CollectedWrites(keras.StatelessScope):
@@ -49,6 +52,7 @@ class CollectedWrites(keras.StatelessScope):
         self.variables: dict[int, keras.Variable] = {}
         self.adders: list[keras.layers.Layer] = []
         self._graph = tf.compat.v1.get_default_graph()
+        self._reads_here: Any = None
 
     @contextlib.contextmanager
     def in_this_graph(self) -> Iterator[None]:
@@ -59,10 +63,31 @@ class CollectedWrites(keras.StatelessScope):
         finally:
             self._graph = before
 
+    @property
+    def _is_in_nested_graph(self) -> bool:
+        return not tf.executing_eagerly() and is_inside(tf.compat.v1.get_default_graph(), self._graph)
+
+    @property
+    def is_in_function(self) -> bool:
+        """Whether this is the graph of a function that reads variables outside of itself."""
+        return self._reads_here is not None and self._is_in_nested_graph
+
+    @contextlib.contextmanager
+    def reading_in_this_graph(self) -> Iterator[None]:
+        """Variables are read in the current graph, also for functions inside of it.
+
+        What XLA compiles for one device reads no variable of another device, and no weight that is held in shards.
+        """
+        before, self._reads_here = self._reads_here, made_in_this_graph()
+        try:
+            yield
+        finally:
+            self._reads_here = before
+
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Notes one assignment (Keras calls this); where rules were found for its parts, that of the whole batch."""
         variable, value = update
-        if not tf.executing_eagerly() and is_inside(tf.compat.v1.get_default_graph(), self._graph):
+        if self._is_in_nested_graph:
             raise WriteInNestedGraph
         step, what = current_step(), ("write", id(variable))
         if step is not None and what in step.rules.parts:
@@ -78,6 +103,9 @@ class CollectedWrites(keras.StatelessScope):
         gradient flows through what is read into what was assigned, such as a running mean into the rows.
         """
         noted = super().get_current_value(variable)
+        if noted is None and self._reads_here is not None and raw_value(variable) is not None:
+            with self._reads_here():
+                return tf.convert_to_tensor(raw_value(variable))
         if noted is None:
             return raw_value(variable)
         if self.stands_for_variable(variable):
@@ -88,12 +116,10 @@ class CollectedWrites(keras.StatelessScope):
     def stands_for_variable(self, variable: keras.Variable) -> bool:
         """Whether the gradient of what was assigned is the variable's."""
         floating = tf.as_dtype(variable.dtype).is_floating
-        return (
-            variable.trainable
-            and floating
-            and id(variable) in self.variables
-            and raw_value(variable) is not None
+        known = id(variable) in self.variables or (
+            self._reads_here is not None and id(variable) not in self.state_mapping
         )
+        return variable.trainable and floating and known and raw_value(variable) is not None
 
     def noted(self) -> tuple[dict[int, keras.Variable], dict[int, Any]]:
         """What is noted now, for `tried_from`."""

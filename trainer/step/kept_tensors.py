@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.layers import is_own, layers_of
+from ...compat.variables import stateless_scope
+from .collected_writes import CollectedWrites, WriteInNestedGraph
 
 _OF_KERAS = ("_losses", "_losses_override", "_loss_ids")  # see `replaced.py`: "Layer._clear_losses"
 
@@ -73,6 +75,9 @@ def merge_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in for the `_merge_call` of replicas with threads."""
 
     def merge(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        scope = stateless_scope()
+        if isinstance(scope, CollectedWrites) and scope.is_in_function:
+            raise WriteInNestedGraph
         kept = [(layer, _tensors_in(layer)) for layer in _local.layers]
         result = original(self, fn, args, kwargs)
         for layer, tensors in kept:

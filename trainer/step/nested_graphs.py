@@ -2,7 +2,8 @@
 
 The writes of a step are tensors until the step ends, and a tensor cannot leave the graph that it was made in. So
 
-- a `tf.function` that is called in a step is computed in the step's own graph;
+- a `tf.function` that is called in a step is computed in the step's own graph; one that says how it is compiled stays a
+  function, unless it writes or the replicas exchange something in it;
 - a branch (`tf.cond`, or an `if` that AutoGraph converts) that writes to Keras variables also returns what it wrote;
 - a loop (`tf.while_loop`, or a `for` that AutoGraph converts) that writes also carries what it wrote.
 
@@ -18,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.graphs import inlined, scratch_graph
+from ...compat.graphs import compiled_apart, inlined, is_of_keras, scratch_graph
 from ...compat.variables import raw_value, stateless_scope
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
@@ -28,8 +29,22 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """`tf.function.__call__`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        computed = inlined(self) if _collecting() is not None else None
-        return original(self, *args, **kwargs) if computed is None else computed(*args, **kwargs)
+        scope, step = _collecting(), current_step()
+        computed = inlined(self) if scope is not None else None
+        if computed is None or scope is None or step is None:
+            return original(self, *args, **kwargs)
+        # What is looked at is seen through; what Keras compiles itself runs in no other manner on some devices.
+        looked_through = step.observer is not None and not is_of_keras(self)
+        apart = None if looked_through else compiled_apart(self)
+        if apart is None:
+            return computed(*args, **kwargs)
+        nested = _Nested(scope, step)
+        try:
+            with scope.reading_in_this_graph():
+                return apart(*args, **kwargs)
+        except WriteInNestedGraph:
+            nested.restore()
+        return computed(*args, **kwargs)
 
     return call
 
