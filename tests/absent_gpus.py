@@ -8,7 +8,6 @@ own code, with its own list of the kernels that GPUs have, that says where each 
 import contextlib
 import dataclasses
 import functools
-import socket
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any
@@ -21,6 +20,8 @@ from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels, ops
 from tensorflow.python.ops import resource_variable_ops
+
+from unisono.distribute.workers.addresses import free_ports
 
 MACHINE = "/job:localhost/replica:0/task:0"
 HOST = f"{MACHINE}/device:CPU:0"
@@ -296,9 +297,7 @@ class PretendedMachine:
         self._server.add_generic_rpc_handlers((_Handler(self._answer),))
         port = self._server.add_insecure_port("localhost:0")
         self._server.start()
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            master = free.getsockname()[1]
+        (master,) = free_ports(1)
         cluster = {"localhost": [f"localhost:{port}"], "placer": [f"localhost:{master}"]}
         self._placer = tf.distribute.Server(cluster, job_name="placer", task_index=0)
 

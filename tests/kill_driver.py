@@ -8,6 +8,7 @@ Run as a program, this file is one start: `kill_driver.py ORDER`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import json
@@ -66,12 +67,11 @@ EXACT_INPUTS = [
     "iterable_own_shuffle",
     "iterable_global_shuffle",
 ]
-TIMEOUT = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """Send `number` after the `nth` word `kind`, `delay` seconds later."""
+    """Send `number` after the `nth` word `kind`: the driver sends SIGKILL `delay` seconds later, the child itself others."""
 
     kind: str
     nth: int
@@ -102,7 +102,7 @@ class Driver:
         words = self._folder / "words"
         child = self._forked.start(
             Path(__file__),
-            json.dumps(order),
+            json.dumps({**order, "kill": kill and [kill.kind, kill.nth, kill.number]}),
             folder=self._folder,
             out=self._folder / "printed",
             env={"WORDS": str(words), "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -112,10 +112,10 @@ class Driver:
             for word in pipe:
                 if kill is not None and word.strip() == kill.kind:
                     seen += 1
-                    if seen == kill.nth:
+                    if seen == kill.nth and kill.number == signal.SIGKILL:
                         time.sleep(kill.delay)
                         child.send_signal(kill.number)
-        return child.wait(TIMEOUT)
+        return child.wait()
 
     def run_killed(self, order: dict[str, Any], kills: list[Kill]) -> int:
         """Starts a training again and again until it ends; returns how many kills struck before its end."""
@@ -150,9 +150,16 @@ def differences(result: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 # From here on: the child.
 
 
+_said: collections.Counter[str] = collections.Counter()
+_kill: list[Any] = []
+
+
 def say(word: str) -> None:
     """Tells the driver what begins now."""
     os.write(_pipe(), f"{word}\n".encode())
+    _said[word] += 1
+    if [word, _said[word]] == _kill[:2] and _kill[2] != signal.SIGKILL:
+        signal.raise_signal(_kill[2])
 
 
 @functools.cache
@@ -379,6 +386,11 @@ def announce_saves(container: Any) -> None:
 if __name__ == "__main__":
     say("start")
     try:
-        sys.exit(obey(json.loads(sys.argv[1])))
+        given = json.loads(sys.argv[1])
+        _kill.extend(given["kill"] or ())
+        status = obey(given)
+        if _kill and _said[_kill[0]] >= _kill[1]:
+            signal.pause()  # the driver is late: its kill strikes after the end
+        sys.exit(status)
     except KeyboardInterrupt:
         sys.exit(130)

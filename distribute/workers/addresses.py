@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import random
 import socket
+import sys
 
 LOOPBACK = "127.0.0.1"
 _LOWEST_PORT = 10_000
@@ -64,7 +65,7 @@ def is_grpc(data: bytes) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different loopback ports that nobody listens on at this moment.
+    """`count` different loopback ports that nobody listens on now, and that this function has given to no other process.
 
     They are below the range from which the kernel takes ports for outgoing connections: a server that is started again on
     its port must not find it taken by somebody's connection.
@@ -77,8 +78,21 @@ def free_ports(count: int) -> list[int]:
             candidate = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):
                 candidate.bind((LOOPBACK, _port_to_try()))
+                _claim(candidate.getsockname()[1])
                 ports.append(candidate.getsockname()[1])
         raise OSError(f"No {count} free ports were found on {LOOPBACK}: end programs that listen there.")
+
+
+def _claim(port: int) -> None:
+    """Keeps a port, which is bound later, for this process until it ends. Raises OSError where another has it."""
+    if sys.platform == "linux":  # names without a file
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0unisono port {port}")
+        except OSError:
+            claim.close()
+            raise
+        claim.detach()  # stays open
 
 
 def _port_to_try() -> int:

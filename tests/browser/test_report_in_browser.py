@@ -80,7 +80,7 @@ def browse(folder, *arguments):
     if os.geteuid() == 0:
         command.append("--no-sandbox")  # Chromium refuses to run as root otherwise; the page is our own
     command += [f"--user-data-dir={folder / 'profile'}", *arguments, (folder / "page.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
     return done.stdout
 

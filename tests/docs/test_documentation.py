@@ -28,8 +28,8 @@ QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", 
 QUIET.pop("TF_CONFIG", None)
 
 
-def run(command, folder, seconds):
-    done = subprocess.run(command, cwd=folder, env=QUIET, capture_output=True, text=True, timeout=seconds)
+def run(command, folder):
+    done = subprocess.run(command, cwd=folder, env=QUIET, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

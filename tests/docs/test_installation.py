@@ -33,7 +33,7 @@ pytestmark = [
 def run(*command, folder, status=0):
     environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
     command = list(map(str, command))
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

@@ -46,7 +46,7 @@ OF_SHAPES = {"DynamicStitch", "GatherV2", "Prod"}  # of how many rows a mean is
 @pytest.fixture(scope="module")
 def found(forked, tmp_path_factory):
     """What `gpu_traces.py` prints, by case."""
-    printed = forked.run(PROGRAM, folder=tmp_path_factory.mktemp("traces"), seconds=300)
+    printed = forked.run(PROGRAM, folder=tmp_path_factory.mktemp("traces"))
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return {line["case"]: line for line in lines}
 

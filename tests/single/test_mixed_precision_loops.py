@@ -183,17 +183,13 @@ def test_two_losses_of_one_optimizer_are_unscaled_alike(in_graph):
 
 
 SERVERS = """
-import socket
 import keras, numpy as np, tensorflow as tf
 from unisono import mixed_precision, optimizers
+from unisono.distribute.workers.addresses import free_ports
 from unisono.mixed_precision import skipped_steps
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-spec = tf.train.ClusterSpec({job: [f"localhost:{free_port()}" for _ in range(n)] for job, n in (("worker", 3), ("ps", 2))})
+addresses = [f"localhost:{port}" for port in free_ports(5)]
+spec = tf.train.ClusterSpec({"worker": addresses[:3], "ps": addresses[3:]})
 threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
 servers = [
     tf.distribute.Server(spec, job_name=job, task_index=i, protocol="grpc", config=threads)

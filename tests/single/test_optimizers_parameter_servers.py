@@ -4,16 +4,12 @@ import pytest
 
 # Servers of one process share its threads: with fewer threads than workers they wait for each other for ever.
 PROGRAM = """
-import socket
 import keras, numpy as np, tensorflow as tf
 from unisono import optimizers
+from unisono.distribute.workers.addresses import free_ports
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-spec = tf.train.ClusterSpec({job: [f"localhost:{free_port()}" for _ in range(n)] for job, n in (("worker", 3), ("ps", 2))})
+addresses = [f"localhost:{port}" for port in free_ports(5)]
+spec = tf.train.ClusterSpec({"worker": addresses[:3], "ps": addresses[3:]})
 threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
 servers = [
     tf.distribute.Server(spec, job_name=job, task_index=i, protocol="grpc", config=threads)

@@ -151,7 +151,6 @@ def test_model_saved_with_our_optimizer_opens_in_plain_keras_and_goes_on(tmp_pat
         [sys.executable, "-c", OPEN_WITHOUT_US, str(tmp_path / "model.keras")],
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     module, loaded, weights = json.loads(done.stdout.splitlines()[-1])

@@ -183,7 +183,7 @@ def test_profile_on_demand_from_outside(tmp_path):
     while process.poll() is None and time.monotonic() < until:
         trained.fit(X, Y, epochs=5, verbose=0, callbacks=[profiler])
         time.sleep(0.05)  # the other process needs the processor to import TensorFlow
-    out, err = process.communicate(timeout=5)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     assert Path(out.strip().splitlines()[-1]).stat().st_size > 0
     assert not (tmp_path / "unused").exists()

@@ -286,7 +286,7 @@ def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, mo
     write, go_on = backup_store.BackupStore.write, threading.Event()
 
     def late_write(self, *arguments):
-        assert go_on.wait(60)
+        go_on.wait()
         return write(self, *arguments)
 
     class Release(keras.callbacks.Callback):
@@ -418,7 +418,7 @@ def test_fit_in_another_thread_works_without_signals(backups, left_alone):
     results = []
     thread = threading.Thread(target=lambda: results.append(resumed(backups)))
     thread.start()
-    thread.join(120)
+    thread.join()
     assert results == [left_alone]
 
 

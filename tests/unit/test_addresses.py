@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from unisono.distribute.workers import addresses
 from unisono.distribute.workers.addresses import (
     first_words,
     free_ports,
@@ -46,8 +47,12 @@ def test_grpc_server_is_known_by_its_first_frame():
     assert not is_grpc(b"unisono 0123") and not is_grpc(b"\0\0\6\4")
 
 
-def test_free_ports_are_different():
-    assert len(set(free_ports(5))) == 5
+def test_free_ports_are_different_and_given_once(monkeypatch):
+    assert len(set(free_ports(20))) == 20
+    given = iter([*free_ports(1) * 3, *free_ports(1)])
+    monkeypatch.setattr(addresses, "_port_to_try", lambda: next(given))
+    with pytest.raises(StopIteration):
+        free_ports(1)
 
 
 def test_ticker_ticks_until_it_has_nothing_left_to_watch():
@@ -61,8 +66,8 @@ def test_ticker_ticks_until_it_has_nothing_left_to_watch():
 
     ticker = Ticker("test", tick, lambda: 0.001)
     ticker.start()
-    assert done.wait(10)
-    ticker.stop(10)
+    done.wait()
+    ticker.stop(threading.TIMEOUT_MAX)
     assert not any(thread.name == "unisono-test" for thread in threading.enumerate())
 
 
@@ -70,6 +75,6 @@ def test_ticker_that_is_stopped_ticks_no_more():
     ticked = []
     ticker = Ticker("test", lambda: not ticked.append(1), lambda: 60.0)
     ticker.start()
-    ticker.stop(10)
+    ticker.stop(threading.TIMEOUT_MAX)
     assert not ticked
     assert not any(thread.name == "unisono-test" for thread in threading.enumerate())

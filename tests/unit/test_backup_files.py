@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from backup_content import SUMMARY, backup_content
+from helpers import Clock
 
 from unisono.callbacks import (
     latest_backup,
@@ -255,13 +256,13 @@ def test_newer_version_is_refused_by_name(tmp_path, monkeypatch):
     assert [info.status for info in list_backups(tmp_path)] == ["newer", "good"]
 
 
-def test_latest_backup_is_a_path_with_the_facts(tmp_path):
-    began = time.time()
+def test_latest_backup_is_a_path_with_the_facts(tmp_path, monkeypatch):
+    monkeypatch.setattr("unisono.callbacks.backup.store.time", Clock(123.0))
     store_with(tmp_path, 2)
     info = latest_backup(tmp_path)
     assert os.path.getsize(info) == info.size
     assert (info.status, info.epoch, info.step, info.total_steps) == ("good", 1, 0, 3)
-    assert began <= info.time <= time.time()
+    assert info.time == 123.0
     assert latest_backup(tmp_path / "nowhere") is None and list_backups(tmp_path / "nowhere") == []
 
 
@@ -321,7 +322,7 @@ def test_cli_says_when_there_is_nothing(tmp_path, capsys):
 
 def test_background_job_runs_beside_and_its_error_is_raised_once():
     writer, release = BackgroundWriter(), threading.Event()
-    writer.submit(lambda: release.wait(10))
+    writer.submit(lambda: release.wait())
     assert writer.busy
     writer.raise_error()
     release.set()

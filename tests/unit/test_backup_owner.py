@@ -10,14 +10,23 @@ import threading
 import time
 
 import pytest
+from helpers import Clock
 
 from unisono.callbacks import SaveError, process_name
+from unisono.callbacks.backup import owner as owner_module
 from unisono.callbacks.backup.owner import OWNER_FILE, FolderInUseError, FolderOwner, read_owner
 from unisono.callbacks.backup.store import BackupStore
 from unisono.callbacks.process_name import ProcessName, this_process
 from unisono.commands.backups import main
 
-QUICK = {"beat": 0.02, "patience": 0.2}
+PATIENCE = 1e4  # seconds, of which none pass but by `clock`
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock(time.time())
+    monkeypatch.setattr(owner_module, "time", clock)
+    return clock
 
 
 @contextlib.contextmanager
@@ -67,9 +76,7 @@ def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
             pass
         claim(tmp_path, name)
         process.kill()
-        until = time.monotonic() + 10
-        while name.runs() and time.monotonic() < until:  # until it is a zombie: nobody has waited for it
-            time.sleep(0.01)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie: nobody has waited for it
         with owning(tmp_path):
             assert read_owner(tmp_path).host == socket.gethostname()
     assert capsys.readouterr().out == "", "nothing was waited for"
@@ -90,25 +97,25 @@ def test_own_claim_that_nobody_holds_is_taken_over(tmp_path):
         pass
 
 
-def test_owner_elsewhere_is_judged_by_its_sign_of_life(tmp_path, capsys):
+def test_owner_elsewhere_is_judged_by_its_sign_of_life(tmp_path, capsys, clock):
     claim(tmp_path, elsewhere())
-    stop = threading.Event()
+    began, silent, slept = clock.now, True, []
 
-    def live():
-        while not stop.wait(0.05):
-            os.utime(tmp_path / OWNER_FILE)
+    def sleep(seconds):
+        clock.now += seconds
+        slept.append(seconds)
+        if not silent and len(slept) == 3:
+            os.utime(tmp_path / OWNER_FILE, ns=(0, time.time_ns() + 1))
 
-    thread = threading.Thread(target=live)
-    thread.start()
-    began = time.monotonic()
+    clock.sleep, silent = sleep, False
     with pytest.raises(FolderInUseError, match="on far since"):
-        FolderOwner(tmp_path, beat=0.02, patience=30.0).acquire()
-    assert time.monotonic() - began < 10, "the first sign of life decides"
-    assert "waiting up to 30 s for a sign of life" in capsys.readouterr().out
-    stop.set()
-    thread.join()
-    with owning(tmp_path, **QUICK):
+        FolderOwner(tmp_path, beat=1.0, patience=PATIENCE).acquire()
+    assert slept == [0.5] * 3, "the first sign of life decides"
+    assert "waiting up to 10000 s for a sign of life" in capsys.readouterr().out
+    silent, clock.now = True, began
+    with owning(tmp_path, patience=PATIENCE):
         assert read_owner(tmp_path).token != "t"
+    assert clock.now - began == pytest.approx(PATIENCE), "no longer than that is waited"
 
 
 def test_owner_elsewhere_with_an_old_sign_of_life_is_not_waited_for(tmp_path, capsys):
@@ -120,12 +127,10 @@ def test_owner_elsewhere_with_an_old_sign_of_life_is_not_waited_for(tmp_path, ca
 
 
 def test_owner_gives_signs_of_life(tmp_path):
-    with owning(tmp_path, **QUICK):
-        first = (tmp_path / OWNER_FILE).stat().st_mtime_ns
-        until = time.monotonic() + 10
-        while (tmp_path / OWNER_FILE).stat().st_mtime_ns == first and time.monotonic() < until:
-            time.sleep(0.01)
-        assert (tmp_path / OWNER_FILE).stat().st_mtime_ns != first
+    with owning(tmp_path, beat=0.001):
+        os.utime(tmp_path / OWNER_FILE, ns=(0, 0))
+        while (tmp_path / OWNER_FILE).stat().st_mtime_ns == 0:
+            time.sleep(0.001)
 
 
 def test_owner_that_was_replaced_writes_nothing_more(tmp_path):
@@ -168,9 +173,9 @@ def test_owner_file_that_is_none_is_replaced_or_refused(tmp_path, content):
     assert str(read_owner(tmp_path)) == "an unknown process"
     if content in ("folder", "deep"):
         with pytest.raises(SaveError):
-            FolderOwner(tmp_path, **QUICK).acquire()
+            FolderOwner(tmp_path).acquire()
         return
-    with owning(tmp_path, **QUICK):
+    with owning(tmp_path):
         assert read_owner(tmp_path).host == socket.gethostname()
 
 

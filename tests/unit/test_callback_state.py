@@ -384,10 +384,10 @@ class Cluster:
 
     def sum(self, strategy, rows):
         self.slots[self.me.number] = rows
-        self.barrier.wait(10)
+        self.barrier.wait()
         total = sum(self.slots)
         self.words += rows.size if self.me.number == 0 else 0
-        self.barrier.wait(10)
+        self.barrier.wait()
         return total
 
     def run(self, function, monkeypatch):
@@ -405,7 +405,7 @@ class Cluster:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join()
         return results
 
 

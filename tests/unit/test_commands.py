@@ -1,6 +1,7 @@
 """`python -m unisono`: what is asked about a command is answered at once, without TensorFlow."""
 
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -8,7 +9,6 @@ import pytest
 
 import unisono
 from unisono.commands import COMMANDS, main
-from unisono.distribute.workers.addresses import free_ports
 
 ALL_HELP = """
 import contextlib, sys
@@ -21,7 +21,7 @@ sys.exit(" ".join({"tensorflow", "keras", "numpy"} & set(sys.modules)) or 0)
 
 
 def test_help_of_every_command_imports_no_tensorflow():
-    done = subprocess.run([sys.executable, "-c", ALL_HELP], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ALL_HELP], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in COMMANDS:
         assert f"usage: python -m unisono {name}" in done.stdout
@@ -33,8 +33,10 @@ def test_version_is_printed(capsys):
 
 
 def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):
-    (port,) = free_ports(1)
-    assert main(["profile", "--service", f"127.0.0.1:{port}", "--log-dir", str(tmp_path / "logs")]) == 1
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        port = held.getsockname()[1]
+        assert main(["profile", "--service", f"127.0.0.1:{port}", "--log-dir", str(tmp_path / "logs")]) == 1
     error = capsys.readouterr().err
     assert (
         f"nobody listens at 127.0.0.1:{port}: check that fit runs there" in error and error.count("\n") == 1
@@ -92,7 +94,7 @@ def test_bash_completes_commands_options_and_values(capsys):
     for line, _ in COMPLETED:
         words = line.split()
         script.append(f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _unisono; echo "${{COMPREPLY[*]}}"')
-    done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True)
     assert done.stdout.splitlines() == [wanted for _, wanted in COMPLETED], done.stderr
 
 
@@ -104,5 +106,5 @@ def test_other_shells_accept_their_script(shell, capsys):
         assert name in script
     assert "network" in script and "own host" in script
     if shutil.which(shell):
-        done = subprocess.run([shell, "-c", script], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([shell, "-c", script], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")

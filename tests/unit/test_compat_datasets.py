@@ -53,9 +53,7 @@ def test_copy_of_a_pipeline_shares_no_state_with_it():
 
 
 def wait_for(condition):
-    end = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
 
 
@@ -63,9 +61,9 @@ def test_iterator_is_empty_once_it_was_ended():
     dataset = tf.data.Dataset.range(9).batch(2).prefetch(tf.data.AUTOTUNE)
     iterator = iter(dataset)
     next(iterator)
-    before = threading.active_count()
+    ending = set(datasets._ending)
     end_iterator(iterator, dataset)
-    wait_for(lambda: threading.active_count() <= before)
+    wait_for(lambda: datasets._ending <= ending)
     with pytest.raises(StopIteration):
         next(iterator)
 
@@ -77,7 +75,7 @@ def test_epochs_do_not_wait_for_the_end_of_the_last_pass():
         try:
             yield from range(100)
         finally:
-            ended.append(may_end.wait(20))
+            ended.append(may_end.wait())
 
     dataset = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int32))
     source = DatasetSource(dataset.batch(2), None)
@@ -89,12 +87,11 @@ def test_epochs_do_not_wait_for_the_end_of_the_last_pass():
     assert not ended
     may_end.set()
     wait_for(lambda: len(ended) == 3)
-    assert all(ended)
 
 
 def test_program_waits_for_ends_with_a_bound(monkeypatch, caplog):
     may_end = threading.Event()
-    thread = threading.Thread(target=may_end.wait, args=(20,))
+    thread = threading.Thread(target=may_end.wait)
     thread.start()
     monkeypatch.setattr(datasets, "_ending", {thread})
     monkeypatch.setattr(datasets, "_PATIENCE", 0.01)

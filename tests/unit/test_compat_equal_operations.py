@@ -77,7 +77,7 @@ def test_other_threads_and_graphs_have_their_own():
     found = []
 
     def other():
-        inside.wait(10)
+        inside.wait()
         found.append(types_of(powers, tf.constant(1))["Pow"])
         ended.set()
 
@@ -88,7 +88,7 @@ def test_other_threads_and_graphs_have_their_own():
         with made_once():
             first = powers(x)
             inside.set()
-            assert ended.wait(30)
+            ended.wait()
             branch = tf.cond(x > 0, lambda: powers(x)[0], lambda: powers(x)[0])
             return first, branch
 

@@ -159,7 +159,7 @@ def test_thread_state_carries_the_seed_generator_and_the_policy():
 
     thread = threading.Thread(target=other)
     thread.start()
-    thread.join(60)
+    thread.join()
     assert seen == [global_seed_generator_state(make=True)]
     assert {"stateless_scope", "name_scope_stack"} & set(vars(global_state.GLOBAL_STATE_TRACKER))
 

@@ -12,7 +12,6 @@ import pytest
 from unisono.commands import main
 from unisono.distribute.launcher.output import Output
 from unisono.distribute.launcher.tasks import Layout, plan
-from unisono.distribute.workers.addresses import free_ports
 
 
 def config(task):
@@ -22,10 +21,6 @@ def config(task):
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
-def test_free_ports_are_different():
-    assert len(set(free_ports(20))) == 20
 
 
 def test_plan_gives_every_worker_its_place_in_one_cluster():
@@ -97,7 +92,7 @@ def test_launcher_does_not_load_tensorflow():
         "import sys, unisono.commands.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
     env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
 
 
 def test_command_line_names_its_commands_and_refuses_others(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import keras
 import numpy as np
 import pytest
@@ -225,8 +227,11 @@ def test_connect_without_addresses_or_answer_is_refused_in_time(monkeypatch):
     monkeypatch.delenv("UNISONO_STAGES", raising=False)
     with pytest.raises(ValueError, match="launch --stages K"):
         connect()
-    with pytest.raises(TimeoutError, match=r"no stage answers at '127.0.0.1:9' within 0.2 s"):
-        connect(["127.0.0.1:9"], timeout=0.2)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match=rf"no stage answers at '{address}' within 0.2 s"):
+            connect([address], timeout=0.2)
 
 
 def test_estimated_costs_count_products_and_what_backward_keeps():

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import types
 
 import pytest
+from helpers import Clock
 
 from unisono.distribute.workers import record
 from unisono.distribute.workers.own_text import essence, is_own_file, own_lines
@@ -98,7 +98,7 @@ def run(tmp_path, body):
         f"from unisono.distribute.workers import recorder\nrecorder.start({str(tmp_path)!r}, 'worker 3')\n"
     )
     program.write_text(start + textwrap.dedent(body))
-    process = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    process = subprocess.run([sys.executable, program], capture_output=True, text=True)
     (path,) = tmp_path.glob("*.json")
     found = record.read(tmp_path, int(path.stem.rpartition("-")[2]))
     assert found.task == "worker 3" and "tensorflow" not in process.stderr
@@ -153,16 +153,18 @@ def test_each_end_of_a_program_leaves_its_record(tmp_path):
     }
 
 
-def test_record_lives_while_the_program_hangs_and_says_where(tmp_path):
+def test_record_lives_while_the_program_hangs_and_says_where(tmp_path, monkeypatch):
+    clock = Clock(5.0)
+    monkeypatch.setattr("unisono.distribute.workers.recorder.time", clock)
     mine = Recorder(tmp_path, "worker 0")
     mine.at_meeting(5, True)
-    before = time.time()
+    clock.now = 7.0
     with mine.telling(lambda: "epoch 2, step 9"):
         mine._alive()
     mine._alive()
     found = record.read(tmp_path, os.getpid())
     assert (found.meetings, found.waits, found.position) == (5, True, "epoch 2, step 9")
-    assert found.since <= before <= found.alive
+    assert (found.since, found.alive) == (5.0, 7.0)
     assert found.place.startswith("test_record_lives_while")
 
 

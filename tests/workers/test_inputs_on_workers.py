@@ -31,7 +31,7 @@ def one_device(program):
 
 def check_two_workers(start_workers, program, cases, one_device):
     run = start_workers("inputs", count=2, arguments=[cases])
-    run.succeed(240)
+    run.succeed()
     for index in range(2):
         found = dict(np.load(run.out / f"worker-{index}.npz"))
         assert len(found) == 4 * len(getattr(program, cases))

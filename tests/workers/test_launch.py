@@ -12,45 +12,40 @@ pytestmark = pytest.mark.process
 OBEY = Path(__file__).parent / "programs" / "obey.py"
 
 
-def wait_for(path, seconds=30):
-    until = time.monotonic() + seconds
+def wait_for(path):
     while not path.exists():
-        assert time.monotonic() < until, f"{path} did not appear"
         time.sleep(0.02)
     return path.read_text()
 
 
-def gone(pid, seconds=10):
-    """Whether the process ends; a zombie has ended."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def wait_for_end(pid):
+    """Waits until the process has ended; a zombie has."""
+    state = ""
+    while state != "Z":
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
-            return True
-        if state == "Z":
-            return True
+            return
         time.sleep(0.02)
-    return False
 
 
 def test_failure_is_named_and_all_are_started_again(launch, tmp_path):
     process = launch(
         "--workers", 3, "--restarts", 1, "--log-dir", tmp_path / "logs", OBEY, tmp_path, "fail once"
     )
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     assert "worker-1 failed first: it exited with status 7. The others were ended." in err
     assert "[launch]     what went wrong" in err
     assert "[worker-2] worker 2 restart 1" in out
     assert (tmp_path / "logs" / "worker-1.log").read_text() == "worker 1 restart 0\nwhat went wrong\n"
     assert (tmp_path / "logs" / "worker-1.restart-1.log").read_text() == "worker 1 restart 1\n"
-    assert gone((tmp_path / "pid-0-0").read_text())
+    wait_for_end((tmp_path / "pid-0-0").read_text())
 
 
 def test_failure_without_restarts_gives_its_status(launch, tmp_path):
     process = launch("--workers", 2, OBEY, tmp_path, "fail once")
-    process.communicate(timeout=60)
+    process.communicate()
     assert process.returncode == 7
 
 
@@ -59,15 +54,15 @@ def test_killed_worker_ends_the_others_and_is_named(launch, tmp_path):
     wait_for(tmp_path / "ready-0")
     wait_for(tmp_path / "ready-1")
     os.kill(int((tmp_path / "pid-0-0").read_text()), signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 128 + 9
     assert "worker-0 failed first: it was killed by SIGKILL" in err
-    assert gone((tmp_path / "pid-1-0").read_text())
+    wait_for_end((tmp_path / "pid-1-0").read_text())
 
 
 def test_port_that_was_taken_is_not_a_restart(launch, tmp_path):
     process = launch("--workers", 1, OBEY, tmp_path, "port")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 0
     assert "starting again with other ports" in err
 
@@ -87,14 +82,15 @@ def test_nothing_is_left_when_the_launcher_ends_not_even_daemons(launch, tmp_pat
         os.kill(pids[-1], signal.SIGKILL)
     else:
         process.send_signal(signal.SIGTERM if how == "asked" else signal.SIGKILL)
-    process.wait(30)
-    assert all(gone(pid) for pid in pids)
+    process.wait()
+    for pid in pids:
+        wait_for_end(pid)
     assert not list(tmp_path.glob("unisono-records-*"))
 
 
 def test_worker_that_hangs_is_named_by_the_record_of_the_one_that_noticed(launch, tmp_path):
     process = launch("--workers", 2, OBEY, tmp_path, "lost")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 1
     assert "worker-1 failed first: it hangs or is too slow, as worker-0 found, in <module> (" in err
     assert "the last lines of worker-1:\n[launch]     worker 1 restart 0" in err
@@ -102,22 +98,22 @@ def test_worker_that_hangs_is_named_by_the_record_of_the_one_that_noticed(launch
 
 def test_worker_that_ends_early_is_named_and_its_status_is_not_taken_for_a_good_end(launch, tmp_path):
     process = launch("--workers", 2, OBEY, tmp_path, "early")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 1
     assert "worker-1 failed first: it ended early, with status 0, while worker-0 still needed it" in err
 
 
-def test_stopped_worker_is_named_within_the_timeout_and_ended(launch, tmp_path):
+def test_worker_that_is_stopped_for_the_timeout_is_named_and_ended(launch, tmp_path):
     process = launch("--workers", 2, "--timeout", 1, OBEY, tmp_path, "stop")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 1
     assert "worker-0 failed first: it is stopped (SIGSTOP)" in err
-    assert gone((tmp_path / "pid-0-0").read_text())
+    wait_for_end((tmp_path / "pid-0-0").read_text())
 
 
 def test_same_error_at_the_same_step_is_not_tried_a_third_time(launch, tmp_path):
     process = launch("--workers", 1, "--restarts", 5, OBEY, tmp_path, "same")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 1
     assert "starting all again in 1 s, restart 1 of 5" in err
     assert "the same error at the same step" in err and "restart 2" not in err
@@ -126,7 +122,7 @@ def test_same_error_at_the_same_step_is_not_tried_a_third_time(launch, tmp_path)
 
 def test_noise_of_a_worker_is_passed_on_without_what_commands_a_terminal(launch, tmp_path):
     process = launch("--workers", 1, "--log-dir", tmp_path / "logs", OBEY, tmp_path, "noise")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 5
     printed = out + err
     assert not set(printed) & {chr(code) for code in [*range(9), *range(11, 32), *range(127, 160)]}
@@ -144,7 +140,7 @@ def test_signals_are_passed_on_and_a_good_end_is_a_good_end(launch, tmp_path):
     wait_for(tmp_path / "SIGUSR1-0")
     wait_for(tmp_path / "SIGUSR1-1")
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert process.returncode == 0
     for line in ("[worker-0] SIGUSR1", "[worker-1] SIGUSR1", "[worker-0] SIGTERM", "[worker-1] SIGTERM"):
         assert line in out
@@ -155,7 +151,7 @@ def test_worker_that_ignores_the_signal_is_killed_after_its_grace(launch, tmp_pa
     wait_for(tmp_path / "ready-0")
     wait_for(tmp_path / "ready-1")
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate()
     assert process.returncode == 128 + 15
     assert "did not end after SIGTERM" in err
-    assert gone((tmp_path / "pid-1-0").read_text())
+    wait_for_end((tmp_path / "pid-1-0").read_text())

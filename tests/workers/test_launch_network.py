@@ -21,18 +21,18 @@ def namespaces():
 
 def test_workers_are_among_themselves_and_the_launcher_says_how_to_change_that(launch):
     process = launch("--workers", 2, LOOK)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     assert out.count("interfaces ['lo']") == 2 and "answer well met" in out
     assert "nothing outside reaches them" in err and "--network host" in err
     process = launch("--workers", 2, LOOK, "outside")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 1
     assert err.rstrip().splitlines()[-1].endswith("in a network of their own: give --network host"), err
 
 
 def test_workers_share_the_network_of_the_machine_if_asked(launch):
     process = launch("--workers", 2, "--network", "host", LOOK)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 0 and "answer well met" in out, err
     assert "[launch]" not in err

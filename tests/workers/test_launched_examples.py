@@ -9,7 +9,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def printed(process):
-    out, err = process.communicate(timeout=280)
+    out, err = process.communicate()
     assert process.returncode == 0, out[-3000:] + err[-6000:]
     return out, err
 

@@ -16,7 +16,7 @@ FLOAT16 = 4e-3  # a float16 weight gradient is a sum over rows in 11 bits, round
 def test_overflow_on_one_worker_skips_the_step_on_all(start_workers):
     run = start_workers("mixed_overflow", count=2)
     expected = runpy.run_path(str(PROGRAM))["run"](tf.distribute.get_strategy())
-    run.succeed(150)
+    run.succeed()
     workers = [dict(np.load(run.out / f"worker-{i}.npz")) for i in range(2)]
     assert expected["skipped_steps"].tolist() == [2, 4]
     for found in workers:

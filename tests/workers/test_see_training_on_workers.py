@@ -9,12 +9,12 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 def test_report_names_both_workers_and_the_slow_one_and_all_stop_at_the_same_anomaly(start_workers):
     run = start_workers("see_training", count=2)
-    run.succeed(200)
+    run.succeed()
     report = read_run(run.out / "report.jsonl")
     assert report.how == "finished" and report.facts["strategy"]["replicas"] == 2
     assert [len(epoch["workers"]) for epoch in report.epochs] == [2, 2]
     waited = [worker["waited"][0] for worker in report.epochs[-1]["workers"]]
-    assert waited[1] < waited[0]
+    assert waited == [1000.0 * 30, 0.0], "two epochs of 15 steps"
     assert "stragglers ['Worker 1']" in run.printed(0) and "stragglers []" in run.printed(1)
     assert "Epoch 2/2" in run.printed(0) and "Epoch" not in run.printed(1)
     assert len(list((run.out / "tensorboard").rglob("events*"))) == 1

@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 import time
+import types
 
 import tensorflow as tf
 
 import unisono  # noqa: F401  guards the strategy below
+from unisono.distribute.workers import peer_watch
 from unisono.distribute.workers.peer_watch import meeting
 
 fault = sys.argv[2]
@@ -38,6 +40,7 @@ def misbehave():
 for number in range(60):
     if number == 50:
         print("at step 50", flush=True)
+        peer_watch.time = types.SimpleNamespace(monotonic=lambda: 20 * time.monotonic())
         if worker == 1:
             time.sleep(1)  # so that the other waits for this one
             misbehave()

@@ -11,12 +11,11 @@ host, _, port = place["cluster"]["worker"][0].rpartition(":")
 print("interfaces", sorted(name for _, name in socket.if_nameindex()), flush=True)
 if place["task"]["index"] == 0:
     with socket.create_server(("", int(port))) as server:
-        server.settimeout(30)
         server.accept()[0].sendall(b"well met")
 elif sys.argv[1:] == ["outside"]:
     socket.create_connection(("www.example.org", 443), 5)
 else:
-    for _ in range(300):
+    while True:
         try:
             with socket.create_connection((host, int(port)), 1) as connection:
                 print("answer", connection.recv(20).decode(), flush=True)

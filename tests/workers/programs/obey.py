@@ -18,12 +18,15 @@ def write(name, text):
     os.rename(f"{out}/{name}.part", f"{out}/{name}")
 
 
+def wait_until(true):
+    while not true():
+        time.sleep(0.01)
+
+
 write(f"pid-{worker}-{restart}", str(os.getpid()))
 if order == "fail once" and worker == "1" and restart == "0":
     # The launcher ends the others at once: they shall have begun, at the least the first of them.
-    until = time.monotonic() + 30
-    while not os.path.exists(f"{out}/pid-0-0") and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: os.path.exists(f"{out}/pid-0-0"))
     print("what went wrong", file=sys.stderr, flush=True)
     sys.exit(7)
 if order == "fail once" and restart == "1":
@@ -52,12 +55,15 @@ if order == "same":
     with recorder.telling(lambda: "epoch 1, step 7"):
         raise ValueError(f"row {os.getpid()} is broken")
 if order == "lost" and worker == "0":
-    time.sleep(0.5)
+    wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))
     raise RuntimeError("aborted by: lost contact with worker 1: worker 0 has waited 11 s")
 if order == "early" and worker == "1":
     sys.exit(0)
 if order == "early":
-    time.sleep(0.5)
+    wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))
+    with open(f"{out}/pid-1-0") as file:
+        other = file.read()
+    wait_until(lambda: not os.path.exists(f"/proc/{other}"))  # the launcher knows
     print("UnavailableError: lost contact with worker 1: worker 0 has waited", file=sys.stderr, flush=True)
     sys.exit(1)
 if order == "stop" and worker == "0":

@@ -30,7 +30,7 @@ class Cluster:
     """Starts the servers; TF_CONFIG of this process becomes the coordinator's."""
 
     def __init__(self, workers, servers):
-        tasks = plan(Layout(workers=workers, parameter_servers=servers, timeout=30), ["-"])
+        tasks = plan(Layout(workers=workers, parameter_servers=servers, timeout=600), ["-"])
         self.tasks = {task.name: task for task in tasks}
         chief = self.tasks.pop("chief")
         self.forked = Forked(here=True).__enter__()
@@ -43,24 +43,22 @@ class Cluster:
         files = {"folder": OUT, "out": f"{OUT}/{name}"}
         self.processes[name] = self.forked.start(SERVER, env=self.tasks[name].env, **files)
 
-    def kill(self, name, seconds=20):
+    def kill(self, name):
         """Kills it and waits until it is gone: until then the kernel keeps its port, and nobody else can listen there."""
         process = self.processes.pop(name)
         process.send_signal(signal.SIGKILL)
-        process.wait(seconds)
+        process.wait()
 
-    def wait_for(self, name, seconds=60):
+    def wait_for(self, name):
         kind, index = name.split("-")
         address = json.loads(self.tasks[name].env["TF_CONFIG"])["cluster"][kind][int(index)]
         host, port = address.split(":")
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while True:
             try:
                 socket.create_connection((host, int(port)), timeout=1).close()
                 return
             except OSError:
                 time.sleep(0.02)
-        raise TimeoutError(name)
 
     def end(self):
         for name in list(self.processes):
@@ -352,12 +350,10 @@ def together():
         def on_epoch_end(self, epoch, logs=None):
             cluster.kill("ps-0")
 
-    began = time.monotonic()
     try:
         picky.fit(ones, ones, batch_size=10, epochs=50, verbose=0, callbacks=[EndOfServer()])
     except ParameterServerError as error:
         FOUND["server_error"] = str(error)
-    FOUND["server_error_seconds"] = time.monotonic() - began
 
 
 def loop_of_their_own(strategy):
@@ -645,12 +641,12 @@ def watched():
             os.kill(cluster.processes["ps-0"].pid, signal.SIGSTOP)
             self.model.get_weights()
 
-    began = time.monotonic()
     try:
         model.fit(ones, ones, batch_size=4, verbose=0, callbacks=[Stopped()])
     except ParameterServerError as error:
-        FOUND["hangs"] = [str(error), time.monotonic() - began]
+        FOUND["hangs"] = str(error)
     os.kill(cluster.processes["ps-0"].pid, signal.SIGCONT)
+    pool_of(strategy).timeout = 600.0
     FOUND["after_hanging"] = model.fit(ones, ones, batch_size=4, verbose=0).history["last"]
 
 

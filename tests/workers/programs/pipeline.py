@@ -1,6 +1,6 @@
 """Trains in stages on the processes that the launcher started, and once more in one process: `pipeline.py OUT`.
 
-Each of the first two starts says in a file that it is training, and goes on slowly enough to be struck.
+Each of the first two starts says in a file that it is training, and goes on when it has been struck.
 """
 
 import contextlib
@@ -41,13 +41,14 @@ def train(pipeline, epochs=5, **fit):
     return model, history, model.predict(x, verbose=0)
 
 
-class Slow(keras.callbacks.Callback):
-    """Says that some steps are done, and takes its time from then on."""
+class Struck(keras.callbacks.Callback):
+    """Says that some steps are done, and waits to be struck."""
 
     def on_train_batch_end(self, batch, logs=None):
         if self.model.optimizer.iterations > 5 + 3 * START:
             (OUT / f"training-{START}").write_text(str(os.getpid()))
-            time.sleep(2.0)
+            while not (OUT / f"struck-{START}").exists():
+                time.sleep(0.01)
 
 
 def main():
@@ -61,7 +62,7 @@ def main():
     pipeline = unisono.distribute.Pipeline(devices, micro_batches=2, **kwargs)
     callbacks = [unisono.callbacks.BackupAndRestore(OUT / "backup", save_freq=1)]
     if START < 2:
-        callbacks.append(Slow())
+        callbacks.append(Struck())
     model, history, answers = train(pipeline, callbacks=callbacks)
     homes = [variable.value.device for variable in model.weights]
     near = unisono.distribute.Pipeline(["CPU:0"] * len(devices), micro_batches=2, **kwargs)
