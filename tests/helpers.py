@@ -75,13 +75,13 @@ def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
 class Clock:
     """Stands in for the module `time` in a module of ours: goes on when that sleeps or a test sets `now`, not by itself."""
 
-    def __init__(self, now: float = 1e9) -> None:
+    def __init__(self, now: float = 0.0) -> None:
         self.now = now
 
     def time(self) -> float:
         return self.now
 
-    monotonic = perf_counter = time
+    __call__ = monotonic = perf_counter = time
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -2,16 +2,17 @@
 
 import contextlib
 import json
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Clock
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import unisono
 from unisono import callbacks as ours
+from unisono.callbacks.fit_state import Times
 
 X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
 STEPS, EPOCHS = 5, 2
@@ -163,10 +164,12 @@ def test_backup_of_a_loop_without_the_optimizer_is_refused(tmp_path):
         drive(model, [ours.BackupAndRestore(tmp_path)], lambda x: {})
 
 
-def test_anomaly_and_slow_input_are_found_in_a_loop_of_the_users_own():
+def test_anomaly_and_slow_input_are_found_in_a_loop_of_the_users_own(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(Times.__init__, "__defaults__", (clock.time,))
     model, _ = model_of("ours")
     anomaly, diagnosis = ours.AnomalyReport(), ours.Diagnosis(least_seconds=0)
-    slow = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: time.sleep(0.2))
+    slow = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: clock.sleep(0.2))
 
     def step(x):
         if model.stop_training:

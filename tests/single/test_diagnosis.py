@@ -1,16 +1,18 @@
 """Diagnosis while training: where a number stopped being finite, and what makes training slow."""
 
 import json
-import time
+import threading
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Clock
 
 import unisono
 from unisono import callbacks as ours
 from unisono.callbacks.diagnosis.slow_training import part_names, slow_input_text, straggler_text
+from unisono.callbacks.fit_state import Times
 
 
 def one():
@@ -122,10 +124,22 @@ def test_slow_input_is_told_with_its_share():
     assert slow_input_text([{"input": 0.1, "compute": 1.0}, *workers], 0.2).startswith("Worker 1 spent 75%")
 
 
-def test_slow_generator_warns_in_a_real_fit():
+def test_slow_generator_warns_in_a_real_fit(monkeypatch):
+    """Time goes on while the fit waits for a batch, and only then."""
+    clock, lock, lap, waits = Clock(), threading.Lock(), Times.lap, [True]
+
+    def noted(times, part):
+        with lock:
+            waits[0] = part != "input"
+            lap(times, part)
+
+    monkeypatch.setattr(Times.__init__, "__defaults__", (clock.time,))
+    monkeypatch.setattr(Times, "lap", noted)
+
     def batches():
         while True:
-            time.sleep(0.02)
+            with lock:
+                clock.sleep(float(waits[0]))
             yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
     model = make_model(one())

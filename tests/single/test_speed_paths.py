@@ -1,13 +1,12 @@
 """Speed never costs exactness: whichever way steps are run, numbers and calls of callbacks are the same."""
 
 import itertools
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FLOAT32, assert_close, mirrored
+from helpers import FLOAT32, Clock, assert_close, mirrored
 
 import unisono
 from unisono.callbacks.wake import steps_to_wake
@@ -266,9 +265,10 @@ def test_outputs_that_vary_in_shape_are_predicted_one_by_one(monkeypatch):
     assert all(loop._refused for loop in model.predict_function._loops.values())
 
 
-def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first():
+def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first(monkeypatch):
     loop = predict_loop.PredictLoop(lambda batch: None, Chunk(None, 1, 2, lambda inputs, i: None))
-    now = time.perf_counter()
+    now = 100.0
+    monkeypatch.setattr(predict_loop, "time", Clock(now))
     assert not loop.pays(100)
     loop.note([tf.zeros((2, 3))], now - 1.0)
     loop.note([tf.zeros((2, 3))], now - 0.9)
@@ -280,10 +280,11 @@ def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first():
 @pytest.mark.parametrize(
     "output", [tf.zeros(()), tf.zeros((3, 2)), tf.ragged.constant([[1], [2, 3]])], ids=str
 )
-def test_outputs_without_a_row_for_each_input_are_predicted_one_by_one(output):
+def test_outputs_without_a_row_for_each_input_are_predicted_one_by_one(output, monkeypatch):
+    monkeypatch.setattr(predict_loop, "time", Clock(100.0))
     loop = predict_loop.PredictLoop(lambda batch: None, Chunk(None, 1, 2, lambda inputs, i: None))
     for _ in range(3):
-        loop.note([output], time.perf_counter() - 1.0)
+        loop.note([output], 99.0)
     assert not loop.pays(100)
 
 
@@ -319,15 +320,6 @@ def test_xla_draws_the_numbers_of_the_plain_graph(dtype):
 
 
 # How executions are sized.
-
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def executions(length, clock, steps, seconds_a_step):

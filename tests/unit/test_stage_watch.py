@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
+from helpers import Clock
 
 from unisono.distribute.pipeline import stage_watch
 from unisono.distribute.pipeline.stage_watch import StageWatch, answers
@@ -36,7 +36,7 @@ def server(talks: threading.Event):
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(5)
+        thread.join()
         for connection in taken:
             connection.close()
 
@@ -50,14 +50,12 @@ def talks():
 
 def connected(address: str) -> socket.socket:
     host, port = address.split(":")
-    connection = socket.create_connection((host, int(port)), timeout=5)
-    connection.settimeout(5)
-    return connection
+    return socket.create_connection((host, int(port)))
 
 
 def test_a_process_that_takes_connections_and_says_nothing_does_not_answer(talks):
     with server(talks) as address:
-        assert answers(address)
+        assert answers(address, 1e4)
         talks.clear()
         assert not answers(address, 0.2)
     assert not answers(address, 0.2)
@@ -83,20 +81,41 @@ def test_the_kernel_is_asked_to_look_after_connections(talks):
 
 
 def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talks, monkeypatch):
-    monkeypatch.setattr(stage_watch, "_ANSWER", 0.1)
+    clock, asked = Clock(0.0), []
+    monkeypatch.setattr(stage_watch, "time", clock)
+    monkeypatch.setattr(stage_watch, "answers", lambda *where: asked.append(where) or talks.is_set())
     with server(talks) as address, connected(address) as waiting:
         assert waiting.recv(9) == SETTINGS
-        watch = StageWatch({3: address}, timeout=0.8)
-        watch.start()
-        try:
-            time.sleep(1.2)
-            assert watch.lost() == {}
-            talks.clear()
-            assert waiting.recv(1) == b"", "as if the process had died"
-            talks.set()
-            assert watch.lost()[3].startswith("has not answered for 0.8 s (UNISONO_TIMEOUT): it hangs")
-        finally:
-            watch.stop()
+        watch = StageWatch({3: address}, timeout=8.0)
+
+        def look(is_there):
+            (talks.set if is_there else talks.clear)()
+            watch._look(3)
+
+        for _ in range(2):
+            look(True)
+            look(False)
+            clock.now += 7.5
+            look(False)
+        talks.set()
+        assert watch.lost() == {}, "an answer ends the silence"
+        clock.now += 0.5
+        look(False)
+        assert waiting.recv(1) == b"", "as if the process had died"
+        talks.set()
+        assert watch.lost()[3].startswith("has not answered for 8 s (UNISONO_TIMEOUT): it hangs")
+        assert (address, 2.0) in asked
+
+
+def test_watch_asks_again_and_again_until_it_is_stopped(monkeypatch):
+    asked = threading.Semaphore(0)
+    monkeypatch.setattr(StageWatch, "_look", lambda watch, task: asked.release() or True)
+    watch = StageWatch({1: "127.0.0.1:9", 2: "127.0.0.1:9"}, timeout=0.004)
+    watch.start()
+    for _ in range(6):
+        asked.acquire()
+    watch.stop()
+    assert not any("stage-watch" in thread.name for thread in threading.enumerate())
 
 
 def test_a_process_that_is_gone_is_lost_at_once():
