@@ -158,6 +158,15 @@ def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
     return model._should_eval(epoch, validation_freq)
 
 
+def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(place in the outputs, class that is ignored or None) of each loss whose targets are class numbers."""
+    fn = keras.losses.sparse_categorical_crossentropy
+    losses = getattr(model._compile_loss, "_flat_losses", None) or ()
+    of_classes = [entry for entry in losses if getattr(entry.loss, "fn", None) is fn]
+    settings = [(entry.path, settings_of(entry.loss)) for entry in of_classes]
+    return [(path, given.get("ignore_class")) for path, given in settings if given.get("axis", -1) == -1]
+
+
 def settings_of(loss: Any) -> dict[str, Any]:
     """The arguments that a loss or metric class of Keras gives its function."""
     return getattr(loss, "_fn_kwargs", {})

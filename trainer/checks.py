@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -20,7 +21,11 @@ from ..distribute.arguments import shown, truth, whole_number
 from ..distribute.devices import check_exist
 from ..distribute.sharding.levels import level_of
 from ..distribute.sharding.value import ShardedValue
+from .compile_checks import takes_numbers
+from .inputs.checks import alone
+from .inputs.make_source import kind_of
 from .inputs.structure import is_standard, unpack
+from .step.step_loss import overrides_compute_loss
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -48,8 +53,10 @@ def check_strategy(strategy: Any) -> None:
     )
 
 
-def global_batch_size(model: TrainedModel, batch_size: Any, per_replica_batch_size: Any) -> int | None:
-    """The rows of the global batch from the two ways to say it; None where neither is given."""
+def global_batch_size(
+    model: TrainedModel, x: Any, batch_size: Any, per_replica_batch_size: Any
+) -> int | None:
+    """The rows of the global batch of `x` from the two ways to say it; None where neither is given."""
     if per_replica_batch_size is None:
         return batch_size
     if batch_size is not None:
@@ -58,6 +65,8 @@ def global_batch_size(model: TrainedModel, batch_size: Any, per_replica_batch_si
             f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
     rows = whole_number("per_replica_batch_size", per_replica_batch_size)
+    if kind_of(x) != "array":
+        alone(kind_of(x), per_replica_batch_size=rows)
     return rows * model.distribute_strategy.num_replicas_in_sync
 
 
@@ -197,6 +206,32 @@ def check_callbacks(callbacks: Any) -> None:
     check_keras_callbacks(keras.tree.flatten(callbacks))
 
 
+def checked_logs(logs: Any, step: str) -> Any:
+    """The logs that a custom step returned.
+
+    Raises:
+        TypeError: they are not a dict, or a value is no number.
+    """
+    rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
+    if not isinstance(logs, Mapping):
+        hint = ": is a `return` missing?" if logs is None else ""
+        raise TypeError(f"{rule}. Received: {shown(logs)}{hint}")
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            checked_logs(value, step)
+        elif value is None or isinstance(value, str | bytes) or not _is_number(value):
+            raise TypeError(f"{rule}. Received: {shown(value)} as {name!r}")
+    return logs
+
+
+def _is_number(value: Any) -> bool:
+    """Whether TensorFlow takes it as numbers."""
+    try:
+        return tf.convert_to_tensor(value).dtype != tf.string
+    except (TypeError, ValueError):
+        return False
+
+
 def check_structure(model: TrainedModel, spec: Any, step: str) -> None:
     """Refuses batches that Keras' own step cannot take apart; a step of the user's own takes any.
 
@@ -212,12 +247,34 @@ def check_structure(model: TrainedModel, spec: Any, step: str) -> None:
         )
 
 
-def check_text(model: TrainedModel, spec: Any) -> None:
-    """Refuses strings where a model with declared inputs takes numbers."""
-    for tensor, leaf in paired_inputs(model, unpack(spec)[0]):
+def check_text(model: TrainedModel, spec: Any, step: str) -> None:
+    """Refuses strings where a model with declared inputs, a loss of Keras or `sample_weight` takes numbers."""
+    x, y, sample_weight = unpack(spec)
+    for tensor, leaf in paired_inputs(model, x):
         if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
             raise ValueError(
                 f"`x` holds strings, but the input {tensor.name!r} of the model takes {tensor.dtype}. Received: {leaf}. "
                 "Encode the strings as numbers first, or begin the model with a keras.layers.StringLookup or "
                 "TextVectorization."
             )
+    if model._overrides_step(step) or not is_standard(spec):
+        return
+    if holds_text(sample_weight):
+        raise ValueError(
+            f"`sample_weight` holds strings ({shown(sample_weight)}): give numbers, one for each row."
+        )
+    if (
+        holds_text(y)
+        and step != "predict_step"
+        and takes_numbers(model.loss)
+        and not overrides_compute_loss(model)
+    ):
+        raise ValueError(
+            f"`y` holds strings ({shown(y)}), but loss={shown(model.loss)} takes numbers: encode them first, with "
+            "keras.layers.StringLookup say."
+        )
+
+
+def holds_text(spec: Any) -> bool:
+    """Whether a nest of tensors or their specs holds strings."""
+    return any(getattr(part, "dtype", None) == tf.string for part in tf.nest.flatten(spec))

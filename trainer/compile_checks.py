@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 import numbers
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -38,6 +39,7 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
         if isinstance(value, str) or (isinstance(value, numbers.Real) and not math.isfinite(value)):
             raise ValueError(f"`{name}` must be a finite number. Received: {shown(value)}")
     _check_outputs(model, arguments)
+    _check_names_of_logs(model, arguments)
 
 
 def optimizer_from(identifier: Any) -> Any:
@@ -96,6 +98,15 @@ def _check_function(name: str, value: Any, module: Any, others: tuple[type, ...]
         )
 
 
+def takes_numbers(loss: Any) -> bool:
+    """Whether every output has a loss, which gets its targets as numbers: all do but those with their own `__call__`."""
+    plain = keras.losses.Loss
+    parts = tf.nest.flatten(loss)
+    return None not in parts and all(
+        type(part).__call__ is plain.__call__ for part in parts if isinstance(part, plain)
+    )
+
+
 def _similar(name: str, known: Iterable[str]) -> str:
     """What may have been meant: names in small letters before those of classes."""
     for names in ([each for each in known if each.islower()], list(known)):
@@ -106,26 +117,60 @@ def _similar(name: str, known: Iterable[str]) -> str:
 
 
 def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Refuses what Keras would pass over: weights of outputs that are none, and lists with too few entries."""
+    """Refuses what Keras would pass over: entries for outputs that are none, and lists with too few or too many.
+
+    A name that is not that of the one output is only warned of with metrics, which Keras takes by any.
+    """
+    if model._overrides_step("train_step"):  # which may use them in its own way
+        return
     names = output_names(model)
-    weights = arguments["loss_weights"]
-    unknown = [key for key in weights if key not in names] if isinstance(weights, dict) and names else []
-    if unknown:
-        raise ValueError(
-            f"`loss_weights` names the output {unknown[0]!r}, which the model does not have: its outputs are "
-            f"{', '.join(map(repr, names))}."
-        )
-    for argument in ("loss", "loss_weights"):
+    for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
         value = arguments[argument]
-        if isinstance(value, list | tuple) and len(names) > 1 and len(value) != len(names):
+        given = value if isinstance(value, dict) and "class_name" not in value else {}
+        if given and argument == "loss" and isinstance(model, keras.Sequential):
+            raise ValueError(
+                "`loss` must not be a dict for a Sequential model, which has one output: give its loss alone. "
+                f"Received: {shown(value)}"
+            )
+        unknown = [key for key in given if key not in names] if names else []
+        if unknown:
+            sentence = (
+                f"`{argument}` names the output {unknown[0]!r}, which the model does not have: give "
+                f"{', '.join(map(repr, names))}."
+            )
+            if len(names) > 1 or argument.startswith("loss"):
+                raise ValueError(sentence)
+            warnings.warn(f"{sentence} The one output that it has is given all of them.", stacklevel=5)
+        few = 1 if argument == "loss" else 2
+        of_losses = argument.startswith("loss") and isinstance(value, list | tuple)
+        if of_losses and len(names) >= few and len(value) != len(names):
             raise ValueError(
                 f"`{argument}` must have one entry for each of the {len(names)} outputs ({', '.join(names)}). "
                 f"Received: {shown(value)}"
             )
 
 
+def _check_names_of_logs(model: TrainedModel, arguments: dict[str, Any]) -> None:
+    """Refuses a metric whose log another one would replace."""
+    if model._overrides_step("train_step"):
+        return
+    named = {
+        place: getattr(metric, "name", None) or getattr(metric, "__name__", metric)
+        for argument in ("metrics", "weighted_metrics")
+        for place, metric in _leaves(argument, arguments[argument])
+    }
+    logs = {"loss", *map(str, named.values())}
+    for place, name in named.items():
+        if name == "loss" or (str(name).startswith("val_") and str(name)[4:] in logs):
+            raise ValueError(
+                f"`{place}` has the name {name!r}, which is that of another log: give it another name."
+            )
+
+
 def output_names(model: TrainedModel) -> list[str]:
     """The names of a functional model's outputs; none where they are not known yet, or are nested."""
+    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
+        return [model.layers[-1].name] if model.layers else []
     output = getattr(model, "output", None) if isinstance(model, KerasFunctional) else None
     parts = list(output.values()) if isinstance(output, dict) else output
     if not isinstance(parts, list | tuple):

@@ -29,6 +29,7 @@ from . import checks, compile_checks
 from .compilation import Compilation
 from .for_callbacks import ForCallbacks
 from .inputs import make_source
+from .inputs.checks import named
 from .run import fit_loop
 from .run.evaluation_loops import evaluate, predict
 from .runner import runner_of
@@ -154,7 +155,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
             x=x,
             y=y,
             sample_weight=sample_weight,
-            batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
+            batch_size=checks.global_batch_size(self, x, batch_size, per_replica_batch_size),
             epochs=epochs,
             verbose=verbose,
             callbacks=callbacks,
@@ -206,16 +207,17 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         """
         self._ready("evaluate")
         checks.check_loop(verbose, callbacks)
-        source = make_source(
-            x,
-            y,
-            sample_weight,
-            batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
-            steps_per_epoch=whole_number("steps", steps, optional=True),
-            strategy=self.distribute_strategy,
-            resumable=False,
-            own_step=self._overrides_step("test_step"),
-        )
+        with named(steps_per_epoch="steps"):
+            source = make_source(
+                x,
+                y,
+                sample_weight,
+                batch_size=checks.global_batch_size(self, x, batch_size, per_replica_batch_size),
+                steps_per_epoch=whole_number("steps", steps, optional=True),
+                strategy=self.distribute_strategy,
+                resumable=False,
+                own_step=self._overrides_step("test_step"),
+            )
         with contextlib.closing(source):
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
         return logs if return_dict else logs_in_order(self, logs)
@@ -246,14 +248,15 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         bring_along(self, "predict")
         checks.check_loop(verbose, callbacks)
         checks.check_stateful(self, "predict")
-        source = make_source(
-            x,
-            batch_size=checks.global_batch_size(self, batch_size, per_replica_batch_size),
-            steps_per_epoch=whole_number("steps", steps, optional=True),
-            strategy=self.distribute_strategy,
-            resumable=False,
-            own_step=self._overrides_step("predict_step"),
-        )
+        with named(steps_per_epoch="steps"):
+            source = make_source(
+                x,
+                batch_size=checks.global_batch_size(self, x, batch_size, per_replica_batch_size),
+                steps_per_epoch=whole_number("steps", steps, optional=True),
+                strategy=self.distribute_strategy,
+                resumable=False,
+                own_step=self._overrides_step("predict_step"),
+            )
         with contextlib.closing(source):
             return predict(self, source, verbose, callbacks, runner_of(self))
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from ...compat.training import begin_with_epoch
-from ...distribute.arguments import truth, whole_number
+from ...distribute.arguments import shown, truth, whole_number
 from ...distribute.storage import local_path
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..by_hand import ByHand
@@ -90,6 +90,11 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         if double_checkpoint is not None or isinstance(keep, bool):
             double = truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
             keep = 2 if double else 1
+        if directory is not None and backup_dir is not None:
+            raise ValueError(
+                "Give either `directory` or `backup_dir`, its name in Keras. Received: "
+                f"directory={shown(directory)} and backup_dir={shown(backup_dir)}"
+            )
         self.directory = _local_directory(directory if directory is not None else backup_dir)
         self.schedule = SaveSchedule.parse(save_freq)
         self.save_before_preemption = truth("save_before_preemption", save_before_preemption)
@@ -284,7 +289,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
 
 
 def _local_directory(directory: str | os.PathLike | None) -> Path:
-    if not directory:
+    if directory is None or directory == "":
         raise ValueError(
             f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
         )

@@ -34,7 +34,7 @@ class SaveSchedule:
         """
         if isinstance(save_freq, str) and save_freq == "epoch":
             return cls("epoch")
-        if or_never and (save_freq is False or save_freq is None):
+        if or_never and save_freq is False:
             return cls("never")
         steps = 0 if isinstance(save_freq, bool) or not hasattr(save_freq, "__index__") else int(save_freq)
         if steps >= 1:

@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from uses.bench import Bench
+import tensorflow as tf
+from uses.bench import Bench, X
 from uses.wrong_callbacks import PLACES, SETTINGS
 from uses.wrong_compile import COMPILE, MODELS
+from uses.wrong_data import DATA, STEPS
 from uses.wrong_distribution import COMMANDS, ENVIRONMENT, PIPELINES, PRECISION, STRATEGIES
 from uses.wrong_fit import ARGUMENTS, INPUTS, METHODS
 from uses.wrong_optimizers import OPTIMIZERS, PIECES
@@ -23,6 +25,8 @@ TABLES = {
     "inputs": INPUTS,
     "arguments": ARGUMENTS,
     "methods": METHODS,
+    "data": DATA,
+    "steps": STEPS,
     "compile": COMPILE,
     "models": MODELS,
     "optimizers": OPTIMIZERS,
@@ -90,6 +94,22 @@ def test_wrong_uses_are_refused_in_one_line_before_the_first_step(table, bench, 
     assert not failures, f"{len(failures)} of {len(TABLES[table])}:\n" + "\n".join(failures)
     for old, new in zip(before, bench.model.get_weights()):
         np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("argument", ["metrics", "weighted_metrics"])
+def test_metrics_of_another_name_than_that_of_the_one_output_are_warned_of(argument, bench):
+    with pytest.warns(UserWarning, match=f"`{argument}` names the output 'nope'.* give 'out'"):
+        bench.new(**{argument: {"nope": ["mae"]}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bench.new(**{argument: {"out": ["mae"]}})
+
+
+def test_labels_of_validation_batches_are_refused_by_the_name_of_the_argument(bench):
+    model = bench.new(loss="sparse_categorical_crossentropy")
+    data = tf.data.Dataset.from_tensors((X, np.full(6, 7)))
+    with pytest.raises(ValueError, match=r"^`validation_data`: `y` holds the label 7.* from 0 to 1"):
+        model.fit(X, np.zeros(6), validation_data=data, verbose=0)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

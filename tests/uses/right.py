@@ -91,6 +91,19 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     "sample_weight in a list": fit(sample_weight=[np.ones(6)]),
     "class numbers of float": lambda b: with_loss(b, "sparse_categorical_crossentropy", np.ones(6)),
     "class numbers in a column": lambda b: with_loss(b, "sparse_categorical_crossentropy", COLUMN),
+    "class numbers that are ignored": lambda b: with_loss(
+        b, keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), np.array([0, -1, 1, -1, 0, 1])
+    ),
+    "class numbers all ignored": lambda b: with_loss(
+        b, keras.losses.SparseCategoricalCrossentropy(ignore_class=9), np.full(6, 9)
+    ),
+    "sample_weight negative": fit(sample_weight=np.full(6, -1.0)),
+    "sample_weight 0": fit(sample_weight=np.zeros(6)),
+    "class_weight negative": fit(class_weight={0: -1.0}, y=COLUMN),
+    "class_weight of no such class": fit(class_weight={7: 2.0}, y=COLUMN),
+    "loss_weights by the output's name": compiled(loss_weights={"out": 2.0}),
+    "metrics by the output's name": compiled(metrics={"out": ["mae"]}),
+    "metric called almost loss": compiled(metrics=[keras.metrics.MeanSquaredError(name="val_error")]),
     "loss class": compiled(loss=keras.losses.MeanSquaredError),
     "loss function": compiled(loss=keras.losses.mean_squared_error),
     "loss by its class name": compiled(loss="MeanSquaredError"),

@@ -86,6 +86,12 @@ PLACES |= {
     "BackupAndRestore nowhere": made(
         lambda b: callbacks.BackupAndRestore(None), "`directory`", "None", "give a directory"
     ),
+    "BackupAndRestore in two folders": made(
+        lambda b: callbacks.BackupAndRestore(b.folder / "a", backup_dir=b.folder / "b"),
+        "`directory`",
+        "`backup_dir`",
+        "either",
+    ),
     "BackupAndRestore in a bucket": made(
         lambda b: callbacks.BackupAndRestore("gs://a"), "`directory`", "gs://a", "mounted"
     ),
@@ -172,7 +178,18 @@ SETTINGS: dict[str, Use] = {
     **_of("ModelCheckpoint", "keep_last", "whole number", 0),
     **_of("ModelCheckpoint", "save_best_only", "True or False", "yes"),
     **_of(
-        "BackupAndRestore", "save_freq", "an int of steps", 0, -1, "often", NAN, "0s", True, [1], float("inf")
+        "BackupAndRestore",
+        "save_freq",
+        "an int of steps",
+        0,
+        -1,
+        "often",
+        NAN,
+        "0s",
+        True,
+        [1],
+        float("inf"),
+        None,
     ),
     **_of("BackupAndRestore", "keep", "whole number", 0, "2", 1.5),
     **_of("BackupAndRestore", "background", "True or False", "no"),

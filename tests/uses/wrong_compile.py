@@ -57,6 +57,32 @@ COMPILE: dict[str, Use] = {
     "loss for an unknown output": two(
         "`loss` names", "'c'", "'a', 'b'", y={"a": COLUMN, "b": COLUMN}, loss={"c": "mse"}
     ),
+    **{
+        f"{argument} for an unknown output of two, {form}": two(
+            f"`{argument}` names", "'c'", "'a', 'b'", y=y, **{argument: {"a": value, "c": value}}
+        )
+        for argument, value in (
+            ("loss", "mse"),
+            ("loss_weights", 1.0),
+            ("metrics", ["mae"]),
+            ("weighted_metrics", ["mae"]),
+        )
+        for form, y in (("dict", {"a": COLUMN, "b": COLUMN}), ("list", [COLUMN] * 2))
+    },
+    "loss list too long": compiled("`loss`", "each of the 1 outputs", "out", loss=["mse", "mae"]),
+    "loss dict of the one output": compiled("`loss`", "dict", "give its loss alone", loss={"out": "mse"}),
+    "loss_weights of another output": compiled(
+        "`loss_weights` names", "'c'", "'out'", loss_weights={"c": 1.0}
+    ),
+    "metric called loss": compiled(
+        r"`metrics\[0\]`", "'loss'", "another name", metrics=[keras.metrics.MeanSquaredError(name="loss")]
+    ),
+    "metric called as that of validation": compiled(
+        r"`weighted_metrics\[1\]`",
+        "'val_mae'",
+        "another name",
+        weighted_metrics=["mae", keras.metrics.MeanSquaredError(name="val_mae")],
+    ),
     "loss list too short": two("`loss`", "each of the 2 outputs", "a, b", loss=["mse"]),
     "loss_weights text": compiled("`loss_weights`", "'a'", "finite number", loss_weights="a"),
     "loss_weights NaN": compiled(r"`loss_weights\[0\]`", "nan", "finite", loss_weights=[NAN]),

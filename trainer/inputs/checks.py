@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -190,8 +193,33 @@ def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
     return [leaf for path, part in items for leaf in named_leaves(path, part)]
 
 
-def alone(kind: str, y: Any, sample_weight: Any, batch_size: int | None) -> None:
+@contextlib.contextmanager
+def named(argument: str = "", **names: str) -> Iterator[None]:
+    """Errors of the block name the arguments that the user gave.
+
+    Args:
+        argument: what the messages begin with; "" for nothing.
+        names: of arguments in the messages, with those to put in their place.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if error.args and isinstance(error.args[0], str):
+            text = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.args[0])
+            error.args = (
+                text if text.startswith(f"`{argument}`") else f"`{argument}`: {text}" if argument else text,
+            )
+        raise
+
+
+def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int | None) -> None:
     """Checks that nothing is given besides an input that has its own targets, weights and batches.
+
+    Args:
+        kind: of the input.
+        y: targets.
+        sample_weight: weights of the rows.
+        batch_size: rows of a batch, under the name of the argument.
 
     Raises:
         ValueError: if it is.
@@ -205,10 +233,11 @@ def alone(kind: str, y: Any, sample_weight: Any, batch_size: int | None) -> None
             f"sample_weight ({type(sample_weight).__name__}) must not be given when x is a {kind}; let x give tuples "
             "(inputs, targets, sample_weights)."
         )
-    if batch_size is not None:
-        raise ValueError(
-            f"batch_size ({batch_size}) must not be given when x is a {kind}, which has its own batches."
-        )
+    for name, rows in batch_size.items():
+        if rows is not None:
+            raise ValueError(
+                f"{name} ({rows}) must not be given when x is a {kind}, which has its own batches."
+            )
 
 
 def batched(element_spec: Any, parts: int, sharing: Sharing = ONE_REPLICA) -> None:

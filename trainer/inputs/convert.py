@@ -83,7 +83,21 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     x, y, sample_weight = (host_arrays(name, part, complaint, merge=True) for name, part in given.items())
     if y is None or sample_weight is None:
         return x, y, None
+    _check_finite("sample_weight", sample_weight)
     return x, y, weights_like_targets(y, sample_weight)
+
+
+def _check_finite(name: str, structure: Any) -> None:
+    """Refuses NaN and infinity in arrays in memory; the sum of an array says in one pass that it has none."""
+    for place, leaf in named_leaves(name, structure):
+        dense = isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype).is_floating
+        if not dense or is_memory_mapped(leaf):
+            continue
+        with np.errstate(all="ignore"):
+            array = np.asarray(leaf)
+            bad = np.empty(0) if np.isfinite(array.sum()) else array[~np.isfinite(array)]
+        if bad.size:
+            raise ValueError(f"`{place}` holds {bad[0]}: give finite numbers, 0 for rows that do not count.")
 
 
 def is_array(leaf: Any) -> bool:

@@ -244,10 +244,7 @@ def length_of(dataset: Any, steps_per_epoch: int | None) -> int | None:
     number: Any = cardinality() if callable(cardinality) else cardinality
     count = int(number)
     if count == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
-        raise ValueError(
-            "steps_per_epoch (None) must be given for a dataset that never ends; in evaluate and predict it is called "
-            "steps."
-        )
+        raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
     if count == 0:
         raise ValueError("x is a dataset without any batch; give one with at least one row.")
     return count if count > 0 else None

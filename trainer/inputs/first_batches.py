@@ -64,7 +64,7 @@ def first_batches(
         rows = checks.same_rows(arrays)
         size = batch_size or (math.ceil(rows / steps_per_epoch) if steps_per_epoch else 32)
         return Input(*rows_of(arrays, 0, min(rows, count * size)), size)
-    checks.alone(kind, y, sample_weight, batch_size)
+    checks.alone(kind, y, sample_weight, batch_size=batch_size)
     if kind == "tf.distribute.DistributedDataset":
         raise ValueError(
             f"`overfit_batches` ({count}) cannot be used with a {kind}, which is not known by its batches: give the "

@@ -91,8 +91,9 @@ def make_source(
             batch_size = math.ceil(rows / steps_per_epoch) if steps_per_epoch else 32
         order = RowOrder(rows, batch_size, shuffle, seed, steps_per_epoch)
         source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, beside)
+        source.targets = arrays[1]
     else:
-        checks.alone(kind, y, sample_weight, batch_size)
+        checks.alone(kind, y, sample_weight, batch_size=batch_size)
         if shuffle == "batch":  # True is the default of `fit`: it says nothing
             warnings.warn(
                 f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which "

@@ -66,6 +66,7 @@ class Source:
             rows; True: the source yields this worker's rows only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
+        targets: the arrays of `y`, where they are given, until they have been checked.
         home: str; a sentence that says where the data lives, where that had to be decided.
         begun_again: bool; whether, after a chunk that gave no batch, another pass has begun in the same epoch.
         inexact: str or None; a sentence that says why a resumed training may get other batches.
@@ -82,6 +83,7 @@ class Source:
     per_worker = False
     resume_by: Any = "skip"
     rewinds = True
+    targets: Any = None
     home = ""
     inexact: str | None = None
     owned: Sequence[Any] = ()

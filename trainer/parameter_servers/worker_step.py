@@ -21,6 +21,7 @@ from ...compat.variables import raw_value
 from ...distribute.parameter_servers.updates import beside
 from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext, step_scope
+from ..checks import checked_logs
 from ..step.collected_writes import CollectedWrites
 from .metric_totals import RowLayout
 
@@ -42,7 +43,7 @@ def worker_step(
         with step_scope(step), CollectedWrites() as writes:
             step.writes = writes
             before = snapshot(model, writes, layout)
-            logs = step_fn(batch)
+            logs = checked_logs(step_fn(batch), getattr(step_fn, "__name__", "train_step"))
         applied = tf.constant(True) if step.applied is None else step.applied
         row, state = step_row(layout, writes, logs, applied)
         write_state(state, before, applied, alone)

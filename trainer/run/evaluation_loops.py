@@ -16,7 +16,7 @@ from ..inputs import Source
 from .callback_list import callback_list
 from .execution_length import ExecutionLength
 from .executions import executions
-from .misfits import explained
+from .misfits import check_labels, explained
 from .row_layouts import open_rows
 from .runner import Passes, Runner
 from .worker_settlement import Workers
@@ -33,6 +33,7 @@ def evaluate(
     """The logs of one pass over `source`; `passes`: where others over it come later. Context: host."""
     with runner.watching(model), _evaluating(model):
         runner.build(model, source.spec, source.batch_rows, training=False)
+        check_labels(model, source, "test_step")
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
         model.make_test_function()
         model.stop_evaluating = False
@@ -117,9 +118,11 @@ def _pass(
     function = getattr(model, f"{phase}_function")
     length = ExecutionLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
     workers = Workers(model, stop)
+    in_fit = model.fit_state is not None and model.fit_state.validation is source
+    argument = "validation_data" if in_fit else ""
     for execution in executions(source, length.next, workers):
         getattr(callbacks, f"on_{phase}_batch_begin")(length.step)
-        with explained(model, source.spec, source.batch_rows, f"{phase}_step", first=length.step == 0):
+        with explained(model, source.spec, source.batch_rows, f"{phase}_step", length.step == 0, argument):
             done, result = function(execution, length.step)
         execution.tell(source, done)
         if done:

@@ -26,6 +26,7 @@ from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.recorder import telling
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
+from ..inputs.checks import named
 from ..inputs.copied import copied_input
 from ..inputs.first_batches import first_batches
 from ..inputs.make_source import kind_of
@@ -34,7 +35,7 @@ from .determinism import say_what_determinism_costs
 from .evaluation_loops import evaluate
 from .execution_length import ExecutionLength
 from .executions import executions
-from .misfits import check_validation, explained
+from .misfits import check_labels, check_validation, explained
 from .out_of_memory import with_advice
 from .overflow import check_progress
 from .runner import Passes, Runner
@@ -84,8 +85,11 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         runner.build(model, source.spec, source.batch_rows)
         if a.shuffle:
             random.randrange(_SEEDS)  # so that the next fit has another order
+        check_labels(model, source, "train_step")
         if validation is not None:
             check_validation(model, validation.spec, validation.batch_rows, source.spec)
+            with named("validation_data"):
+                check_labels(model, validation, "test_step")
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
         callbacks, state = _begin(model, a, source, validation, at_exit)
         at_exit.enter_context(telling(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
@@ -182,19 +186,23 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
         return source, None
     val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
     batch_size = a.validation_batch_size
-    if batch_size is None and kind_of(val_x) == "array":
-        batch_size = a.batch_size
-    validation = make_source(
-        val_x,
-        val_y,
-        val_weight,
-        batch_size=batch_size,
-        steps_per_epoch=a.validation_steps,
-        strategy=strategy,
-        beside=source,
-        own_step=model._overrides_step("test_step"),
-    )
-    checks.check_structure(model, validation.spec, "test_step")
+    with named("validation_data"):
+        if batch_size is None and kind_of(val_x) == "array":
+            batch_size = a.batch_size
+    names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
+    with named("validation_data", **names):
+        validation = make_source(
+            val_x,
+            val_y,
+            val_weight,
+            batch_size=batch_size,
+            steps_per_epoch=a.validation_steps,
+            strategy=strategy,
+            beside=source,
+            own_step=model._overrides_step("test_step"),
+        )
+        checks.check_structure(model, validation.spec, "test_step")
+        checks.check_text(model, validation.spec, "test_step")
     return source, validation
 
 

@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.training import compute_loss, compute_output_spec, given_metrics
+from ...compat.functional import graph_of
+from ...compat.training import compute_loss, compute_output_spec, given_metrics, losses_of_classes
 from ...distribute.arguments import shown
 from ..compile_checks import output_names
+from ..inputs import Source
+from ..inputs.convert import is_memory_mapped
 from ..inputs.structure import is_standard, unpack
 from ..step.step_loss import overrides_compute_loss
 
@@ -30,6 +34,7 @@ _ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.UnimplementedError,
 )
+_LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
 
 
@@ -41,7 +46,12 @@ class MisfitError(ValueError, KeyError):
 
 @contextlib.contextmanager
 def explained(
-    model: TrainedModel, spec: Any, rows: int | None = None, step: str = "train_step", first: bool = True
+    model: TrainedModel,
+    spec: Any,
+    rows: int | None = None,
+    step: str = "train_step",
+    first: bool = True,
+    argument: str = "",
 ) -> Iterator[None]:
     """An error of the block becomes a `MisfitError`, if an argument does not fit.
 
@@ -50,17 +60,70 @@ def explained(
         spec: nest of `tf.TypeSpec` of one batch.
         rows: int or None; rows of the batch.
         step: "train_step", "test_step" or "predict_step"; a step of the user's own is not explained.
-        first: whether nothing has been computed on such batches before; otherwise nothing is explained.
+        first: whether nothing has been computed on such batches before; otherwise only labels are explained.
+        argument: of `fit` that the batches are from, where that is not `x`.
     """
     try:
         yield
     except MisfitError:
         raise
     except _ERRORS as error:
-        sentence = misfit(model, spec, rows, step) if first else None
+        sentence = _label_of(error, model, step) or (misfit(model, spec, rows, step) if first else None)
         if sentence is None:
             raise
-        raise MisfitError(sentence) from error
+        raise MisfitError(f"`{argument}`: {sentence}" if argument else sentence) from error
+
+
+def _label_of(error: Exception, model: TrainedModel, step: str) -> str | None:
+    """What is wrong with a label that an operation has refused."""
+    found = _LABEL.search(str(error))
+    if found is None or model._overrides_step(step):
+        return None
+    return _no_class("y", found[1], int(found[2]))
+
+
+def _no_class(place: str, label: Any, classes: int) -> str:
+    return (
+        f"`{place}` holds the label {label}, but the model has scores for {classes} classes: give class numbers from 0 to "
+        f"{classes - 1}, or the model more outputs."
+    )
+
+
+def check_labels(model: TrainedModel, source: Source, step: str) -> None:
+    """Refuses class numbers in arrays that the model has no output for: one pass over them.
+
+    Args:
+        model: the model, built.
+        source: of the batches; its targets are looked at once.
+        step: "train_step" or "test_step"; what a custom step does with its targets is not known.
+    """
+    targets, source.targets = source.targets, None
+    graph = graph_of(model)
+    if targets is None or graph is None or model._overrides_step(step) or overrides_compute_loss(model):
+        return
+    for path, ignored in losses_of_classes(model):
+        labels, scores = (_at(path, each) for each in (targets, graph.output))
+        classes = None if scores is None else scores.shape[-1]
+        if classes is None or not isinstance(labels, np.ndarray | tf.Tensor) or is_memory_mapped(labels):
+            continue
+        array = np.asarray(labels)
+        low, high = array.min(), array.max()
+        if ignored is not None and not (low > -1 and high < classes):
+            array = array[array != ignored]
+            low, high = (array.min(), array.max()) if array.size else (0, 0)
+        if not (low > -1 and high < classes):
+            place = "".join(["y", *(f"[{key!r}]" for key in path)])
+            raise MisfitError(_no_class(place, high if low > -1 else low, classes))
+
+
+def _at(path: tuple[Any, ...], structure: Any) -> Any:
+    """What is at this place of a nest; None where there is nothing."""
+    for key in path:
+        try:
+            structure = structure[key]
+        except (LookupError, TypeError):
+            return None
+    return structure
 
 
 def check_validation(model: TrainedModel, spec: Any, rows: int | None, training_spec: Any) -> None:
@@ -91,8 +154,6 @@ def misfit(model: TrainedModel, spec: Any, rows: int | None, step: str) -> str |
             f"`y` is None, but the model was compiled with loss={shown(model.loss)}: give the targets as `y`, or as the "
             "second part of what the dataset gives."
         )
-    if y is not None and _texts(sample_weight):  # an operation finds that out only when it runs
-        return f"`sample_weight` holds strings ({_shapes(sample_weight)}): give numbers, one for each row."
     reached = ["x"]
     outputs: list[Any] = []
 
@@ -142,11 +203,6 @@ def _sentence(model: TrainedModel, part: str, parts: dict[str, Any], outputs: li
                 f"`loss` names the outputs {', '.join(map(repr, model.loss))}, but those of the model are "
                 f"{', '.join(map(repr, names))}: give a loss, or None, for each ({reason})."
             )
-    if _texts(parts["y"]):
-        return (
-            f"`y` holds strings ({_shapes(parts['y'])}), but {loss} takes numbers: encode them first, with "
-            "keras.layers.StringLookup say."
-        )
     return f"`y` does not fit {loss}: {_cure(model, parts['y'], outputs[0])}. Received: {made} ({reason})."
 
 
@@ -193,10 +249,6 @@ def _layout(spec: Any) -> Any:
         for part in tf.nest.flatten(spec)
     ]
     return str(tf.nest.map_structure(lambda _: 0, spec)), leaves
-
-
-def _texts(spec: Any) -> bool:
-    return any(getattr(part, "dtype", None) == tf.string for part in tf.nest.flatten(spec))
 
 
 def _shapes(structure: Any) -> str:

@@ -31,6 +31,7 @@ from ...distribute.step_context import (
 )
 from ...optimizers.call_options import CallOptions, call_options
 from ...optimizers.stages.users_code import takes_gradients_itself
+from ..checks import checked_logs
 from ..inputs.rows import row_count
 from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import metrics_of, variable_ids
@@ -106,7 +107,9 @@ def replica_step(
                 logs = step_fn(data)
             make_writes(writes.items(), step, variable_ids(metrics_of(model)))
         tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary or slices.shapes_vary
-        return part_of_logs(logs or {}, step) if tracing.own_logs else {}
+        if not tracing.own_logs:
+            return {}
+        return part_of_logs(checked_logs(logs, getattr(step_fn, "__name__", "train_step")), step)
 
 
 def part_of_logs(value: Any, step: StepContext, name: str = "") -> Any:

@@ -1,0 +1,175 @@
+"""Wrong values in data: strings, labels, weights, validation data; and what a custom step returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from uses.bench import COLUMN, NAN, Bench, Use, X, Y, keras, np, rows, tf
+
+CLASSES = "sparse_categorical_crossentropy"
+NAMES = ["a"] * 6
+TEXT = ("`y` holds strings", "StringLookup")
+V = (X, Y)
+
+
+def fitted(y: Any, *words: str, loss: Any = CLASSES, as_dataset: bool = False, **arguments: Any) -> Use:
+    """`fit` of a new model, which has two outputs."""
+
+    def use(bench: Bench) -> Any:
+        data = {"x": rows(X, y).batch(2)} if as_dataset else {"x": X, "y": y}
+        return bench.new(loss=loss).fit(**data, verbose=0, **arguments)
+
+    return use, words
+
+
+def labels(label: float, as_dataset: bool = False) -> Use:
+    y = np.array([label, 1, 0, 0, 1, 1])  # the first batch has it
+    return fitted(y, "`y`", f"the label {label}", "from 0 to 1", as_dataset=as_dataset)
+
+
+def fit(*words: str, **arguments: Any) -> Use:
+    return lambda bench: bench.fit(**arguments), words
+
+
+def validated(data: Any, *words: str, **arguments: Any) -> Use:
+    return fit("^`validation_data`: ", *words, validation_data=data, **arguments)
+
+
+class NoBatch(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> Any:
+        return X, Y
+
+
+DATA: dict[str, Use] = {
+    **{
+        f"strings in {what}, {loss}": fitted(y, *TEXT, loss=loss)
+        for what, y in (
+            ("an array", np.array(NAMES)),
+            ("columns", np.array([["a", "b"]] * 6)),
+            ("an array of objects", np.array(NAMES, object)),
+            ("a tensor", tf.constant(NAMES)),
+            ("a list", NAMES),
+        )
+        for loss in ("mse", CLASSES)
+    },
+    **{
+        f"strings in a dataset, {loss}": fitted(np.array(NAMES), *TEXT, loss=loss, as_dataset=True)
+        for loss in ("mse", CLASSES)
+    },
+    "strings in a dataset, again": fit(*TEXT, x=rows(X, np.array(NAMES)).batch(2), y=None),
+    "strings of a generator": fit(*TEXT, x=((X, np.array(NAMES)) for _ in range(2)), y=None),
+    "strings as weights of a dataset": fit(
+        "`sample_weight` holds strings", "give numbers", x=rows(X, Y, np.array(NAMES)).batch(2), y=None
+    ),
+    "a negative label": labels(-1),
+    "a label too many": labels(2),
+    "a label of float": labels(7.0),
+    "a label NaN": labels(NAN),
+    "a label too many in a dataset": labels(2, as_dataset=True),
+    "a label too many, to validate": fitted(
+        np.zeros(6), "^`validation_data`: `y`", "label 7", "0 to 1", validation_data=(X, np.full(6, 7))
+    ),
+    "a label too many, in a dataset to evaluate": (
+        lambda b: b.new(loss=CLASSES).evaluate(rows(X, np.full(6, 7)).batch(2), verbose=0),
+        ("`y`", "label 7", "0 to 1"),
+    ),
+    "a label too many, to evaluate": (
+        lambda b: b.new(loss=CLASSES).evaluate(X, np.full(6, 7), verbose=0),
+        ("`y`", "label 7", "0 to 1"),
+    ),
+    "a label too many of two outputs": (
+        lambda b: b.two_outputs(True, loss={"a": "mse", "b": CLASSES}).fit(
+            X, {"a": COLUMN, "b": COLUMN}, verbose=0
+        ),
+        (r"`y\['b'\]`", "label 1", "0 to 0"),
+    ),
+    **{
+        f"weights of {value}": fit(
+            "`sample_weight` holds", str(value), "finite", sample_weight=np.array([1.0] * 5 + [value])
+        )
+        for value in (NAN, float("inf"), -float("inf"))
+    },
+    "weights of NaN to validate": validated((X, Y, np.full(6, NAN)), "`sample_weight` holds nan", "finite"),
+    "weights of NaN to evaluate": (
+        lambda b: b.model.evaluate(X, Y, sample_weight=tf.constant([NAN] * 6), verbose=0),
+        ("`sample_weight` holds nan", "finite"),
+    ),
+    "weights of NaN for a batch": (
+        lambda b: b.model.train_on_batch(X, Y, sample_weight=np.full(6, NAN)),
+        ("`sample_weight` holds nan", "finite"),
+    ),
+    "validation_data of a used generator": validated(iter([]), "gave no batch", "make a new one"),
+    "validation_data never ends": validated(
+        rows(X, Y).batch(2).repeat(), r"validation_steps \(None\) must be given"
+    ),
+    "validation_data of unequal rows": validated((X, Y[:3]), "x: 6, y: 3", "same number of rows"),
+    "validation_data of a number": validated((3, Y), "x is a int", "arrays"),
+    "validation_data of a text": validated((X, "a"), "y is a str", "arrays"),
+    "validation_data of one weight": validated((X, Y, 3), "sample_weight is a int", "arrays"),
+    "validation_data of no rows": validated((X[:0], Y[:0]), "no rows", "at least one"),
+    "validation_data of rows": validated(rows(X, Y), "dataset", "batch them first"),
+    "validation_data of no batch": validated(
+        rows(X, Y).take(0).batch(2), "without any batch", "at least one"
+    ),
+    "validation_data of an empty PyDataset": validated(NoBatch(), "0 batches", "at least one"),
+    "validation_data is a class": validated(tf.data.Dataset, "`x` must be an instance"),
+    "validation_data is a function": validated(lambda: 3, "function without argument"),
+    "validation_data gives four": validated(rows(X, Y, X, X).batch(2), "tuples of 4", "test_step"),
+    "validation_data gives numbers": validated((i for i in range(9)), "is a int", "must be a tuple"),
+    "validation_data with batch size": validated(
+        rows(X, Y).batch(2), r"validation_batch_size \(2\)", "own batches", validation_batch_size=2
+    ),
+    "validation_data of strings": validated((X, np.array(NAMES)), *TEXT),
+    "per_replica_batch_size of a dataset": fit(
+        r"per_replica_batch_size \(3\)",
+        "own batches",
+        x=rows(X, Y).batch(2),
+        y=None,
+        per_replica_batch_size=3,
+    ),
+    "per_replica_batch_size to evaluate a dataset": (
+        lambda b: b.model.evaluate(rows(X, Y).batch(2), per_replica_batch_size=3),
+        (r"per_replica_batch_size \(3\)", "own batches"),
+    ),
+    "evaluate forever": (
+        lambda b: b.model.evaluate(rows(X, Y).batch(2).repeat()),
+        (r"^steps \(None\) must be given",),
+    ),
+}
+
+
+def returning(make: Callable[[], Any], *words: str, eager: bool = False) -> Use:
+    """`fit` of a model whose `train_step` returns this."""
+
+    def use(bench: Bench) -> Any:
+        class Model(bench.namespace.Sequential):
+            def train_step(self, data: Any) -> Any:
+                return make()
+
+        model = Model([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", run_eagerly=eager)
+        return model.fit(X, Y, verbose=0)
+
+    return use, ("`train_step` must return a dict", *words)
+
+
+STEPS: dict[str, Use] = {
+    f"train_step returns {what}{', eager' if eager else ''}": returning(make, word, eager=eager)
+    for what, make, word in (
+        ("a number", lambda: 1.5, "Received: 1.5"),
+        ("a list", lambda: [1.5], r"Received: \[1.5\]"),
+        ("a tuple", lambda: (1.5,), r"Received: \(1.5,\)"),
+        ("a text", lambda: "loss", "Received: 'loss'"),
+        ("a tensor", lambda: tf.constant(1.5), "Received: <tf.Tensor"),
+        ("nothing", lambda: None, "is a `return` missing"),
+        ("a dict of None", lambda: {"loss": None}, "Received: None as 'loss'"),
+        ("a dict of text", lambda: {"loss": "a"}, "Received: 'a' as 'loss'"),
+        ("a dict of functions", lambda: {"loss": print}, "Received: <built-in function print> as 'loss'"),
+        ("a dict of a dict of None", lambda: {"a": {"b": None}}, "Received: None as 'b'"),
+    )
+    for eager in (False, True)
+}
