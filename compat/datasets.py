@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import re
 import threading
 import time
 from typing import Any
@@ -16,10 +15,10 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
+from .pipeline_graph import pipeline_graph
+
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
-_MOST_HELD = 2**26  # bytes
-_NUMBERED = re.compile(rb"/MemoryCache_\d|RandomDataset")
 _STATES_OF_PIPELINES = ("SeedGenerator", "MemoryCache")
 _copies = itertools.count()
 _ending: set[threading.Thread] = set()
@@ -55,41 +54,12 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def held_tensors(dataset: tf.data.Dataset) -> list[Any]:
-    """The tensors that the sources of a pipeline hold (`from_tensor_slices`, `from_tensors`), those in functions not."""
-    own = getattr(dataset, "_tensors", None)
-    if own is not None:
-        return list(own)
-    return [tensor for part in dataset._inputs() for tensor in held_tensors(part)]
-
-
-def pipeline_checksum(dataset: tf.data.Dataset) -> str | None:
-    """A checksum of the graph of a pipeline: the same for the same pipeline in another process, whatever its seeds are.
-
-    None where it cannot be had: a pipeline that calls Python has no graph, one that holds much data is too large, and the
-    names of caches and of random datasets count on in a process.
-    """
-    if sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in held_tensors(dataset)) > _MOST_HELD:
-        return None
-    try:
-        policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
-        if b"PyFunc" in graph or _NUMBERED.search(graph):
-            return None
-        return f"{int(tf.raw_ops.DatasetFingerprint(input_dataset=dataset._variant_tensor)):016x}"
-    except (tf.errors.OpError, ValueError):
-        return None
-
-
 def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same pipeline with a state of its own: passes over it change no order and fill no cache of `dataset`.
 
     The orders of `shuffle` begin as those of a pipeline that was not read yet. Functions of Python are shared.
     """
-    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    graph = tf.compat.v1.GraphDef.FromString(
-        dataset._as_serialized_graph(external_state_policy=policy).numpy()
-    )
+    graph = pipeline_graph(dataset)
     for node in graph.node:
         for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
             if any(kind in handle.maybe_type_name for kind in _STATES_OF_PIPELINES):

@@ -9,8 +9,15 @@ import tensorflow as tf
 from tensorflow.python.data.ops.dataset_ops import DatasetV2
 from tensorflow.python.ops.script_ops import _py_funcs
 
-_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-_STATE = ("Assign", "Rng", "StatefulUniform", "StatefulStandard", "StatefulTruncated", "StatefulRandom")
+PYTHON_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+STATE_PREFIXES = (
+    "Assign",
+    "Rng",
+    "StatefulUniform",
+    "StatefulStandard",
+    "StatefulTruncated",
+    "StatefulRandom",
+)
 _DRAWING = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted")
 # What starts its inputs with its own first element, and once in a pass.
 _STARTS_ONCE = (
@@ -42,7 +49,7 @@ class Transformation(NamedTuple):
     @property
     def calls_python(self) -> bool:
         """Whether it calls Python."""
-        return not self.operations.isdisjoint(_PYTHON)
+        return not self.operations.isdisjoint(PYTHON_CALLS)
 
     @property
     def caches(self) -> bool:
@@ -52,7 +59,7 @@ class Transformation(NamedTuple):
     @property
     def keeps_state(self) -> bool:
         """Whether it draws from a generator or writes a variable that outlives a pass."""
-        return any(name.startswith(_STATE) for name in self.operations)
+        return any(name.startswith(STATE_PREFIXES) for name in self.operations)
 
     @property
     def forgets_order(self) -> bool:
@@ -86,8 +93,10 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
         nodes += [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
         variables += graph.variables
     # In the order in which the program has made them: that of a graph's functions is another in every process.
-    tokens = {node.attr["token"].s for node in nodes if node.op in _PYTHON}
-    called = [each for token in sorted(tokens, key=lambda t: (len(t), t)) for each in _called_by(token)]
+    tokens = {node.attr["token"].s for node in nodes if node.op in PYTHON_CALLS}
+    called = [
+        each for token in sorted(tokens, key=lambda t: (len(t), t)) for each in python_functions_of(token)
+    ]
     python = {id(function): function for function in called}.values()
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     unseeded = type(dataset).__name__ == "_ShuffleDataset" and seeds == [0, 0]
@@ -115,8 +124,12 @@ def is_deterministic(dataset: tf.data.Dataset) -> bool:
     return dataset.options().deterministic is not False
 
 
-def _called_by(token: bytes) -> Iterator[Callable[..., Any]]:
-    """The user's function behind an operation that calls Python."""
+def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
+    """The user's functions behind an operation that calls Python.
+
+    Args:
+        token: the operation's attribute of that name.
+    """
     function = _py_funcs.get(token.decode())
     function = getattr(function, "_func", function)  # of an EagerFunc
     if function is None:

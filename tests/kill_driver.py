@@ -61,6 +61,7 @@ EXACT_INPUTS = [
     "random_dataset",
     "repeated",
     "interleaved",
+    "ragged_and_sparse",
     "pydataset",
     "pydataset_shuffles_itself",
     "pydataset_own_shuffle",

@@ -221,6 +221,16 @@ def interleaved():
     )
 
 
+def ragged_and_sparse():
+    """Elements that TensorFlow holds as variants, in a shuffle and read ahead."""
+    ragged = tf.RaggedTensor.from_tensor(rows(), lengths=np.arange(ROWS) % 4)
+    sparse = tf.sparse.from_dense(np.maximum(rows(), 0))
+    dataset = tf.data.Dataset.from_tensor_slices({"ragged": ragged, "pair": (sparse, ragged)})
+    dataset = dataset.shuffle(8, seed=5).batch(BATCH).prefetch(2)
+    both = dataset.map(lambda x: x["ragged"].to_tensor(shape=[None, 3]) + tf.sparse.to_dense(x["pair"][0]))
+    return both.map(lambda x: (x, x[:, :1]))
+
+
 class Items(keras.utils.PyDataset):
     def __init__(self, draw, shuffle=None, **arguments):
         super().__init__(**arguments)

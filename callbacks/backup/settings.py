@@ -159,8 +159,13 @@ def _lambda(value: Mapping[str, Any]) -> Any:
 
 def _code(code: types.CodeType) -> bytes:
     """What a function computes, without where it is written."""
-    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c).encode() for c in code.co_consts]
+    constants = [_code(c) if isinstance(c, types.CodeType) else _constant(c).encode() for c in code.co_consts]
     return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])
+
+
+def _constant(value: Any) -> str:
+    """A constant as text; a set has another order in every process."""
+    return f"set {sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
 
 
 def _digest(data: bytes) -> str:

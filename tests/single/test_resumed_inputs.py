@@ -50,6 +50,39 @@ def test_resumed_fit_ends_with_the_same_bits(make, validation, steps, tmp_path, 
     assert not [warning for warning in recwarn if "cannot be exact" in str(warning.message)]
 
 
+class OfVariants(unisono.Model):
+    """Of ragged and sparse tensors in a nest."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.dense.build((None, 3))
+        self.built = True
+
+    def call(self, x):
+        both = x["ragged"].to_tensor(shape=[None, 3]) + tf.sparse.to_dense(x["pair"][0])
+        return self.dense(tf.ensure_shape(both, [None, 3]))
+
+
+def test_ragged_and_sparse_elements_resume_with_the_same_bits(tmp_path):
+    ragged = tf.RaggedTensor.from_row_lengths(tf.range(12.0), [1, 3, 0, 2, 3, 3])
+    sparse = tf.sparse.from_dense(np.eye(6, 3, dtype="float32"))
+    elements = {"ragged": ragged, "pair": (sparse, ragged)}, np.ones((6, 1), "float32")
+
+    def trained(*extra):
+        resumed_inputs.fresh()
+        x = tf.data.Dataset.from_tensor_slices(elements).shuffle(6, seed=1).batch(2).prefetch(1)
+        model = OfVariants()
+        model.compile("adam", "mse", jit_compile=False)
+        model.fit(x, epochs=2, verbose=0, callbacks=list(extra))
+        return [weight.tobytes() for weight in model.get_weights()]
+
+    expected = trained()
+    with pytest.raises(Stop):
+        trained(callbacks.BackupAndRestore(tmp_path, save_freq=1), StopAt(4))
+    assert trained(callbacks.BackupAndRestore(tmp_path, save_freq=1)) == expected
+
+
 def test_generator_that_input_and_callback_draw_from_is_named(tmp_path):
     shared = np.random.default_rng(1)
     x = resumed_inputs.ready(resumed_inputs.called(lambda row: row + shared.normal()))

@@ -1,5 +1,6 @@
 """What tells one input from another: the same for the same data made again, another for any other."""
 
+import inspect
 import random
 
 import keras
@@ -8,6 +9,8 @@ import pytest
 import resumed_inputs
 import tensorflow as tf
 
+from unisono.callbacks.backup import settings
+from unisono.compat.pipeline_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import content, make_source
 
 
@@ -92,23 +95,89 @@ def pipeline(x, factor=2, seed=None):
 def test_pipeline_is_known_by_its_data_and_its_functions_and_nothing_is_drawn():
     x = arrays()
     known = identity(pipeline(x), batch_size=None)
-    assert known["pipeline"] is not None and known == identity(pipeline(x, seed=7), batch_size=None)
+    assert known["pipeline graph"] is not None and known == identity(pipeline(x, seed=7), batch_size=None)
     for other in (pipeline(arrays((39, 2))), pipeline(x, 3), pipeline(x).take(3)):
         assert identity(other, batch_size=None) != known
 
 
-@pytest.mark.parametrize("kind", ["generator", "numpy_function", "function"])
-def test_pipeline_without_a_graph_of_its_own_is_not_known(kind):
-    x, spec = arrays(), tf.TensorSpec([None, 3])
-    if kind == "generator":
-        given = tf.data.Dataset.from_generator(lambda: iter([x]), output_signature=spec)
-    elif kind == "numpy_function":
-        given = tf.data.Dataset.from_tensors(x).map(
-            lambda row: tf.ensure_shape(tf.numpy_function(np.sin, [row], tf.float32), [None, 3])
+def captured(n, seed):
+    generator = tf.random.Generator.from_seed(seed)
+    return numbers().map(lambda x: x + n + generator.uniform([], maxval=2, dtype=tf.int64))
+
+
+def in_ragged(n):
+    ragged, sparse = tf.ragged.constant([[1, 2], [3], [n]]), tf.sparse.from_dense([[1, 0], [0, 2], [3, n]])
+    return tf.data.Dataset.from_tensor_slices({"a": ragged, "b": (sparse, ragged)}).batch(2)
+
+
+def called(function):
+    return numbers().map(lambda x: tf.numpy_function(function, [x], tf.int64))
+
+
+def numbers():
+    return tf.data.Dataset.range(5)
+
+
+# By the name of what TensorFlow numbers in them: a pipeline with the constant n in it.
+NUMBERED = {
+    "several maps": lambda n: numbers().map(lambda x: x + n).map(lambda x: x * 2).map(tf.negative).batch(2),
+    "a cache and orders": lambda n: numbers().map(lambda x: x + n).cache().shuffle(4).batch(2),
+    "random numbers": lambda n: tf.data.Dataset.random(seed=3).take(n + 1).batch(2),
+    "functions in functions": lambda n: (
+        numbers()
+        .interleave(
+            lambda x: numbers().map(lambda y: tf.cond(y > x, lambda: x + n, lambda: y)), cycle_length=2
         )
-    else:
-        given = lambda context: tf.data.Dataset.from_tensors(x)  # noqa: E731
-    assert identity(given, batch_size=None)["pipeline"] is None
+        .group_by_window(lambda x: x % 2, lambda _, window: window.batch(2), window_size=3)
+    ),
+    "a window": lambda n: numbers().group_by_window(lambda x: x, lambda _, w: w.batch(2), window_size=n + 1),
+    "a dataset of datasets": lambda n: tf.data.Dataset.from_tensors(numbers().map(lambda x: x + n)).flat_map(
+        lambda inner: inner.batch(2)
+    ),
+    "ragged and sparse": in_ragged,
+    "a function of Python": lambda n: called((lambda x: x + 1) if n == 1 else (lambda x: x + 2)),
+    "a generator": lambda n: tf.data.Dataset.from_generator(
+        (lambda: iter("ab")) if n == 1 else (lambda: iter("abc")), output_signature=tf.TensorSpec([])
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERED)
+def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
+    """Names and numbers that TensorFlow gives to functions and caches say nothing."""
+
+    def checksums(n):
+        return pipeline_checksum(NUMBERED[kind](n), repr_of_function), content.checksum(
+            held_data(NUMBERED[kind](n))
+        )
+
+    known = checksums(1)
+    assert known[0] is not None
+    for number in range(11):  # so that the names of functions sort in another order
+        numbers().map(lambda x: x + number)  # noqa: B023
+    assert checksums(1) == known
+    assert checksums(2)[0] != known[0]
+
+
+def repr_of_function(function):
+    return str(settings.plain(inspect.unwrap(function)))
+
+
+def test_order_and_state_of_a_pipeline():
+    """The order of transformations counts; the state of a generator, or the number of threads, does not."""
+
+    def checksum(dataset):
+        return pipeline_checksum(dataset, repr_of_function)
+
+    assert checksum(numbers().map(tf.negative).take(2)) != checksum(numbers().take(2).map(tf.negative))
+    assert checksum(captured(1, seed=1)) == checksum(captured(1, seed=2)) != checksum(captured(2, seed=1))
+    three, four = (numbers().map(tf.negative, num_parallel_calls=count) for count in (3, 4))
+    assert checksum(three) == checksum(four) != checksum(numbers().map(tf.abs, num_parallel_calls=3))
+
+
+def test_pipeline_of_a_function_is_not_known():
+    given = lambda context: tf.data.Dataset.from_tensors(arrays())  # noqa: E731
+    assert identity(given, batch_size=None)["pipeline graph"] is None
 
 
 def batches(source, epochs, first=0, step=0):
@@ -239,7 +308,7 @@ def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
 
 
 def test_pipeline_that_holds_much_is_known_by_parts_of_it(monkeypatch):
-    monkeypatch.setattr("unisono.compat.datasets._MOST_HELD", 100)
+    monkeypatch.setattr("unisono.compat.pipeline_graph._MOST_HELD", 100)
     known = identity(pipeline(arrays()), batch_size=None)
-    assert known["pipeline"] is None
+    assert known["pipeline graph"] is None
     assert known["content"] != identity(pipeline(arrays((0, 0))), batch_size=None)["content"]

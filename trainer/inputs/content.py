@@ -30,7 +30,13 @@ def checksum(structure: Any) -> str | None:
             for part in tf.nest.flatten(leaf, expand_composites=True):
                 for piece in _pieces(part):
                     digest.update(piece)
-    except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        tf.errors.OpError,
+    ):  # a variant has no dtype of NumPy
         return None
     return digest.hexdigest()
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from ...callbacks.backup.settings import plain
 from ...compat.datasets import (
     LIVE_SHUFFLE,
     batch_size,
     count_shuffles,
     end_iterator,
-    held_tensors,
-    pipeline_checksum,
     saving_exactly,
 )
+from ...compat.pipeline_graph import held_data, pipeline_checksum
 from .calendar import Calendar
 from .content import checksum
 from .iterator_position import load_iterator, save_iterator
@@ -103,11 +104,15 @@ class DatasetSource(Source):
 
     def identity(self) -> dict[str, Any]:
         """With the checksum of the pipeline, where it is the same for every number of replicas."""
-        pipeline = None if self._differs_by_replica else pipeline_checksum(self._dataset)
-        return {**super().identity(), "pipeline": pipeline}
+        known = super().identity()
+        if not self._differs_by_replica:
+            known["pipeline graph"] = pipeline_checksum(
+                self._dataset, of_python=lambda each: str(plain(inspect.unwrap(each)))
+            )
+        return known
 
     def _content(self) -> str | None:
-        return None if self._differs_by_replica else checksum(held_tensors(self._dataset))
+        return None if self._differs_by_replica else checksum(held_data(self._dataset))
 
     def _open(self) -> None:
         self.close()

@@ -142,7 +142,7 @@ class Source:
         weights = self._class_weights
         return {
             "content": self._content(),
-            "pipeline": None,
+            "pipeline graph": None,
             "class weights": weights and [list(part) for part in weights],
             **self.calendar.identity(),
         }

@@ -1,0 +1,198 @@
+"""The graph of a `tf.data` pipeline, and a checksum of what it does that is the same in every process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.util import structure
+from tensorflow.python.framework import op_def_registry
+
+from .pipelines import PYTHON_CALLS, STATE_PREFIXES, python_functions_of
+
+_MOST_HELD = 2**26  # bytes
+# What TensorFlow numbers or draws anew in every process, and what depends on the machine.
+_IGNORED_ATTRIBUTES = frozenset(
+    ("metadata", "shared_name", "container", "debug_name", "allowed_devices", "config", "config_proto")
+    + ("executor_type", "seed", "seed2", "token")
+)
+_IGNORED_INPUTS = frozenset(("seed", "seed2", "num_parallel_calls"))  # of datasets
+
+
+def pipeline_graph(dataset: tf.data.Dataset) -> Any:
+    """The GraphDef of a pipeline; states outside of it are left out.
+
+    Raises:
+        tf.errors.OpError, ValueError: it has none.
+    """
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
+    return tf.compat.v1.GraphDef.FromString(graph)
+
+
+def held_data(dataset: tf.data.Dataset) -> list[Any]:
+    """The tensors, also ragged and sparse ones, that the sources of a pipeline hold; those in functions not."""
+    own: Any = getattr(dataset, "_tensors", None)
+    if own is None:
+        return [each for part in dataset._inputs() for each in held_data(part)]
+    spec: Any = dataset._structure
+    if type(dataset).__name__ == "_TensorSliceDataset":
+        rows = own[0].shape[0]
+        spec = tf.nest.map_structure(lambda leaf: leaf._batch(rows), spec)
+    return tf.nest.flatten(structure.from_compatible_tensor_list(spec, own))
+
+
+def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str]) -> str | None:
+    """A checksum of the graph of a pipeline; None where it has none, or holds much data.
+
+    It depends on operations, their order, constants and functions. It does not depend on names, seeds, the states of
+    random generators, or numbers of threads.
+
+    Args:
+        dataset: its elements are not drawn.
+        of_python: the text that stands for a function of Python.
+    """
+    parts = tf.nest.flatten(held_data(dataset), expand_composites=True)
+    numbers = [part for part in parts if part.dtype != tf.variant]
+    if sum(part.shape.num_elements() * part.dtype.size for part in numbers) > _MOST_HELD:
+        return None
+    try:
+        return _Digests(pipeline_graph(dataset), of_python).of_graph().hex()
+    except (tf.errors.OpError, ValueError):
+        return None
+
+
+class _Digests:
+    """Digests of the nodes of one graph: each of its operation, its attributes and the digests of its inputs."""
+
+    def __init__(self, graph: Any, of_python: Callable[[Any], str]) -> None:
+        self._graph, self._of_python = graph, of_python
+        self._functions = {function.signature.name: function for function in graph.library.function}
+        self._of_functions: dict[str, bytes] = {}
+        self._operations: dict[str, frozenset[str]] = {}
+
+    def of_graph(self) -> bytes:
+        """The digest of what the graph returns."""
+        drawing = (node for node in self._graph.node if self._keeps_state(node))
+        self._states = {
+            name[1:] for node in drawing for source in node.input for name in self._assigns(source)
+        }
+        known = self._of_nodes(self._graph.node, {})
+        return _digest(*(known[node.name] for node in self._graph.node if node.op == "_Retval"))
+
+    def _assigns(self, source: str) -> Iterable[str]:
+        """The operations that have to run before a node, which are those that give a variable its value."""
+        return (
+            name for node in self._graph.node if node.name == source for name in node.input if name[0] == "^"
+        )
+
+    def _keeps_state(self, node: Any) -> bool:
+        """Whether a function of this transformation draws from a generator."""
+        return any(
+            operation.startswith(STATE_PREFIXES)
+            for name in _called(node)
+            for operation in self._operations_of(name)
+        )
+
+    def _operations_of(self, name: str) -> frozenset[str]:
+        """The operations of a function and of those that it calls."""
+        if name not in self._operations:
+            self._operations[name] = frozenset()  # a function may call itself
+            nodes = self._functions[name].node_def if name in self._functions else ()
+            inner = (self._operations_of(called) for node in nodes for called in _called(node))
+            self._operations[name] = frozenset(node.op for node in nodes).union(*inner)
+        return self._operations[name]
+
+    def _of_function(self, name: str) -> bytes:
+        """The digest of what a function returns and of its effects; its own name does not count."""
+        function = self._functions.get(name)
+        if function is None:
+            return name.encode()
+        if name not in self._of_functions:
+            self._of_functions[name] = b"itself"
+            arguments = enumerate(function.signature.input_arg)
+            known = {each.name: _digest(b"argument %d %d" % (i, each.type)) for i, each in arguments}
+            known = self._of_nodes(function.node_def, known)
+            returned = (function.ret[each.name].partition(":") for each in function.signature.output_arg)
+            effects = sorted(known[node] for node in function.control_ret.values())
+            parts = [part for node, _, port in returned for part in (known[node], port.encode())]
+            self._of_functions[name] = _digest(*parts, b"effects", *effects)
+        return self._of_functions[name]
+
+    def _of_nodes(self, nodes: Iterable[Any], known: dict[str, bytes]) -> dict[str, bytes]:
+        """Adds the digests of nodes to those that are known. Nodes mostly come after their inputs."""
+        waiting = list(nodes)
+        while waiting:
+            later = []
+            for node in waiting:
+                if all(_source(name) in known for name in node.input):
+                    known[node.name] = self._of_node(node, known)
+                else:
+                    later.append(node)
+            if len(later) == len(waiting):
+                raise ValueError(f"The graph has a cycle at {later[0].name}.")
+            waiting = later
+        return known
+
+    def _of_node(self, node: Any, known: Mapping[str, bytes]) -> bytes:
+        if node.op == "AssignVariableOp" and node.name in self._states:
+            return _digest(b"a state")
+        parts = [self._of_function(node.op)]
+        for name in sorted(node.attr):
+            if name not in _IGNORED_ATTRIBUTES and not name.startswith("_"):
+                parts += [name.encode(), self._of_attribute(node.attr[name])]
+        if node.op in PYTHON_CALLS:
+            functions = python_functions_of(node.attr["token"].s)
+            parts += [self._of_python(function).encode() for function in functions]
+        data = [name for name in node.input if name[0] != "^"]
+        ignored = _ignored_inputs(node)
+        for number, name in enumerate(data):
+            if number not in ignored:
+                parts += [b"input %d" % number, known[_source(name)], name.partition(":")[2].encode()]
+        return _digest(*parts, b"after", *sorted(known[name[1:]] for name in node.input if name[0] == "^"))
+
+    def _of_attribute(self, value: Any) -> bytes:
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            return self._of_function(value.func.name)
+        if kind == "list" and value.list.func:
+            return _digest(*(self._of_function(each.name) for each in value.list.func))
+        if kind == "tensor" and value.tensor.resource_handle_val:
+            return _digest(*(each.maybe_type_name.encode() for each in value.tensor.resource_handle_val))
+        return value.SerializeToString(deterministic=True)
+
+
+def _digest(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.digest()
+
+
+def _source(name: str) -> str:
+    """The node that an input comes from."""
+    return name.lstrip("^").partition(":")[0]
+
+
+def _called(node: Any) -> Iterator[str]:
+    """The functions that an operation calls."""
+    yield node.op
+    for value in node.attr.values():
+        yield from (each.name for each in ([value.func] if value.HasField("func") else value.list.func))
+
+
+def _ignored_inputs(node: Any) -> set[int]:
+    """The numbers of a dataset's inputs that say nothing about its elements."""
+    definition = op_def_registry.get(node.op) if "Dataset" in node.op else None
+    found, number = set(), 0
+    for argument in definition.input_arg if definition is not None else ():
+        if argument.name in _IGNORED_INPUTS:
+            found.add(number)
+        if argument.number_attr:
+            number += node.attr[argument.number_attr].i
+        else:
+            number += len(node.attr[argument.type_list_attr].list.type) if argument.type_list_attr else 1
+    return found
