@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ..distribute.arguments import shown
 from ..distribute.storage import is_url, local_path, tensorflow_path
+from ..distribute.workers.agreement import spans_workers
+from ..distribute.workers.cluster import ClusterError, launched_task, read_cluster
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .json_lines import JSONLines
@@ -60,6 +64,25 @@ def check_places(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) 
                 if backed_up:  # a resume truncates the file
                     local_path(argument.strip("`"), place)
                 check_place(argument, os.fspath(place), folder)
+
+
+def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
+    """Warns where a launcher started several processes, and each trains a model of its own.
+
+    Args:
+        callbacks: of a fit.
+        strategy: that of the model.
+
+    Raises:
+        ClusterError: the processes would overwrite each other's files.
+    """
+    task = launched_task()
+    if task is None or spans_workers(strategy):
+        return
+    writing = [type(each).__name__ for each in callbacks if isinstance(each, tuple(_PLACES))]
+    if writing and read_cluster() is None:  # where Slurm says which task is the chief, it alone writes
+        raise ClusterError(f"`callbacks` would overwrite each other's files ({', '.join(writing)}): {task}")
+    warnings.warn(str(task), stacklevel=2)
 
 
 def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None) -> None:

@@ -13,7 +13,7 @@ from .devices import simulate_replicas
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address
-from .workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
+from .workers.cluster import Cluster, ClusterError, launched_task, read_cluster, read_tf_config
 
 # TensorFlow's own, for clusters that are described elsewhere.
 cluster_resolver = tf.distribute.cluster_resolver
@@ -37,7 +37,8 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         communication_options: `tf.distribute.experimental.CommunicationOptions`, for several workers.
 
     Raises:
-        ClusterError: TF_CONFIG or Slurm's variables are wrong.
+        ClusterError: TF_CONFIG or Slurm's variables are wrong, or mpirun or torchrun started several processes without
+            TF_CONFIG.
         TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
     """
     # The public name makes instances of another class.
@@ -47,7 +48,9 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
             "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the number of replicas and "
             f"workers is found, not given. Received: {shown(communication_options)}"
         )
-    cluster = read_cluster()
+    cluster, task = read_cluster(), launched_task()
+    if cluster is None and task is not None:
+        raise ClusterError(str(task))
     if cluster is not None and cluster.has_parameter_servers:
         return _parameter_servers(cluster)
     simulate_replicas()

@@ -11,12 +11,24 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .addresses import split_address
 
 _MORE_THAN_TASKS = 1024
 JOBS = ("chief", "worker", "ps", "evaluator", "stage")
+
+
+# The program, and its variables for the number of tasks and the number of this one.
+_SLURM_STEP, _SLURM_JOB = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
+_LAUNCHERS = (
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("mpirun", "PMI_SIZE", "PMI_RANK"),
+    ("torchrun", "WORLD_SIZE", "RANK"),
+    ("srun", _SLURM_STEP, "SLURM_PROCID"),
+    ("srun", _SLURM_JOB, "SLURM_PROCID"),
+)
 
 
 class ClusterError(ValueError):
@@ -72,6 +84,29 @@ class Cluster:
         return self.task_type == "worker" and self.task_index == 0 and not self.jobs.get("chief")
 
 
+class LaunchedTask(NamedTuple):
+    """This process as one of several that a program has started without TF_CONFIG."""
+
+    launcher: str
+    size_name: str
+    rank_name: str
+    size: int
+    rank: int
+
+    def __str__(self) -> str:
+        """What was found and what to do."""
+        return (
+            f"{self.launcher} started this process as task {self.rank} of {self.size} ({self.rank_name}={self.rank}, "
+            f"{self.size_name}={self.size}) without TF_CONFIG, so each task trains a model of its own: "
+            + (
+                "make the model under unisono.distribute.auto_strategy()"
+                if self.size_name == _SLURM_STEP
+                else f"use `python -m unisono launch --workers {self.size}` instead, or set TF_CONFIG for each task"
+            )
+            + "; set TF_CONFIG={} if the models are meant to be independent."
+        )
+
+
 def cluster_of(resolver: Any) -> Cluster | None:
     """The cluster that a strategy's resolver describes; None if it names none."""
     if resolver is None or resolver.task_type is None:
@@ -92,10 +127,35 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
         ClusterError: what it describes cannot be right.
     """
     environ = os.environ if environ is None else environ
-    cluster = read_tf_config(environ)
-    if cluster is None and _is_slurm_task(environ):
-        cluster = _read_slurm()
-    return cluster
+    task = launched_task(environ)
+    if task is not None and task.size_name == _SLURM_STEP:
+        return _read_slurm()
+    return read_tf_config(environ)
+
+
+def launched_task(environ: Mapping[str, str] | None = None) -> LaunchedTask | None:
+    """What started this process as one of several, where TF_CONFIG does not say; None: it was started alone.
+
+    `srun` counts where every other launcher that is found gives the same numbers.
+
+    Args:
+        environ: variables to read; None: those of this process.
+    """
+    environ = os.environ if environ is None else environ
+    if "TF_CONFIG" in environ:
+        return None
+    found = []
+    for launcher, size_name, rank_name in _LAUNCHERS:
+        size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
+        # A script under `sbatch` has the variables of task 0, and may be the only process.
+        lone = size_name == _SLURM_JOB and (rank == "0" or _SLURM_STEP in environ)
+        if size.isdecimal() and rank.isdecimal() and int(rank) < int(size) > 1 and not lone:
+            found.append(LaunchedTask(launcher, size_name, rank_name, int(size), int(rank)))
+    slurm = [task for task in found if task.launcher == "srun"]
+    same = len({(task.size, task.rank) for task in found}) == 1
+    return next(
+        iter(slurm if same and slurm else [task for task in found if task not in slurm] or slurm), None
+    )
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
@@ -180,12 +240,6 @@ def _read_task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int
             f"of type {kind!r}. Received: {number}"
         )
     return kind, number
-
-
-def _is_slurm_task(environ: Mapping[str, str]) -> bool:
-    """Whether `srun` started this process as one of several tasks."""
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    return "SLURM_PROCID" in environ and tasks.isdecimal() and int(tasks) > 1
 
 
 def _read_slurm() -> Cluster:

@@ -2,9 +2,20 @@
 
 import json
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from unisono.distribute.workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
+import unisono
+from unisono.callbacks.places import check_launched_alone
+from unisono.distribute.workers.cluster import (
+    Cluster,
+    ClusterError,
+    launched_task,
+    read_cluster,
+    read_tf_config,
+)
 
 TWO = ["10.0.0.1:1111", "10.0.0.2:1111"]
 
@@ -107,5 +118,77 @@ def test_slurm_variables_that_are_incomplete_are_refused(monkeypatch):
         read_cluster()
 
 
-def test_sbatch_without_srun_is_one_process():
-    assert read_cluster({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+PMI = {"PMI_SIZE": "2", "PMI_RANK": "0"}
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
+STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (OPEN_MPI, ("mpirun", 1, 2)),
+        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"}, ("mpirun", 0, 2)),
+        (PMI, ("mpirun", 0, 2)),
+        (TORCHRUN, ("torchrun", 3, 4)),
+        (STEP, ("srun", 0, 2)),
+        ({**STEP, **PMI}, ("srun", 0, 2)),  # srun --mpi=pmi2
+        ({**STEP, **TORCHRUN}, ("torchrun", 3, 4)),  # srun starts one torchrun on each machine
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, ("srun", 1, 2)),
+    ],
+)
+def test_launcher_without_tf_config_is_found(variables, found):
+    task = launched_task(variables)
+    assert (task.launcher, task.rank, task.size) == found
+    assert all(f"{name}={variables[name]}" in str(task) for name in (task.size_name, task.rank_name))
+    for given in ("{}", '{"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 0}}'):
+        assert launched_task({**variables, "TF_CONFIG": given}) is None
+    assert read_cluster({**variables, "TF_CONFIG": "{}"}) is None
+
+
+def test_process_that_was_started_alone_is_silent():
+    """Also a script under `sbatch`, an interactive shell under `salloc`, and one process of each launcher."""
+    alone = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    for variables in (
+        {},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+        {"SLURM_NTASKS": "4"},
+        alone,
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "8"},
+        {"WORLD_SIZE": "the world", "RANK": "0"},
+    ):
+        assert launched_task(variables) is None and read_cluster(variables) is None
+
+
+@pytest.mark.parametrize("variables", [OPEN_MPI, PMI, TORCHRUN])
+def test_unrelated_processes_are_reported_before_they_train(variables, monkeypatch, tmp_path):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ClusterError, match=r"--workers \d.* TF_CONFIG=\{\}"):
+        unisono.distribute.auto_strategy()
+    strategy = tf.distribute.get_strategy()
+    with pytest.warns(UserWarning, match="each task trains a model of its own"):
+        check_launched_alone([keras.callbacks.EarlyStopping()], strategy)
+    writing = [unisono.callbacks.BackupAndRestore(tmp_path)]
+    with pytest.raises(ClusterError, match=r"overwrite each other's files \(BackupAndRestore\)"):
+        check_launched_alone(writing, strategy)
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ClusterError):
+        model.fit(np.ones((2, 2)), np.ones((2, 1)), callbacks=writing, verbose=0)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    check_launched_alone(writing, strategy)
+
+
+def test_tasks_of_slurm_warn_where_the_model_spans_one(monkeypatch, tmp_path):
+    """The chief alone writes, so no file is lost."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    nodes = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    for name, value in {**STEP, **nodes}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(UserWarning, match=r"srun .*auto_strategy\(\)"):
+        check_launched_alone([unisono.callbacks.BackupAndRestore(tmp_path)], tf.distribute.get_strategy())

@@ -17,7 +17,7 @@ import keras
 from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
-from ...callbacks.places import check_places
+from ...callbacks.places import check_launched_alone, check_places
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.devices import wait_for_accelerators
@@ -130,6 +130,7 @@ def _begin(
     at_exit.callback(setattr, model, "fit_state", None)
     given = a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
     given = keras.tree.flatten(given or [])
+    check_launched_alone(given, model.distribute_strategy)
     if is_chief():
         check_places(given, log_names(model, given, validation is not None))
         if a.verbose != 0:

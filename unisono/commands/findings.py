@@ -17,7 +17,7 @@ from typing import Any
 
 from ..distribute.launcher.gpus import complaint, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address
-from ..distribute.workers.cluster import Cluster, ClusterError, read_cluster
+from ..distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
 from ..version import __version__
 from .finding import Finding
 from .gpu_findings import driver, gpus_of_machine
@@ -190,6 +190,9 @@ def cluster(environ: Mapping[str, str]) -> list[Finding]:
         found = read_cluster(environ)
     except ClusterError as error:
         return [Finding("cluster", "TF_CONFIG", "wrong", problem=str(error))]
+    task = launched_task(environ)
+    if found is None and task is not None:
+        return [Finding("cluster", "TF_CONFIG", "missing", problem=str(task))]
     if found is None:
         return [Finding("cluster", "TF_CONFIG, Slurm", "none: one process trains alone")]
     jobs = ", ".join(f"{len(addresses)} {job}" for job, addresses in found.jobs.items() if addresses)
