@@ -18,7 +18,8 @@ _IGNORED_ATTRIBUTES = frozenset(
     ("metadata", "shared_name", "container", "debug_name", "allowed_devices", "config", "config_proto")
     + ("executor_type", "seed", "seed2", "token")
 )
-_IGNORED_INPUTS = frozenset(("seed", "seed2", "num_parallel_calls"))  # of datasets
+# Of datasets: "filename" is that of a cache, and "path" that of a snapshot.
+_IGNORED_INPUTS = frozenset(("seed", "seed2", "num_parallel_calls", "filename", "path"))
 
 
 def pipeline_graph(dataset: tf.data.Dataset) -> Any:
@@ -44,11 +45,33 @@ def held_data(dataset: tf.data.Dataset) -> list[Any]:
     return tf.nest.flatten(structure.from_compatible_tensor_list(spec, own))
 
 
+def read_dataset(x: Any) -> Any:
+    """The `tf.data.Dataset` that is read where `x` is one, or that TensorFlow shards where it is distributed; else None."""
+    off = tf.data.experimental.AutoShardPolicy.OFF
+    if isinstance(x, tf.data.Dataset):
+        return x
+    given: Any = getattr(x, "_original_dataset", None)
+    return (
+        None if given is None or given.options().experimental_distribute.auto_shard_policy == off else given
+    )
+
+
+def shards_of(dataset: tf.data.Dataset) -> list[list[Any]]:
+    """`[num_shards, index]` of each `shard` of a pipeline that has several shards; those in functions not."""
+    own = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_num_shards", "_index")]
+    numbers = [None if number is None else int(number) for number in own]
+    several = type(dataset).__name__ == "_ShardDataset" and numbers[0] != 1
+    return [
+        *([numbers] if several else ()),
+        *(each for part in dataset._inputs() for each in shards_of(part)),
+    ]
+
+
 def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str]) -> str | None:
     """A checksum of the graph of a pipeline; None where it has none, or holds much data.
 
     It depends on operations, their order, constants and functions. It does not depend on names, seeds, the states of
-    random generators, or numbers of threads.
+    random generators, numbers of threads or places of caches.
 
     Args:
         dataset: its elements are not drawn.

@@ -1,6 +1,5 @@
 """What tells one input from another: the same for the same data made again, another for any other."""
 
-import inspect
 import random
 
 import keras
@@ -9,7 +8,6 @@ import pytest
 import resumed_inputs
 import tensorflow as tf
 
-from unisono.callbacks.backup import settings
 from unisono.compat.pipeline_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import content, make_source
 
@@ -147,7 +145,7 @@ def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
     """Names and numbers that TensorFlow gives to functions and caches say nothing."""
 
     def checksums(n):
-        return pipeline_checksum(NUMBERED[kind](n), repr_of_function), content.checksum(
+        return pipeline_checksum(NUMBERED[kind](n), content.text_of_function), content.checksum(
             held_data(NUMBERED[kind](n))
         )
 
@@ -159,19 +157,17 @@ def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
     assert checksums(2)[0] != known[0]
 
 
-def repr_of_function(function):
-    return str(settings.plain(inspect.unwrap(function)))
-
-
-def test_order_and_state_of_a_pipeline():
-    """The order of transformations counts; the state of a generator, or the number of threads, does not."""
+def test_order_and_state_of_a_pipeline(tmp_path):
+    """The order of transformations counts; generators' states, numbers of threads and places of caches do not."""
 
     def checksum(dataset):
-        return pipeline_checksum(dataset, repr_of_function)
+        return pipeline_checksum(dataset, content.text_of_function)
 
     assert checksum(numbers().map(tf.negative).take(2)) != checksum(numbers().take(2).map(tf.negative))
     assert checksum(captured(1, seed=1)) == checksum(captured(1, seed=2)) != checksum(captured(2, seed=1))
     three, four = (numbers().map(tf.negative, num_parallel_calls=count) for count in (3, 4))
+    here, there = (numbers().map(tf.negative).cache(str(tmp_path / name)) for name in "ab")
+    assert checksum(here) == checksum(there) != checksum(numbers().cache(str(tmp_path)).map(tf.negative))
     assert checksum(three) == checksum(four) != checksum(numbers().map(tf.abs, num_parallel_calls=3))
 
 

@@ -56,7 +56,15 @@ def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
         ), printed
         assert "activation: ValueError: activation of layers[1] of the model must be the same" in printed
         assert "clipping: ValueError: clipnorm of the optimizer must be the same" in printed
-        assert "same: went through" in printed
+        for name in ("sharded", "sharded and distributed"):
+            assert (
+                f"{name}: ValueError: `x` has `shard(2, 0)` on worker 0 and `shard(2, 1)` on worker 1"
+                in printed
+            )
+        for name in ("part for validation", "function", "sharding turned off", "files", "same"):
+            assert f"{name}: went through" in printed, printed
+        assert "silent: []" in printed, printed
+        assert "told: ['`x` is another tf.data pipeline on worker 1 than on worker 0" in printed, printed
 
 
 def test_workers_with_different_scripts_are_refused(start_workers):

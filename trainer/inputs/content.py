@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from ...callbacks.backup import random_state
 from ...callbacks.backup.generators import found_generators
+from ...callbacks.backup.settings import plain
 from ...callbacks.backup.values import encode
 
 MOST_BYTES = 2**26
@@ -39,6 +41,11 @@ def checksum(structure: Any) -> str | None:
     ):  # a variant has no dtype of NumPy
         return None
     return digest.hexdigest()
+
+
+def text_of_function(function: Any) -> str:
+    """The name and compiled code of a function of Python, without its decorators."""
+    return str(plain(inspect.unwrap(function)))
 
 
 @contextlib.contextmanager

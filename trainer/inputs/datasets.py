@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.backup.settings import plain
 from ...compat.datasets import (
     LIVE_SHUFFLE,
     batch_size,
@@ -19,7 +17,7 @@ from ...compat.datasets import (
 )
 from ...compat.pipeline_graph import held_data, pipeline_checksum
 from .calendar import Calendar
-from .content import checksum
+from .content import checksum, text_of_function
 from .iterator_position import load_iterator, save_iterator
 from .pipeline_state import PipelineState
 from .readers import joining_reader, next_reader, optional_reader
@@ -106,9 +104,7 @@ class DatasetSource(Source):
         """With the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
         if not self._differs_by_replica:
-            known["pipeline graph"] = pipeline_checksum(
-                self._dataset, of_python=lambda each: str(plain(inspect.unwrap(each)))
-            )
+            known["pipeline graph"] = pipeline_checksum(self._dataset, text_of_function)
         return known
 
     def _content(self) -> str | None:

@@ -26,6 +26,7 @@ from .pydataset import PyDatasetSource
 from .source import Source
 from .streams import StreamSource
 from .structure import pack
+from .worker_pipelines import check_same_pipeline
 
 RESIDENT_BYTES = 2**30
 
@@ -189,6 +190,7 @@ def _from_batches(
     if kind in ("generator", "iterable", "torch DataLoader"):
         return StreamSource(x, kind, steps_per_epoch, many_workers(strategy), sharing)
     if kind == "tf.distribute.DistributedDataset":
+        check_same_pipeline(x, strategy)
         return DistributedSource(x, steps_per_epoch, strategy, many_workers(strategy))
     parts, per_worker = 1, False
     if kind == "Keras data adapter":
@@ -198,6 +200,8 @@ def _from_batches(
         x = _called_with(context, x)
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
+    if not per_worker:
+        check_same_pipeline(x, strategy)
     x = without_optionals(x)
     checks.batched(x.element_spec, parts, sharing)
     by_function = kind.startswith("function")

@@ -1,9 +1,11 @@
 """Worker 1 calls fit with something else than worker 0, and each says what it was told."""
 
 import sys
+import warnings
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import unisono
 from unisono.distribute import auto_strategy, worker_index
@@ -48,5 +50,33 @@ me = worker_index()
 other_model("width", [keras.layers.Dense(3 + me)])
 other_model("activation", [keras.layers.Dense(3, ["relu", "tanh"][me])])
 other_model("clipping", [], clipnorm=1.0 + me)
+
+
+def dataset(first, last, shards=()):
+    rows = tf.data.Dataset.range(first, last)
+    for number, index in shards:
+        rows = rows.shard(number, index)
+    return rows.map(lambda i: (tf.ones([2]), tf.ones([1]))).batch(4)
+
+
+def of_this_worker(context):
+    return dataset(0, 16, [(context.num_input_pipelines, context.input_pipeline_id)])
+
+
+off = tf.data.Options()
+off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+attempt("sharded", dataset(0, 16, [(2, me)]))
+attempt("sharded and distributed", strategy.experimental_distribute_dataset(dataset(0, 16, [(2, me)])))
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    attempt("part for validation", dataset(0, 16, [(2, 1)]))
+    attempt("function", of_this_worker)
+    kept = dataset(0, 16, [(2, me)]).with_options(off)
+    attempt("sharding turned off", strategy.experimental_distribute_dataset(kept))
+    print(
+        "silent:", [str(each.message) for each in told if "another tf.data" in str(each.message)], flush=True
+    )
+    attempt("files", dataset(16 * me, 16 * me + 16))
+    print("told:", [str(each.message) for each in told if "another tf.data" in str(each.message)], flush=True)
 attempt("same", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"))
 assert sys.argv[1]
