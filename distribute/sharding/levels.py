@@ -13,6 +13,7 @@ from ...compat.replaced import wrap
 from ...compat.variables import put_inside
 from ..arguments import one_of, shown
 from ..pipeline.pipeline import Pipeline
+from .existing import check_nothing_exists
 from .updates import take_sharded_too
 from .weights import held_in_shards
 
@@ -48,7 +49,8 @@ def sharded(strategy: _Home, level: str = "optimizer") -> _Home:
 
     Raises:
         TypeError: it is not one of these strategies.
-        ValueError: `level` is none of the levels, or is not the one that the strategy has, or a Pipeline cannot have it.
+        ValueError: `level` is none of the levels, or is not the one that the strategy has, or a Pipeline cannot have it, or
+            variables that it would shard exist already.
 
     Context: host, before the optimizer is built; with "weights" before the model is.
 
@@ -64,6 +66,7 @@ def sharded(strategy: _Home, level: str = "optimizer") -> _Home:
             f"of their own, or a Pipeline. Received: {shown(strategy)}"
         )
     if strategy not in _levels:
+        check_nothing_exists(strategy, level)
         take_sharded_too(strategy)
     if _levels.setdefault(strategy, level) != level:
         raise ValueError(

@@ -9,16 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.optimizers import (
-    call_count,
-    overwritten_by_gradient,
-    own_learning_rate,
-    own_variables,
-    trained_variables,
-)
+from ...compat.optimizers import overwritten_by_gradient
 from ...compat.variables import raw_value
+from ...distribute.sharding.existing import whole_slots
 from ...distribute.sharding.levels import level_of
-from ...distribute.sharding.value import ShardedValue, created_in_shards, shard_variable
+from ...distribute.sharding.value import created_in_shards, shard_variable
 from ..building import inner_optimizers, run_in_thread
 
 
@@ -43,7 +38,7 @@ def ensure_sharded(optimizer: Any) -> None:
     Context: any; in a trace the variables are made in another thread.
     """
     strategy = tf.distribute.get_strategy()
-    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in _whole_slots(each, strategy)]
+    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in whole_slots(each)]
     if late:
         run_in_thread(lambda: _shard(late, strategy))
 
@@ -51,14 +46,3 @@ def ensure_sharded(optimizer: Any) -> None:
 def _shard(variables: Sequence[keras.Variable], strategy: tf.distribute.Strategy) -> None:
     for variable in variables:
         shard_variable(variable, strategy)
-
-
-def _whole_slots(optimizer: Any, strategy: tf.distribute.Strategy) -> list[keras.Variable]:
-    """The slots that should be sharded and are not: what has the shape of a trained variable, but for scalars."""
-    shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
-    others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}
-    return [
-        v
-        for v in own_variables(optimizer)
-        if tuple(v.shape) in shapes and id(v) not in others and not isinstance(raw_value(v), ShardedValue)
-    ]

@@ -333,3 +333,31 @@ def test_what_cannot_be_sharded_is_refused():
         sharded(helpers.mirrored(2), "slots")
     with pytest.raises(ValueError, match="is 'optimizer' for this strategy already"):
         sharded(sharded(helpers.mirrored(2)), "gradients")
+
+
+@pytest.mark.parametrize("level", ["optimizer", "gradients", "weights"])
+def test_level_after_the_variables_exist_is_rejected(level):
+    """What was made under another strategy, or is not used any more, is in nobody's way."""
+    strategy, other = helpers.mirrored(2), helpers.mirrored(2)
+    with strategy.scope():
+        layer, optimizer = keras.layers.Dense(2), unisono.optimizers.Adam()
+        layer.build((None, 3))
+        if level != "weights":
+            sharded(helpers.mirrored(2), level)
+            optimizer.build(layer.trainable_variables)
+    with pytest.raises(ValueError, match=rf"level='{level}'\)` comes too late: '.*kernel.*' exists already"):
+        sharded(strategy, level)
+    sharded(other, level)
+    del layer, optimizer
+    sharded(strategy, level)
+
+
+def test_level_for_the_optimizer_may_come_after_the_model():
+    strategy = helpers.mirrored(2)
+    with strategy.scope():
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(unisono.optimizers.Adam(), "mse")
+    sharded(strategy)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    assert isinstance(model.optimizer.variables[-1].value, ShardedValue)
