@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 MEAN = "a mean over the rows"
 SUM = "a sum over the rows"  # or scaled with a constant: by the global batch, say
 MEAN_PER_REPLICA = "a mean over the rows, divided by the number of replicas"
+MEAN_TIMES_REPLICAS = "a mean over the rows, times the number of replicas"
+SUM_TIMES_REPLICAS = "a sum over the rows, times the number of replicas"
+OF_REPLICAS = frozenset((MEAN_PER_REPLICA, MEAN_TIMES_REPLICAS, SUM_TIMES_REPLICAS))
+"""The rules of numbers that user code computes from `num_replicas_in_sync`, which is 1 on one device."""
 ACROSS_ROWS = "a number that looks across rows"
 ON_ONE = "all rows on one replica"  # beside the rule that comes nearest: no rule joins it
 

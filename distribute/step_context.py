@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from ..compat.replaced import replaced_functions
-from .join_rules import MEAN_PER_REPLICA, SUM, JoinRules
+from .join_rules import MEAN_PER_REPLICA, OF_REPLICAS, SUM, SUM_TIMES_REPLICAS, JoinRules
 
 
 @dataclasses.dataclass
@@ -77,9 +77,10 @@ class ReplicaRows:
 
     def weight(self, rule: str, dtype: Any = tf.float32) -> tf.Tensor:
         """What a number of this replica is multiplied with, so that the sum over replicas joins them by `rule`."""
-        if rule == SUM:
-            return tf.cast(self.alive, dtype)
-        return self.share(dtype) * (self.num_replicas if rule == MEAN_PER_REPLICA else 1)
+        weight = tf.cast(self.alive, dtype) if rule in (SUM, SUM_TIMES_REPLICAS) else self.share(dtype)
+        if rule == MEAN_PER_REPLICA:
+            return weight * self.num_replicas
+        return weight / self.num_replicas if rule in OF_REPLICAS else weight
 
 
 ALL_ROWS_HERE = "all rows here"

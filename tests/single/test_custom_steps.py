@@ -257,6 +257,27 @@ class GAN(unisono.Model):
         return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
 
 
+class TimesReplicas(PlainMean):
+    """Multiplies its logs with the number of replicas, as guides do that scale losses by the global batch."""
+
+    def train_step(self, data):
+        x, y = data
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum(tf.square(y - self(x)), -1)
+            loss = tf.nn.compute_average_loss(errors)
+        self.apply(tape, loss)
+        scaled = tf.reduce_sum(errors) / EVEN_END
+        self.tracker.update_state(scaled * replicas)
+        return {
+            "loss": loss * replicas,
+            "mean": tf.reduce_mean(errors) * replicas,
+            "scaled": scaled * replicas,
+            "penalty": tf.reduce_sum(tf.square(self.out.kernel)) * replicas,
+            "tracked": self.tracker.result(),
+        }
+
+
 def compile_usually(model: Any) -> None:
     model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
 
@@ -284,6 +305,7 @@ MODELS = {
     MeanTeacher: compile_usually,
     NoCall: lambda model: model.compile(optimizer="adam"),
     GAN: compile_gan,
+    TimesReplicas: compile_usually,
 }
 
 

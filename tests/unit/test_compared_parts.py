@@ -8,8 +8,10 @@ from unisono.distribute.join_rules import (
     LARGEST,
     MEAN,
     MEAN_PER_REPLICA,
+    MEAN_TIMES_REPLICAS,
     SMALLEST,
     SUM,
+    SUM_TIMES_REPLICAS,
     WriteRule,
 )
 from unisono.trainer.step.compared_parts import another, degree, rule_of, unchanged, write_rule
@@ -25,6 +27,10 @@ NUMBERS = {
     "scaled, with a penalty for each replica": (lambda x, r: x.sum(0) / 9 + 7.0 / r, SUM),
     "scaled by rows of a replica and replicas": (lambda x, r: x.sum(0) / (5 * r), SUM),
     "a mean for each replica": (lambda x, r: x.mean(0) / r, MEAN_PER_REPLICA),
+    "a mean, times the replicas": (lambda x, r: x.mean(0) * r, MEAN_TIMES_REPLICAS),
+    "scaled by the global batch, times the replicas": (lambda x, r: x.sum(0) / 9 * r, SUM_TIMES_REPLICAS),
+    "a constant, times the replicas": (lambda x, r: np.full(4, 2.5) * r, MEAN_TIMES_REPLICAS),
+    "a mean of this replica's share": (lambda x, r: x.sum(0) / (len(x) * r) * r, MEAN),
     "a deviation": (lambda x, r: x.std(0), ACROSS_ROWS),
     "a largest value": (lambda x, r: x.max(0), ACROSS_ROWS),
     "a sum beside a mean": (lambda x, r: x.sum(0) + x.mean(0), ACROSS_ROWS),

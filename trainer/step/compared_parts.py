@@ -7,6 +7,7 @@ sizes (as on two replicas). With a, b and n rows:
 a f(A) + b f(B)      equals n f(X): f is a mean
 f(A) + f(B)          equals f(X): a sum, or scaled with a constant
 2 (a f(A) + b f(B))  equals n f(X), and f uses the number of replicas: a mean over the rows, divided by that number
+a f(A) + b f(B)      equals 2 n f(X), or f(A) + f(B) equals 2 f(X): a mean or a sum, times that number
 ===================  ==========================================================
 
 Anything else looks across rows. All of them are linear, so gradients are compared by two numbers that are linear in theirs.
@@ -26,9 +27,11 @@ from ...distribute.join_rules import (
     LARGEST,
     MEAN,
     MEAN_PER_REPLICA,
+    MEAN_TIMES_REPLICAS,
     SAME,
     SMALLEST,
     SUM,
+    SUM_TIMES_REPLICAS,
     WriteRule,
 )
 from .observed import PARTS
@@ -117,8 +120,13 @@ def rule_of(one: Any, whole: Any, first: Any, last: Any, share: float, tolerance
 
         if close(mean, one):
             return MEAN
-        if not close(whole, one) and close(PARTS * mean, one):
-            return MEAN_PER_REPLICA
+        if not close(whole, one):  # it uses the number of replicas
+            if close(PARTS * mean, one):
+                return MEAN_PER_REPLICA
+            if close(mean, PARTS * one):
+                return MEAN_TIMES_REPLICAS
+            if close(first + last, PARTS * one):
+                return SUM_TIMES_REPLICAS
         if close(first + last, one) or close(first + last, whole):
             return SUM
         return ACROSS_ROWS

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...distribute.join_rules import ACROSS_ROWS, LARGEST, MEAN, MEAN_PER_REPLICA, SMALLEST, JoinRules
+from ...distribute.join_rules import ACROSS_ROWS, LARGEST, MEAN, OF_REPLICAS, SMALLEST, JoinRules
 from .compared_parts import Seen
 from .looks import AS_IT_IS, Looks
 
@@ -148,7 +148,7 @@ def joinable_parts(looks: Looks, cases: Sequence[Seen], numbers: Sequence[Any]) 
         noted.sort(key=lambda key: key[-1])
         each = [{rule_of_part(key, looks, seen) for seen in cases} - {None} for key in noted]
         rules = [next(iter(known), None) for known in each]
-        if rules and all(len(known) < 2 for known in each) and not {ACROSS_ROWS, MEAN_PER_REPLICA} & {*rules}:
+        if rules and all(len(known) < 2 for known in each) and not {ACROSS_ROWS, *OF_REPLICAS} & {*rules}:
             found[number] = rules
     return found
 

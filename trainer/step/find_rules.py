@@ -24,7 +24,7 @@ from ...distribute.join_rules import (
     ACROSS_ROWS,
     FIRST,
     MEAN,
-    MEAN_PER_REPLICA,
+    OF_REPLICAS,
     ON_ONE,
     SUM,
     JoinRules,
@@ -281,7 +281,7 @@ class RuleFinder:
     def _doubt(self, seen: Seen) -> None:
         """Forgets the rules that earlier batches have shown of numbers that no rule joins in this one."""
         for key, rule in self.answers.of_kind(*JOINED).items():
-            doubtful = rule in (MEAN, SUM, MEAN_PER_REPLICA) and key not in self._nearest_taken
+            doubtful = rule in (MEAN, SUM, *OF_REPLICAS) and key not in self._nearest_taken
             if doubtful and seen.rule(self._names.noted[key]) == ACROSS_ROWS:
                 self.answers[key] = None
 
@@ -314,7 +314,7 @@ class RuleFinder:
         noted, seen = self._names.noted[key], shown.seen
         known = seen.rule_of_fed(key[1]) if key[0] in ("fed", "weighted") else None
         if key[0] == "log" and seen.is_same_log(key[1]):  # the result of a metric, say, which may be zero
-            known = MEAN
+            known = MEAN if seen.rule(noted) not in OF_REPLICAS else None
         rule = known or seen.rule(noted)
         if rule is None:
             return None, None
