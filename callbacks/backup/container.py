@@ -47,7 +47,8 @@ DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sIQ")
 MOST_MANIFEST_BYTES = 1 << 28
 _CHUNK_BYTES = 1 << 22
-_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
+# What code raises that takes apart a manifest that was made by hand.
+WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 
 
 class DamagedFileError(OSError):
@@ -168,7 +169,7 @@ def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], i
     try:
         manifest = json.loads(stream.read(length))
         data_bytes = whole(manifest["data_bytes"])
-    except _WRONG as error:
+    except WRONG as error:
         raise _damaged(path, error) from error
     if begin + data_bytes + DIGEST_BYTES != size:
         raise DamagedFileError(
@@ -200,7 +201,7 @@ def _content(
         if not isinstance(summary, dict):
             raise TypeError("the summary is no object")
         return summary, decode(manifest["content"], Parts(arrays, data is None))
-    except _WRONG as error:
+    except WRONG as error:
         raise _damaged(path, error) from error
 
 

@@ -157,20 +157,25 @@ def joined(
     Raises:
         DamagedFileError: a part is not there, or not the one that belongs to it.
     """
-    parts = content.get("parts") if isinstance(content, dict) else None
-    for worker, part in enumerate(parts or (), 1):
-        try:
-            own = path.with_name(Path(part["name"]).name)
+    if not isinstance(content, dict) or "parts" not in content:
+        return content
+    try:
+        if len(content["parts"]) + 1 != len(content["workers"]):
+            raise ValueError(f"it has {len(content['parts'])} parts and {len(content['workers'])} workers")
+        for worker, part in enumerate(content["parts"], 1):
+            own = path.with_name(part["name"])
+            if own.name != part["name"] or not own.name.endswith(f".part-{worker}.unisono"):
+                raise ValueError(f"{part['name']!a} is no name of a part of worker {worker}")
             shards = (read if only in (None, worker) else container.read_outline)(own)[1]["shards"]
             if container.checksum(own).hex() != part["checksum"]:
                 raise container.DamagedFileError(f"{own} belongs to another save")
             for group, members in shards.items():
                 for i, arrays in members.items():
                     content["variables"][group][i]["shards"].extend(arrays)
-        except (OSError, LookupError, TypeError, AttributeError) as error:
-            raise container.DamagedFileError(
-                f"{path} is damaged: a part of it cannot be read ({error})."
-            ) from error
+    except (OSError, *container.WRONG) as error:
+        raise container.DamagedFileError(
+            f"{path} is damaged: a part of it cannot be read ({str(error)[:300]})."
+        ) from error
     return content
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from . import random_state
+from . import container, random_state
 from .container import DamagedFileError
 from .parts import fit_together
 
-_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _LATEST = 2.0**36  # seconds since 1970: in the year 4147
 
 
@@ -27,7 +26,7 @@ def check(path: Any, summary: Any, content: Any) -> None:
                 raise TypeError(f"{part} is missing")
             is_right(content[part], part)
         _same_variables(content)
-    except _WRONG as error:
+    except container.WRONG as error:
         raise DamagedFileError(
             f"{path} is damaged: its content is not one of a backup ({type(error).__name__}: {str(error)[:200]!a})."
         ) from error

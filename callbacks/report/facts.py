@@ -6,9 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import shlex
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,16 @@ from ..fit_state import FitState
 from ..trained_model import CompiledModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
-_VARIABLES = (
-    "CUDA_",
-    "KERAS_",
-    "NCCL_",
-    "OMP_",
-    "TF_",
-    "UNISONO_",
-    "XLA_",
-)  # environment variables that a page shows
+# The environment variables that a page shows. Others may hold keys and passwords, whatever their names begin with.
+_VARIABLES = frozenset(
+    """
+    CUDA_VISIBLE_DEVICES KERAS_BACKEND NCCL_ALGO NCCL_DEBUG NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_PROTO NCCL_SOCKET_IFNAME
+    OMP_NUM_THREADS TF_CPP_MIN_LOG_LEVEL TF_CUDNN_DETERMINISTIC TF_DETERMINISTIC_OPS TF_ENABLE_ONEDNN_OPTS
+    TF_FORCE_GPU_ALLOW_GROWTH TF_GPU_ALLOCATOR TF_GPU_THREAD_COUNT TF_GPU_THREAD_MODE TF_NUM_INTEROP_THREADS
+    TF_NUM_INTRAOP_THREADS TF_USE_LEGACY_KERAS TF_XLA_FLAGS UNISONO_REPLICAS_PER_WORKER UNISONO_RESTART UNISONO_TIMEOUT
+    XLA_FLAGS
+    """.split()  # noqa: SIM905
+)
 # What users call a class, by its name.
 _STRATEGIES = {
     "_DefaultDistributionStrategy": "none",
@@ -61,10 +60,9 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
             "host": socket.gethostname(),
             "system": f"{platform.system()} {platform.release()}",
             "CPU cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "command line": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:400],
             "git commit": git_commit(Path.cwd()) or "none",
         },
-        "environment": {name: os.environ[name] for name in sorted(os.environ) if _is_about_training(name)},
+        "environment": {name: os.environ[name] for name in sorted(_VARIABLES & os.environ.keys())},
         "summary": _summary(model),
     }
 
@@ -90,10 +88,6 @@ def git_commit(folder: Path) -> str:
             return next((line.split()[0] for line in packed if line.endswith(f" {reference}")), "")
         return ""
     return ""
-
-
-def _is_about_training(name: str) -> bool:
-    return name.startswith(_VARIABLES) and name != "TF_CONFIG"
 
 
 def memory_bytes() -> dict[str, int]:

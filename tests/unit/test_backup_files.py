@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -347,10 +348,11 @@ def in_shards(count):
     return value
 
 
-def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
-    """On as many workers its own are enough: those of others are checked, and read into no memory."""
-    path, arrays = tmp_path / "backup-000001.unisono", [np.full(4, float(worker)) for worker in range(3)]
-    content, named = backup_content(), []
+def write_with_parts(path, run=0.0, named=None):
+    """A backup of three workers, each with a third of one array. `named`: what it says of the parts instead."""
+    arrays, right = [np.full(4, run + worker) for worker in range(3)], []
+    content = backup_content()
+    content["workers"] *= 3
     content["variables"]["optimizer"].append({"shards": arrays[:1]})
     content["fingerprint"]["variables"]["optimizer"].append(["slot", [12], "float64"])
     number = len(content["variables"]["optimizer"]) - 1
@@ -358,10 +360,18 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
         own = parts.part_path(path, worker)
         with open(own, "wb") as stream:
             container.write(stream, {"shards": {"optimizer": {number: [arrays[worker]]}}}, {})
-        named.append({"name": own.name, "checksum": container.checksum(own).hex()})
+        right.append({"name": own.name, "checksum": container.checksum(own).hex()})
     with open(path, "wb") as stream:
-        container.write(stream, {**content, "parts": named}, {**SUMMARY, "time": 0.0})
+        container.write(
+            stream, {**content, "parts": right if named is None else named}, {**SUMMARY, "time": 0.0}
+        )
+    return right, number
 
+
+def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
+    """On as many workers its own are enough: those of others are checked, and read into no memory."""
+    path = tmp_path / "backup-000001.unisono"
+    _, number = write_with_parts(path)
     read = read_for(path, 2)[1]
     shards = read["variables"]["optimizer"][number]["shards"]
     assert [float(shard[0]) for shard in shards] == [0.0, 0.0, 2.0]
@@ -378,3 +388,66 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
     damage_flip(parts.part_path(path, 1))
     with pytest.raises(container.DamagedFileError):
         read_for(path, 2)
+
+
+def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
+    path, other = tmp_path / "backup-000001.unisono", tmp_path / "other" / "backup-000001.unisono"
+    other.parent.mkdir()
+    (one, two), _ = write_with_parts(path)
+    write_with_parts(other, run=10.0)
+    assert read_for(path) and [info.status for info in list_backups(tmp_path)] == ["good"]
+    wrong = [
+        5,
+        -1,
+        2**70,
+        True,
+        0.5,
+        "ab",
+        {},
+        [],
+        [one],
+        [one, two, two],
+        [two, one],
+        [one, one],
+        [1, 2],
+    ]
+    wrong += [
+        [{**one, "name": name}, two]
+        for name in (None, 3, [], "", ".", "..", "a/b", path.name, two["name"], "/")
+    ]
+    wrong += [[{**one, "checksum": value}, two] for value in (None, 3, "", two["checksum"])]
+    wrong += [[[[]], {}], [{"name": one["name"]}, two], [{"checksum": one["checksum"]}, two]]
+    for named in wrong:
+        write_with_parts(path, named=named)
+        with pytest.raises(container.DamagedFileError, match=f"{path.name} is damaged") as caught:
+            read_for(path)
+        assert not isinstance(caught.value.__cause__, AssertionError)
+        assert [info.status for info in list_backups(tmp_path)] == ["damaged"]
+    write_with_parts(path)
+    for worker in (1, 2):  # a part of another run, then the manifest of another run
+        part = parts.part_path(path, worker)
+        kept = part.read_bytes()
+        shutil.copy(parts.part_path(other, worker), part)
+        with pytest.raises(container.DamagedFileError, match=f"{path.name} .*{part.name} belongs to another"):
+            read_for(path)
+        part.write_bytes(kept)
+    shutil.copy(other, path)
+    with pytest.raises(container.DamagedFileError, match=r"part-1.unisono belongs to another save"):
+        read_for(path)
+
+
+@pytest.mark.parametrize(
+    "shards", [5, [], {"optimizer": 3}, {"none": {0: []}}, {"model": {0: [3]}}, {"optimizer": {9: []}}]
+)
+def test_part_with_a_forged_content_is_refused(tmp_path, shards):
+    path = tmp_path / "backup-000001.unisono"
+    named, _ = write_with_parts(path)
+    own = parts.part_path(path, 1)
+    with open(own, "wb") as stream:
+        container.write(stream, {"shards": shards}, {})
+    named[0]["checksum"] = container.checksum(own).hex()
+    kept = parts.part_path(path, 1).read_bytes()
+    write_with_parts(path, named=named)
+    own.write_bytes(kept)
+    with pytest.raises(container.DamagedFileError, match=f"{path.name} is damaged"):
+        read_for(path)

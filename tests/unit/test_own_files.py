@@ -80,7 +80,7 @@ def test_own_files_are_overwritten_by_a_second_run(name, tmp_path, model):
     for _ in range(2):
         fit(model, make(tmp_path))
         assert fit.steps == 3
-    for file in files:
+    for file in files if name != "BackupAndRestore" else ():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(b"")  # nothing is lost
     fit(model, make(tmp_path))

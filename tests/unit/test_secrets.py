@@ -1,0 +1,80 @@
+"""Keys and passwords in variables, arguments and addresses are in no file that a run writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import unisono
+from unisono import callbacks
+from unisono.commands import main
+from unisono.distribute.workers import record
+
+MARKER = "s3cr3t-of-mine"
+NAMES = (
+    *(
+        "TF_X",
+        "TF_CONFIG_DIR",
+        "TF_CPP_X",
+        "XLA_X",
+        "CUDA_X",
+        "UNISONO_X",
+        "NCCL_X",
+        "OMP_X",
+        "KERAS_X",
+        "KERAS_HOME_X",
+    ),
+    *("API_KEY", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "TF_HTTP_PASSWORD", "https_proxy"),
+)
+
+
+def texts_in(folder):
+    """The bytes of every file, and of every file in an archive."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield path.name, path.read_bytes()
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    yield from ((f"{path.name}/{name}", archive.read(name)) for name in archive.namelist())
+
+
+def test_no_file_of_a_run_holds_a_secret(tmp_path, monkeypatch, capsys):
+    for name in NAMES:
+        monkeypatch.setenv(name, f"https://user:{MARKER}@host/{MARKER}")
+    url = f"https://user:{MARKER}@host/data"
+    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", MARKER, f"--data={url}", url])
+    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((4, 1), "float32")
+    written = [
+        callbacks.TrainingReport(tmp_path / "report.html"),
+        callbacks.JSONLines(tmp_path / "lines.jsonl", every=1),
+        callbacks.TensorBoard(tmp_path / "logs", update_freq=1, write_graph=True),
+        callbacks.ModelCheckpoint(tmp_path / "m.keras"),
+        callbacks.BackupAndRestore(tmp_path / "backup", delete_when_done=False),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    model.fit(x, x, batch_size=2, verbose=0, callbacks=written)
+    model.predict(x, verbose=0, callbacks=[callbacks.PredictionWriter(tmp_path / "p.npy")])
+    record.write(tmp_path, record.Record("worker 0", 1, 0.0))
+    assert main(["report", str(tmp_path), "--output", str(tmp_path / "again.html")]) == 0
+    found = dict(texts_in(tmp_path))
+    assert {"report.html", "report.jsonl", "again.html", "lines.jsonl", "log.csv", "p.npy"} <= found.keys()
+    assert any("tfevents" in name for name in found) and any(name.endswith(".unisono") for name in found)
+    assert [name for name, text in found.items() if MARKER.encode() in text] == []
+    assert MARKER not in "".join(capsys.readouterr())
+
+
+def test_report_shows_the_variables_that_its_list_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    report = callbacks.TrainingReport(tmp_path / "report.html", gradient_norm=False)
+    model.fit(tf.ones((2, 1)), tf.ones((2, 1)), verbose=0, callbacks=[report])
+    first = json.loads((tmp_path / "report.jsonl").read_text().splitlines()[0])
+    assert first["environment"]["OMP_NUM_THREADS"] == "3" and "command line" not in first["machine"]
