@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ..distribute.storage import open_plain as open_plain
 from .process_name import ProcessName, this_process
 
 _TEMPORARY = re.compile(r"^\.(.*)\.([0-9a-f-]+)\.tmp(?:\.|$)")
@@ -161,24 +160,3 @@ def sync_directory(directory: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def open_plain(path: str | Path) -> io.BufferedReader:
-    """Opens a plain file for reading; a FIFO, a device or a folder is refused, and never waited for.
-
-    Raises:
-        OSError: it cannot be opened, or is no plain file.
-    """
-    _refuse_unless_plain(os.stat(path), path)  # opening a device can have effects
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    try:
-        _refuse_unless_plain(os.fstat(descriptor), path)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def _refuse_unless_plain(status: os.stat_result, path: str | Path) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))

@@ -7,8 +7,11 @@ file system for. Support for buckets begins in `local_path`.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +89,24 @@ def path_text(name: str, value: Any) -> str:
     if not text or not isinstance(text, str):
         raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
     return text
+
+
+def open_plain(path: str | Path) -> io.BufferedReader:
+    """Opens a plain file for reading; a FIFO, a device or a folder is refused, and never waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file.
+    """
+    _refuse_unless_plain(os.stat(path), path)  # opening a device can have effects
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        _refuse_unless_plain(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _refuse_unless_plain(status: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))

@@ -27,6 +27,7 @@ _PARTS = {
     "unaccounted": "outside of what is measured",
 }
 _NEWS_SECONDS = 60.0  # a run that is at work and has written nothing for so long is said to be without news
+_MOST_REPLICAS = 4096  # of a worker: a file that says more was made by hand
 _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
 
 
@@ -146,6 +147,8 @@ def _workers(run: Run) -> str:
         return ""
     last = run.epochs[-1]
     replicas = max(1, run.facts["strategy"]["replicas"] // len(last["workers"]))
+    if replicas > _MOST_REPLICAS:
+        raise ValueError(f"{replicas} replicas of a worker")
     rows = []
     for index, worker in enumerate(last["workers"]):
         share = (last.get("rows_per_step") or 0) / len(last["workers"]) / replicas

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+
+from ..safe_file import open_plain
+
+_MOST_BYTES = 1 << 28
 
 Points = list[tuple[float, float]]
 
@@ -23,6 +26,7 @@ class Run:
     how: str = ""  # how it ended; empty: it is running, or was killed
     steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines within epochs
     epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines of finished epochs
+    path: Path | None = None  # of the file
     # The first lines of the processes that resumed it.
     restarts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -141,15 +145,22 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """The run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
-    run = Run(path.stem)
-    lines = path.read_bytes().split(b"\n")
+    run = Run(path.stem, path=path)
+    try:
+        with open_plain(path) as stream:
+            data = stream.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror or error}).") from None
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{path} has more than {_MOST_BYTES:,} bytes, and no training writes as many lines.")
+    lines = data.split(b"\n")
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         try:
             line = json.loads(text)
             run.add(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if number == len(lines):
                 break
             raise ValueError(f"{path}, line {number} is not a line of a training report.") from None
@@ -159,14 +170,23 @@ def read_run(path: Path) -> Run:
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """Every run below `folder` (or in the file `folder`), ordered by start time; other .jsonl files are skipped."""
-    if folder.is_file():
+    """Every run below `folder` (or in the file `folder`), ordered by start time; other .jsonl files are skipped.
+
+    Raises:
+        ValueError: the file, or every .jsonl file of the folder, is none of a training.
+    """
+    if not folder.is_dir():
         return [read_run(folder)]
-    runs = []
+    runs, problems = [], []
     for path in sorted(folder.rglob("*.jsonl")):
-        with contextlib.suppress(ValueError):
+        try:
             runs.append(read_run(path))
-            place = path.relative_to(folder)
-            named_by_folder = place.stem == "report" and place.parent.name
-            runs[-1].name = str(place.parent if named_by_folder else place.with_suffix(""))
+        except ValueError as error:
+            problems.append(error)
+            continue
+        place = path.relative_to(folder)
+        named_by_folder = place.stem == "report" and place.parent.name
+        runs[-1].name = str(place.parent if named_by_folder else place.with_suffix(""))
+    if problems and not runs:
+        raise problems[0]
     return sorted(runs, key=lambda run: run.began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     if command in COMMANDS:
-        return importlib.import_module(f".{command}", __package__).main(rest)
+        with contextlib.suppress(AttributeError):  # names of files need be no text
+            sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            return importlib.import_module(f".{command}", __package__).main(rest)
+        except OSError as error:
+            print(f"unisono {command}: {error}", file=sys.stderr)
+            return 2
     if command == "--version":
         print(__version__)
         return 0

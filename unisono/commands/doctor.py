@@ -6,10 +6,11 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from ..distribute.environment import LONGEST_TIMEOUT
 from .findings import PROBE_SECONDS, Finding, examine
 from .firewall import rules
 from .listeners import listening
-from .parser import Parser
+from .parser import Parser, at_least
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, for other programs")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=at_least(float, 1, LONGEST_TIMEOUT),
         default=PROBE_SECONDS,
         metavar="SECONDS",
         help="how long TensorFlow may take to start and to sum over the devices (default %(default)g)",

@@ -24,6 +24,7 @@ from .gpu_findings import driver, gpus_of_machine
 
 PROBE_SECONDS = 180.0
 CONNECT_SECONDS = 2.0
+_MOST_BYTES = 1 << 20  # of a file of settings
 _LEAST_FREE_BYTES = 2 * 10**9
 
 
@@ -104,10 +105,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _configured_backend(environ: Mapping[str, str]) -> str | None:
     home = environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    from ..distribute.storage import open_plain  # imports NumPy, which `--help` need not wait for
+
     try:
-        return json.loads(Path(home, "keras.json").read_text(encoding="utf-8")).get("backend")
-    except (OSError, ValueError, AttributeError):
+        with open_plain(Path(home, "keras.json")) as stream:
+            backend = json.loads(stream.read(_MOST_BYTES)).get("backend")
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
+    return backend if isinstance(backend, str) else None
 
 
 def machine(folder: str = ".") -> list[Finding]:

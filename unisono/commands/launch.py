@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
 from ..distribute.launcher.launch import Launcher
 from ..distribute.launcher.tasks import Layout
-from .parser import Parser, local
+from .parser import Parser, at_least, local
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +53,7 @@ def _parser() -> Parser:
         prog="python -m unisono launch",
         description="Start N worker processes on this machine, each with TF_CONFIG set, and run a script on them.",
     )
-    whole = _at_least(int, 1)
+    whole = at_least(int, 1)
     add = parser.add_argument
     add("--workers", type=whole, default=1, metavar="N", help="worker processes (default 1)")
     add(
@@ -65,7 +64,7 @@ def _parser() -> Parser:
     )
     add(
         "--parameter-servers",
-        type=_at_least(int, 0),
+        type=at_least(int, 0),
         default=0,
         metavar="M",
         help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
@@ -73,7 +72,7 @@ def _parser() -> Parser:
     add("--stages", type=whole, default=1, metavar="K", help="stages of the pipeline, each its own process")
     add(
         "--restarts",
-        type=_at_least(int, 0),
+        type=at_least(int, 0),
         default=0,
         metavar="K",
         help="start all again up to K times after one has failed (default 0)",
@@ -88,13 +87,13 @@ def _parser() -> Parser:
 def _add_waits_and_network(add: Callable[..., Any]) -> None:
     add(
         "--timeout",
-        type=_at_least(float, 1, LONGEST_TIMEOUT),
+        type=at_least(float, 1, LONGEST_TIMEOUT),
         metavar="SECONDS",
         help="after which a peer that died, hangs or never came is an error (default: UNISONO_TIMEOUT, or 60)",
     )
     add(
         "--grace",
-        type=_at_least(float, 0),
+        type=at_least(float, 0),
         default=30.0,
         metavar="SECONDS",
         help="for the workers to end after SIGINT, SIGTERM or SIGHUP, before they are killed (default 30)",
@@ -106,15 +105,3 @@ def _add_waits_and_network(add: Callable[..., Any]) -> None:
         help="own (default): nothing outside reaches the processes and they reach nothing outside, where the kernel allows "
         "it; host: they share this machine's network, for downloads, logging services, or a profile from outside",
     )
-
-
-def _at_least(kind: Callable[[str], Any], least: int, most: float = math.inf) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        value = kind(text)
-        if not least <= value <= most:
-            bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:,.0f}"
-            raise argparse.ArgumentTypeError(f"must be {bounds}, received {text}")
-        return value
-
-    parse.__name__ = "whole number" if kind is int else "number"
-    return parse

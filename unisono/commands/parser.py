@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+_LONGEST = 400  # characters of a message: a value may have any number
 
 
 def local(text: str) -> Path:
@@ -17,12 +21,27 @@ def local(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def at_least(kind: Callable[[str], Any], least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """The type of an argument that is a number in a range: neither NaN nor infinite."""
+
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not least <= value <= most or value == math.inf:
+            bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:,.0f}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, received {text[:40]}")
+        return value
+
+    parse.__name__ = "whole number" if kind is int else "number"
+    return parse
+
+
 class Parser(argparse.ArgumentParser):
     """As `argparse.ArgumentParser`."""
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
         name = self.prog.removeprefix("python -m ")
+        message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
         self.exit(2, f"{name}: {message.rstrip('.')}; see `{self.prog} --help`.\n")
 
     def make_folder(self, argument: str, folder: Path) -> None:

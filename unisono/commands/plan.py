@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         model = read_model(options.model)
         plans = memory_plans(model, memory, options.batch_size, options.devices)
     except (ImportError, OSError, TypeError, ValueError) as error:
-        print(f"unisono plan: {error}", file=sys.stderr)
+        print(f"unisono plan: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(as_text(options.model, model, plans, memory, options.batch_size, options.devices))
     return 0 if any(plan.fits for plan in plans) else 1
@@ -57,17 +57,17 @@ def _parser() -> Parser:
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, received {text!r}")
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 10^18, received {text[:40]!r}")
     return int(text)
 
 
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    size = 0 if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
-    if not size:
+    size = 0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
+    if not 1 <= size < 2**63:
         raise argparse.ArgumentTypeError(f"must be a size such as 24GiB or 500MiB, received {text!r}")
-    return size
+    return int(size)
 
 
 def smallest_memory() -> int:

@@ -17,6 +17,8 @@ from ..compat.weightless import variables_without_memory
 from ..distribute.memory_plan import ModelMemory
 from ..trainer.model_memory import model_memory
 
+_MOST_BYTES = 1 << 28  # of a configuration
+
 
 def read_model(place: str) -> ModelMemory:
     """What the model in a file, or made by a function, takes.
@@ -43,11 +45,15 @@ def _from_file(path: Path) -> keras.Model:
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            config = json.loads(archive.read("config.json"))
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} is no .keras file: {error}") from None
-    model: Any = keras.saving.deserialize_keras_object(config)
+        with zipfile.ZipFile(path) as archive, archive.open("config.json") as stream:
+            text = stream.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"its configuration has more than {_MOST_BYTES:,} bytes")
+        model: Any = keras.saving.deserialize_keras_object(json.loads(text))
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"it holds a {type(model).__name__}")
+    except Exception as error:  # the file may say anything
+        raise ValueError(f"{str(path)!r} is no .keras file of a model: {str(error)[:300]!s}") from None
     return model
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..distribute.workers.addresses import listens, split_address
-from .parser import Parser, local
+from .parser import Parser, at_least, local
 
 _CONNECT_SECONDS = 5.0
 
@@ -28,7 +28,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--log-dir", type=local, default=Path("logs"), help="where to write it (default: logs)"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long to capture (default: 2)")
+    seconds = at_least(float, 0.001, 86400)
+    parser.add_argument("--seconds", type=seconds, default=2.0, help="how long to capture (default: 2)")
     options = parser.parse_args(argv)
     addresses = [address.strip().removeprefix("grpc://") for address in options.service.split(",")]
     for address in addresses:
@@ -36,8 +37,6 @@ def main(argv: Sequence[str]) -> int:
             split_address(address)
         except ValueError as error:
             parser.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
-    if not options.seconds > 0:
-        parser.error(f"--seconds must be more than 0. Received: {options.seconds:g}")
     parser.make_folder("--log-dir", options.log_dir)
     silent = [address for address in addresses if not listens(address, _CONNECT_SECONDS)]
     if silent:

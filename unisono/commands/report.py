@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from .parser import Parser, local
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the page and prints its path; returns 0, 1 if there are no numbers, 2 if there is no such file or folder."""
+    """Writes the page and prints its path; returns 0, 1 if there are no numbers, 2 if a file is missing or not a report."""
     parser = Parser(
         prog="python -m unisono report",
         description="Write the page of a training again from its numbers, or one page that compares several.",
@@ -20,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=local, help=output_help)
     options = parser.parse_args(argv)
     for place in options.runs:
-        if not place.exists():
+        if not os.path.exists(place):
             return _failed(f"{place} does not exist.", 2)
     from ..callbacks import SaveError
     from ..callbacks.own_files import keep_others_file
@@ -33,7 +34,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         found = [run for place in options.runs for run in find_runs(place)]
     except ValueError as error:
-        return _failed(str(error), 1)
+        return _failed(str(error), 2)
+    for run in found:
+        try:
+            render([run]).encode()
+        except Exception as error:  # the lines may say anything
+            said = f"{type(error).__name__}: {str(error)[:100]!a}"
+            return _failed(f"{run.path} is not a report of TrainingReport, or was changed ({said}).", 2)
     if not found:
         places = ", ".join(map(str, options.runs))
         return _failed(f"there are no numbers of a training in {places}: TrainingReport writes them.", 1)
