@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from ..compat.training import plain_fit, still_runs
 from ..distribute.workers.cluster import is_chief
 from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from .fit_state import FitState
@@ -30,12 +33,29 @@ class ByHand:
 
     model: Any
     params: Any
+    on_fit_exit: Callable[[], None]
     _own_calendar: FitState | None = None
+    _plain_fit: weakref.ref[Any] | None = None
 
     @property
     def _in_fit(self) -> bool:
         """Whether a `fit` of ours calls the hooks."""
         return getattr(self.model, "fit_state", None) is not None
+
+    def _exit_with_plain_fit(self) -> None:
+        """Has `on_fit_exit` called where an error ends the `fit` of plain Keras that begins: Keras calls no hook then."""
+        fit = self._plain_fit = None if self._in_fit else plain_fit()
+        if fit is not None:
+            weakref.finalize(fit(), self._plain_fit_ended, fit).atexit = False
+
+    def _plain_fit_ended(self, fit: weakref.ref[Any]) -> None:
+        if self._plain_fit is fit:
+            self._plain_fit = None
+            self.on_fit_exit()
+
+    def _runs(self) -> bool:
+        """Whether the `fit` of plain Keras that has begun still runs; True in other loops, of which nothing tells."""
+        return self._plain_fit is None or still_runs(self._plain_fit)
 
     def _calendar(
         self, epoch: int | None = None, batch: int | None = None, lap: str | None = None

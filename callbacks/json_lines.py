@@ -119,6 +119,7 @@ class JSONLines(ByHand, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses to overwrite a file that is none of this callback."""
+        self._exit_with_plain_fit()
         if self._calendar().chief:
             is_own = functools.partial(begins_with_json, keys=("epoch", "step", "time"))
             keep_others_file("`path` of `JSONLines`", self.path, is_own)

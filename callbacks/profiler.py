@@ -84,6 +84,7 @@ class Profiler(ByHand, keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Opens the server for profiles on demand."""
         self._captured = False
+        self._exit_with_plain_fit()
         state = self._calendar()
         self._steps_before_epoch = 0
         if self._in_fit and state.steps_per_epoch:

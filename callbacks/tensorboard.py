@@ -82,6 +82,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
     def on_train_begin(self, logs: Any = None) -> None:
         """Opens the writer and adds the count of steps to the step."""
         self._global_train_batch = self._global_test_batch = self._last_step = 0
+        self._exit_with_plain_fit()
         if self._writes_in_steps():
             self._enter("train", train_writer(self))
             if self._in_fit:

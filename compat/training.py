@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -151,6 +154,29 @@ def epoch_to_begin_with(model: Any) -> int | None:
 def begin_with_epoch(model: Any, epoch: int) -> None:
     """Has plain Keras' `fit` begin with this epoch; called in `on_train_begin`."""
     model._initial_epoch = epoch
+
+
+def plain_fit() -> weakref.ref[Any] | None:
+    """The innermost `fit` of plain Keras in this thread, for `still_runs`; None where none runs. Called in `on_train_begin`.
+
+    It stands for the list of callbacks, which lives in the frame of `fit`: when that ends by an error, Keras calls no hook.
+    """
+    return next((weakref.ref(frame.f_locals["callbacks"]) for frame in _plain_fits(sys._getframe())), None)
+
+
+def still_runs(fit: weakref.ref[Any]) -> bool:
+    """Whether what `plain_fit` gave has not ended, in any thread. After an error a traceback may keep its list alive."""
+    callbacks = fit()
+    frames = (frame for top in sys._current_frames().values() for frame in _plain_fits(top))
+    return callbacks is not None and any(frame.f_locals.get("callbacks") is callbacks for frame in frames)
+
+
+def _plain_fits(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """The frames of Keras' own `fit` among `frame` and its callers."""
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras.src."):
+            yield frame
+        frame = frame.f_back
 
 
 def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:

@@ -22,7 +22,7 @@ from . import snapshot as fit_snapshot
 from .exactness import warn_if_inexact, warn_of_own_states
 from .fingerprint import identity
 from .owner import FolderOwner
-from .resuming import Found, announce, build_slots, on_all_workers, tell_of_others, warn_of_problems
+from .resuming import Found, announce, build_slots, naming, on_all_workers, tell_of_others, warn_of_problems
 from .save_schedule import SaveSchedule
 from .store import BackupStore
 from .variable_state import HostBuffers
@@ -109,10 +109,10 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         self.initial_epoch = self.initial_step = 0
         self._clock = time.monotonic
         self._store = BackupStore(self.directory, whole_number("keep", keep))
-        self._owner = FolderOwner(self.directory)
+        self._owner = FolderOwner(self.directory, runs=self._runs)
         self._writer = BackgroundWriter()
         self._buffers = HostBuffers()
-        self._handlers = interruption.InterruptionHandlers()
+        self._handlers = interruption.InterruptionHandlers(self._runs)
         self._identity: dict[str, Any] = {}
         self._running = False
         self._before_validation: dict[str, Any] | None = None
@@ -129,6 +129,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Resumes from the newest good backup, if there is one."""
         fit_state = self._calendar()
+        self._exit_with_plain_fit()
         if fit_state.by_hand:
             build_slots(self.model, self._scope())
         self.stall_seconds, self.saves = 0.0, 0
@@ -231,10 +232,11 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         warn_of_problems(problems, content is not None, self.directory)
         if content is None or path is None:
             return
-        fit_snapshot.check(content, self.model, fit_state, self._identity, path)
-        # The way to the position may draw random numbers, which are put back after it.
-        fit_snapshot.restore_position(content, self.model, fit_state)
-        left_over = fit_snapshot.restore_values(content, self.model, fit_state)
+        with naming(path):
+            fit_snapshot.check(content, self.model, fit_state, self._identity, path)
+            # The way to the position may draw random numbers, which are put back after it.
+            fit_snapshot.restore_position(content, self.model, fit_state)
+            left_over = fit_snapshot.restore_values(content, self.model, fit_state)
         self._steps_before_epoch = content["counters"]["steps_before_epoch"]
         self._saved_at_step = self._steps_before_epoch + fit_state.step
         calendar = content["calendar"]

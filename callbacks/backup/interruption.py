@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -17,12 +18,16 @@ class InterruptionHandlers:
     """Owns the handlers of SIGTERM and SIGINT from `install` to `remove`.
 
     The first signal sets `fit_state.asked_to_exit`, and with one worker `save_and_exit`. A second one has its usual
-    effect at once.
+    effect at once, and so has one after the loop has ended without saying so.
+
+    Args:
+        runs: () -> whether the loop still runs.
 
     Context: main thread; elsewhere it does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs: Callable[[], bool] = lambda: True) -> None:
+        self._runs = runs
         self._previous: dict[int, Any] = {}
         self._fit_state: FitState | None = None
 
@@ -32,6 +37,7 @@ class InterruptionHandlers:
             return
         self.remove()
         self._fit_state = fit_state
+        fit_state.asked_to_exit = fit_state.save_and_exit = None  # of an earlier fit
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
@@ -40,16 +46,20 @@ class InterruptionHandlers:
         """Restores the previous handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number, handler in self._previous.items():
-            if signal.getsignal(number) == self._handle:
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._previous = {}
         self._fit_state = None
+        for number in list(self._previous):  # one that others have replaced comes back when they restore it
+            if signal.getsignal(number) == self._handle:
+                handler = self._previous.pop(number)
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         fit_state = self._fit_state
-        if fit_state is None or fit_state.asked_to_exit is not None:
+        if fit_state is None or fit_state.asked_to_exit is not None or not self._runs():
             self.remove()
+            if signal.getsignal(number) == self._handle:  # whose it was before is not known
+                signal.signal(
+                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                )
             signal.raise_signal(number)
             return
         fit_state.asked_to_exit = signal.Signals(number).name

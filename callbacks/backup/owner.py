@@ -8,6 +8,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from ..safe_file import SaveError, open_plain, save_error, temporary_path, write
 
 OWNER_FILE = "owner.json"
 _MOST_BYTES = 4096
-_held: set[str] = set()  # the tokens of the owners in this process
+_held: dict[str, FolderOwner] = {}  # the owners in this process, by token
 
 
 class FolderInUseError(SaveError):
@@ -57,9 +58,17 @@ class FolderOwner:
         directory: the folder.
         beat: float; seconds between two signs of life.
         patience: float; seconds without a sign of life after which an owner elsewhere counts as dead.
+        runs: () -> whether the training that holds the folder still runs; another one of this process asks.
     """
 
-    def __init__(self, directory: Path, beat: float = 10.0, patience: float = 60.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        beat: float = 10.0,
+        patience: float = 60.0,
+        runs: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._runs = runs
         self._directory, self._path = directory, directory / OWNER_FILE
         self._beat, self._patience = beat, patience
         self._mine: Owner | None = None
@@ -78,14 +87,14 @@ class FolderOwner:
         if found is not None and self._lives(found):
             raise self._in_use(found)
         mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex)
-        _held.add(mine.token)
+        _held[mine.token] = self
         self._mine = mine
         try:
             self._write(mine, instead_of=found)
             self.check()
         except BaseException:
             self._mine = None
-            _held.discard(mine.token)
+            _held.pop(mine.token, None)
             raise
         self._ticker = Ticker("backup-owner", self._keep_alive, lambda: self._beat)
         self._ticker.start()
@@ -108,7 +117,7 @@ class FolderOwner:
         if self._ticker is not None:
             self._ticker.stop(self._patience)  # it may be writing to a disk that hangs
             self._ticker = None
-        _held.discard(mine.token)
+        _held.pop(mine.token, None)
         found = read_owner(self._directory)
         if found is not None and found.token == mine.token:
             with contextlib.suppress(OSError):
@@ -140,8 +149,14 @@ class FolderOwner:
 
     def _lives(self, found: Owner) -> bool:
         runs = found.runs()
+        if runs and found.process == this_process():
+            holder = _held.get(found.token)
+            if holder is not None and not holder._runs():  # an error has ended it, and nothing told it so
+                holder.release()
+                return False
+            return holder is not None
         if runs is not None:
-            return runs and (found.process != this_process() or found.token in _held)
+            return runs
         return self._gives_sign(found)
 
     def _gives_sign(self, found: Owner) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +13,25 @@ from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
-from .container import NewerFormatError
+from .container import WRONG, DamagedFileError, NewerFormatError
 from .parts import own_are_enough
+from .snapshot import BackupMismatchError
 from .store import BackupStore, read_for
 from .variable_state import variables_of
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, what a content of a wrong kind raises becomes a DamagedFileError that names the backup."""
+    try:
+        yield
+    except BackupMismatchError:
+        raise
+    except WRONG as error:
+        raise DamagedFileError(
+            f"{path} cannot be resumed: putting its content back failed ({type(error).__name__}: {str(error)[:200]!a}). "
+            "Move the file away to resume from an older one, if no callback of yours has raised this."
+        ) from error
 
 
 class Found(NamedTuple):

@@ -57,6 +57,7 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the guards into the step, before it is compiled."""
+        self._exit_with_plain_fit()
         if self.path is not None and self._calendar().chief:
             keys = ("epoch", "step", "exact", "first", "gradients", "batch")
             is_own = functools.partial(begins_with_json, keys=keys, lines=False)

@@ -94,6 +94,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch, self._recent = False, None, None, None
         self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
+        self._exit_with_plain_fit()
         if self._calendar().chief:
             lines = functools.partial(begins_with_json, keys=("event", "time"))
             for path, is_own in ((self._file.path, lines), (self.path, is_page)):
