@@ -1,4 +1,4 @@
-"""With several workers every worker calls the callbacks, and only the chief writes files."""
+"""With several workers every worker calls the callbacks, and only the chief writes files; profiles each writes its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+from ..distribute.workers.cluster import worker_index
 
 # Keras' callbacks that write, and the attribute that says where.
 _PLACES = {
@@ -25,7 +28,8 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
     """On every worker but the chief, Keras' own callbacks write into a temporary folder, and loggers are not called.
 
     Keras' own are called there as on the chief, so that they read the same of the model and decide the same. Enter this
-    before `set_model` of the callbacks. Our own callbacks know whether they are on the chief.
+    before `set_model` of the callbacks. Our own callbacks know whether they are on the chief. The profiles of `TensorBoard`,
+    which show this worker alone, are kept.
     """
     if chief:
         yield
@@ -42,7 +46,18 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
                     name = str(old).replace("\\", "/").rpartition("/")[2] or f"callback-{number}"
                     setattr(callback, place, f"{folder}/{name}")
                     stack.callback(setattr, callback, place, old)
+                    if place == "log_dir":
+                        stack.callback(_keep_profiles, f"{folder}/{name}", str(old))
         yield
+
+
+def _keep_profiles(written: str, log_dir: str) -> None:
+    """Copies a worker's profiles to its `log_dir`, under its own names: workers may share the folder and the host."""
+    for path in tf.io.gfile.glob(f"{written}/plugins/profile/*/*"):
+        session, file = path.split("/")[-2:]
+        folder = f"{log_dir}/plugins/profile/{session}"
+        tf.io.gfile.makedirs(folder)
+        tf.io.gfile.copy(path, f"{folder}/worker-{worker_index()}.{file}", overwrite=True)
 
 
 def _is_logger(callback: Any) -> bool:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
+
+_AS_KERAS = "_unisono_calls_as_keras"
+
+
+def calls_as_keras(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a `__call__` that gives what Keras' own gives."""
+    setattr(method, _AS_KERAS, True)
+    return method
 
 
 def graph_of(model: Any) -> Any | None:
@@ -66,7 +74,8 @@ def known_outputs(model: Any, inputs: Any) -> Any:
 
     What Keras would find by calling every layer once more. Rows that are not known are alike.
     """
-    own_call = type(model).__call__ is not keras.Model.__call__
+    call = type(model).__call__
+    own_call = call is not keras.Model.__call__ and not getattr(call, _AS_KERAS, False)
     if own_call or not all(layer.built for layer in model._flatten_layers()):
         return None
     pairs = paired_inputs(model, inputs)

@@ -152,6 +152,12 @@ WRAPPED = (
     ),
     Changed(
         backend_core.Variable,
+        "_direct_assign",
+        "replicas that share a variable, and asynchronous workers, add to the counts of a metric; from the first "
+        "optimizer on that is made under such a strategy",
+    ),
+    Changed(
+        backend_core.Variable,
         "_serialize_to_tensors",
         "a checkpoint of TensorFlow holds a variable in parts as a whole one, where it stops with an error otherwise",
     ),

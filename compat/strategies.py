@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.values import PerReplica
 
+from .shared_change import shared_change
+
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
     """What the `CommunicationOptions` of a MultiWorkerMirroredStrategy say; 0: they leave it to TensorFlow."""
@@ -97,24 +99,34 @@ class _Pretending(threading.local):
 
 _pretending = _Pretending()
 _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
-_num_replicas_in_sync = _owner.num_replicas_in_sync.fget
+_num_replicas_in_sync: Any = vars(_owner)["num_replicas_in_sync"]
+
+
+def _install() -> None:
+    _owner.num_replicas_in_sync = property(_pretended)
+
+
+def _restore() -> None:
+    _owner.num_replicas_in_sync = _num_replicas_in_sync
+
+
+def _pretended(strategy: Any) -> int:
+    return _pretending.replicas or _num_replicas_in_sync.fget(strategy)
+
+
+_replaced = shared_change(_install, _restore)
 
 
 @contextlib.contextmanager
 def pretending_replicas(count: int) -> Iterator[None]:
     """Code that this thread traces inside finds `count` as the `num_replicas_in_sync` of any strategy.
 
-    For graphs that are only looked at. The property is TensorFlow's own again when the outermost block ends.
+    For graphs that are only looked at. The property is TensorFlow's own again when the last such block of any thread ends.
     """
-    outer, _pretending.replicas = _pretending.replicas, count
-    _owner.num_replicas_in_sync = property(_pretended)
-    try:
-        yield
-    finally:
-        _pretending.replicas = outer
-        if outer is None:
-            _owner.num_replicas_in_sync = property(_num_replicas_in_sync)
-
-
-def _pretended(strategy: Any) -> int:
-    return _pretending.replicas or _num_replicas_in_sync(strategy)
+    outer = _pretending.replicas
+    with _replaced():
+        _pretending.replicas = count
+        try:
+            yield
+        finally:
+            _pretending.replicas = outer

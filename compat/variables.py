@@ -199,6 +199,16 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
     setattr(VariableStandIn, _name, _operator(_name))
 
 
+def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """The number that, added to a variable, gives `value`: that of the graph, if it is `variable + number` there."""
+    op = None if hasattr(value, "numpy") else value.op
+    while op is not None and op.type == "Identity":
+        op = op.inputs[0].op
+    if op is not None and op.type == "AddV2" and op.inputs[0].op.type == "ReadVariableOp":
+        return op.inputs[1]
+    return value - tf.cast(variable, value.dtype)
+
+
 def plain_variable(value: Any) -> Any:
     """A variable of this process alone, whatever strategy's scope it is made in: one that holds no part of a model."""
     return ResourceVariable(value, trainable=False)

@@ -250,6 +250,22 @@ def current_step() -> StepContext | None:
     return stack[-1] if stack else None
 
 
+def drawing_step() -> StepContext | None:
+    """The step whose replica draws random numbers: `current_step()`, or one around a model in a loop of the user's own."""
+    return current_step() or getattr(_local, "drawing", None)
+
+
+@contextlib.contextmanager
+def draws_of(replica: StepContext) -> Iterator[None]:
+    """Inside, layers draw the random numbers of this replica, and nothing else is a step."""
+    outer, _local.drawing = getattr(_local, "drawing", None), replica
+    try:
+        with replaced_functions():
+            yield
+    finally:
+        _local.drawing = outer
+
+
 def this_step() -> StepContext:
     """The step that this thread computes, for code that is only ever called inside one."""
     step = current_step()

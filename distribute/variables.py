@@ -1,14 +1,16 @@
-"""Moving variables that exist already to the strategy that uses them."""
+"""Variables that move to the strategy that uses them, and sums that replicas share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ..compat.variables import make_again
+from ..compat.replaced import wrap
+from ..compat.variables import added_to, make_again, raw_value
+from .replicas import in_replica_context, shares_variables
 
 
 def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> bool:
@@ -29,3 +31,22 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
                 make_again(variable)
                 moved = True
     return moved
+
+
+def add_to_shared_counts() -> None:
+    """Has replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
+
+    That is how metrics count. Keras assigns the old value plus a number: several replicas would add the old value as often,
+    and a worker would lose what another one has added in between. In a step of ours writes are collected before this.
+    """
+    wrap("_direct_assign", _direct_assign)
+
+
+def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:
+    if self.aggregation != "sum" or not (tf.distribute.has_strategy() and in_replica_context()):
+        original(self, value)
+    elif shares_variables():
+        value = tf.cast(value, raw_value(self).dtype)
+        raw_value(self).assign_add(added_to(raw_value(self), value))
+    else:
+        original(self, value)

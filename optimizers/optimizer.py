@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from ..compat.optimizers import accumulator_of, call_count, own_learning_rate
 from ..distribute.parameter_servers.shards import created_beside
-from ..distribute.replicas import local_copy
+from ..distribute.replicas import local_copy, shares_variables
 from ..distribute.sharding.rows import created_in_rows
+from ..distribute.variables import add_to_shared_counts
 from . import checks
 from .adoption import register_class
 from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
@@ -54,6 +55,8 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, *args, **kwargs)
+        if shares_variables():
+            add_to_shared_counts()
         self.gradient_transformers = gradient_transformers
         self.gradient_aggregator = gradient_aggregator
 

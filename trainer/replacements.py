@@ -19,8 +19,8 @@ from ..distribute.collectives import refuse_collective
 from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import all_reduce_sum_packed, num_replicas
-from ..distribute.step_context import WEIGHTED, StepContext, current_step, step_scope
+from ..distribute.replicas import all_reduce_sum_packed, num_replicas, once_per_copy, shares_variables
+from ..distribute.step_context import WEIGHTED, StepContext, current_step, drawing_step, step_scope
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
 from .step import gathered_layers, kept_tensors, nested_graphs, tape_gradients, xla_random
@@ -94,12 +94,15 @@ def _apply(original: Any) -> Any:
 
 def _seed(original: Any) -> Any:
     def next(self: Any, ordered: bool = True) -> Any:
-        step = current_step()
+        step = drawing_step()
         # No two workers draw with the same number.
         if step is not None and step.shares and on_parameter_servers():
             with direct_writes():
                 return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
-        seed = original(self, ordered)
+        elif step is not None and current_step() is None and shares_variables():
+            seed = once_per_copy(lambda: original(self, ordered))()
+        else:
+            seed = original(self, ordered)
         if step is None or step.draws_as_one_device or getattr(self, "_unisono_same_on_replicas", False):
             return seed
         stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.replica_id, tf.int64)

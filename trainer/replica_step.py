@@ -8,6 +8,7 @@ A replica's code computes its shares of the numbers of the global batch, which a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
@@ -20,7 +21,14 @@ from ..compat.parameter_servers import num_workers_of
 from ..compat.random_state import thread_state
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.replicas import all_reduce_sum, replica_id, runs_in_threads
-from ..distribute.step_context import ReplicaRows, StepContext, WeightTotals, current_step, step_scope
+from ..distribute.step_context import (
+    ReplicaRows,
+    StepContext,
+    WeightTotals,
+    current_step,
+    draws_of,
+    step_scope,
+)
 from ..distribute.workers.agreement import spans_workers
 from .inputs.rows import row_count
 from .parameter_servers.worker_step import ReadOnce, write_state
@@ -104,6 +112,16 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
         else:
             make_writes(writes.items(), step, step.notes.get(SETTLED, set()))
     return result
+
+
+def draws_of_replica() -> contextlib.AbstractContextManager[None]:
+    """Inside, random layers draw this replica's numbers. Context: replica, outside of a step."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas == 1 and not on_parameter_servers():
+        return contextlib.nullcontext()
+    me = replica_id() if replicas > 1 else 0
+    known = tf.get_static_value(me)
+    return draws_of(StepContext(me if known is None else int(known), replicas, 1, replicas, shares=True))
 
 
 class _Start(NamedTuple):

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from ..callbacks.trained_model import TrainedModel
+from ..compat.functional import calls_as_keras
 from ..compat.training import (
     KerasTrainer,
     TensorFlowTrainer,
@@ -30,6 +31,7 @@ from .compilation import Compilation
 from .for_callbacks import ForCallbacks
 from .inputs import make_source
 from .inputs.checks import named
+from .replica_step import draws_of_replica
 from .run import fit_loop
 from .run.evaluation_loops import evaluate, predict
 from .runner import runner_of
@@ -56,6 +58,14 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         ):
             build_outside(self, call_spec)
         super()._maybe_build(call_spec)
+
+    @calls_as_keras
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras; in a loop of the user's own each replica draws its own random numbers."""
+        if current_step() is not None or not (tf.distribute.has_strategy() and in_replica_context()):
+            return super().__call__(*args, **kwargs)
+        with draws_of_replica():
+            return super().__call__(*args, **kwargs)
 
     # The steps. A subclass may override them; they are called in replica context.
 

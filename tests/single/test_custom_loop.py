@@ -165,3 +165,49 @@ def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_proces
         return float(sum(strategy.experimental_local_results(shares))), loss
 
     assert sums(2) == sums(3) == sums(2) == (1.0, [4.0])
+
+
+@pytest.mark.parametrize("name", ["mirrored3", "central2"])
+def test_loop_of_tensorflows_guide_draws_on_each_replica_and_counts_each_row_once(name):
+    """A plain function for `strategy.run`, as TensorFlow's guide has it, eagerly and in a graph."""
+    strategy = helpers.strategy(name)
+    replicas, rows = strategy.num_replicas_in_sync, 20
+
+    def drawn():
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = unisono.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5)])
+            optimizer = unisono.optimizers.SGD(0.1)
+            weight = keras.Variable(np.ones(2, "float32"))
+            metrics = [keras.metrics.Mean(), keras.metrics.BinaryAccuracy(), keras.metrics.TruePositives()]
+
+        def replica_step(x):
+            outputs = model(x, training=True)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight) / rows * tf.cast(tf.shape(x)[0], "float32")
+            optimizer.minimize(loss, [weight], tape=tape)
+            ones = tf.ones((tf.shape(x)[0], 1))
+            metrics[0].update_state(tf.range(tf.shape(x)[0]))
+            for metric in metrics[1:]:
+                metric.update_state(ones, ones)
+            return outputs
+
+        values = np.array_split(np.ones((rows, 8), "float32"), replicas)
+        batch = strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(values[context.replica_id_in_sync_group])
+        )
+        masks = []
+        for step in (tf.function(replica_step), replica_step):
+            for _ in range(2):
+                outputs = strategy.experimental_local_results(strategy.run(step, args=(batch,)))
+                masks.append([np.array(each)[0] for each in outputs])
+        counts = [metrics[0].count, metrics[1].count, metrics[2].accumulator]
+        return masks, [float(np.squeeze(np.array(count))) for count in counts], weight.numpy()
+
+    masks, counts, weight = drawn()
+    assert counts == [4 * rows] * 3
+    np.testing.assert_allclose(weight, 0.6, rtol=1e-5)
+    different = {mask.tobytes() for step in masks for mask in step}
+    assert len(different) == 4 * replicas
+    again = drawn()[0]
+    np.testing.assert_array_equal(masks, again)

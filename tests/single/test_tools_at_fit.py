@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pathlib
 import pickle
 
 import keras
@@ -10,6 +11,7 @@ import pytest
 from keras.src.saving import saving_lib
 
 import unisono
+from unisono.callbacks import chief_files
 from unisono.callbacks.chief_files import only_chief_writes
 
 X = np.ones((4, 2), "float32")
@@ -122,3 +124,20 @@ def test_tool_that_pickles_in_its_own_way_copies_our_models_as_ours(monkeypatch)
         assert isinstance(other, unisono.Model) and isinstance(other.optimizer, unisono.optimizers.Optimizer)
         np.testing.assert_array_equal(other.predict(X, verbose=0), model.predict(X, verbose=0))
     assert isinstance(pickle.loads(pickle.dumps(model.optimizer)), unisono.optimizers.SGD)
+
+
+@pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
+def test_profile_of_a_worker_is_kept_next_to_that_of_the_chief(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(chief_files, "worker_index", lambda: 1)
+    folder = tmp_path / "logs" / "plugins" / "profile" / "2026_01_01"
+    folder.mkdir(parents=True)
+    (folder / "host.xplane.pb").write_text("the chief's")
+    callback = kind(str(tmp_path / "logs"))
+    with only_chief_writes([callback], chief=False):
+        own = pathlib.Path(callback.log_dir) / "plugins" / "profile" / "2026_01_01"
+        own.mkdir(parents=True)
+        (own / "host.xplane.pb").write_text("its own")
+        (own.parents[2] / "events").write_text("not kept")
+    files = {path.name: path.read_text() for path in (tmp_path / "logs").rglob("*") if path.is_file()}
+    assert files == {"host.xplane.pb": "the chief's", "worker-1.host.xplane.pb": "its own"}
+    assert callback.log_dir == str(tmp_path / "logs")

@@ -2,6 +2,7 @@
 
 import inspect
 import threading
+import types
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import unisono
 import unisono.trainer  # provides what stands in for the functions
 from unisono.compat import replaced
 from unisono.compat.replaced import ADDED, REPLACED, replaced_functions
+from unisono.compat.strategies import pretending_replicas
 from unisono.distribute.step_context import StepContext, step_scope
 
 ARGUMENTS = {
@@ -171,3 +173,71 @@ def test_scalar_of_a_mirrored_variable_is_a_number():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         whole, real = keras.Variable(3, dtype="int32"), keras.Variable(0.5)
     assert (int(whole), float(real)) == (3, 0.5)
+
+
+class Elsewhere:
+    """A thread that stays inside of a block until it is told to leave it."""
+
+    def __init__(self, block):
+        self._inside, self._leave = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._stay, args=(block,))
+
+    def _stay(self, block):
+        with block():
+            self._inside.set()
+            self._leave.wait()
+
+    def __enter__(self):
+        self._thread.start()
+        self._inside.wait()
+        return self
+
+    def leave(self):
+        self._leave.set()
+        self._thread.join()
+
+    def __exit__(self, *error):
+        self.leave()
+
+
+def in_a_step():
+    return step_scope(StepContext(1, 2, 1, 2, shares=True))
+
+
+@pytest.mark.parametrize("key", [each.key for each in REPLACED])
+def test_thread_without_a_step_calls_the_original_while_another_computes_one(key):
+    """And so does one whose own step has ended while that of the other goes on."""
+    calls = []
+
+    def original(*args, **kwargs):
+        calls.append((args, kwargs))
+        return "its result"
+
+    given = [types.SimpleNamespace(dtype="float32", built=False, reduction="sum") for _ in ARGUMENTS[key]]
+    given = given[:3] if key.startswith("while_loop") else given[:2] if key.startswith("cond") else given
+    function = replaced._makers[key](original)
+    for own_step in (False, True):
+        with Elsewhere(in_a_step):
+            if own_step:
+                with in_a_step():
+                    pass
+            result = function(*given)
+        assert len(calls) == 1 and result in ("its result", None, given[-1])
+        args, kwargs = calls.pop()
+        passed = [*args, *kwargs.values()]
+        assert all(any(each is one for each in passed) for one in given)
+
+
+def test_number_of_replicas_is_that_of_each_thread_and_the_property_is_the_very_original_in_the_end():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    owner = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
+    original = vars(owner)["num_replicas_in_sync"]
+    with Elsewhere(lambda: pretending_replicas(3)) as first:
+        assert strategy.num_replicas_in_sync == 1
+        with pretending_replicas(2):
+            first.leave()
+            assert strategy.num_replicas_in_sync == 2
+            with Elsewhere(lambda: pretending_replicas(4)), pretending_replicas(5):
+                assert strategy.num_replicas_in_sync == 5
+            assert strategy.num_replicas_in_sync == 2
+    assert vars(owner)["num_replicas_in_sync"] is original and strategy.num_replicas_in_sync == 1
