@@ -276,3 +276,51 @@ def test_what_does_not_fit_is_named_where_an_input_is_left_out():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"targets of shape \(None, 5\) and outputs of shape \(None, 2\)"):
         model.fit({"a": X, "b": None}, np.ones((6, 5)), verbose=0)
+
+
+def own_loss(y, outputs):
+    return tf.reduce_mean(tf.squeeze(outputs, 1))
+
+
+class Raising(keras.layers.Layer):
+    def call(self, x):
+        raise ValueError("the line of the user's own")
+
+
+# layers, loss, shape of `x`, shape of `y`, what the error says
+NOT_OF_THE_DATA = {
+    "convolution": (
+        [keras.Input((None, None, 1)), keras.layers.Conv2D(2, 5)],
+        "mse",
+        (6, 3, 3, 1),
+        (6, 2),
+        "egative|smaller",
+    ),
+    "layer": ([Raising()], "mse", (6, 3), (6, 3), "line of the user"),
+    "loss": (
+        [keras.Input((3,)), keras.layers.Dense(2)],
+        own_loss,
+        (6, 3),
+        (6, 2),
+        "loss=.*failed.*test_bad_input.py, line",
+    ),
+    "CTC": (
+        [keras.Input((3,)), keras.layers.Dense(2)],
+        keras.losses.CTC(),
+        (6, 3),
+        (6, 2),
+        "Logits .* are expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_OF_THE_DATA)
+def test_error_of_a_layer_or_a_loss_is_shown_and_no_argument_is_blamed(case):
+    stack, loss, *shapes, words = NOT_OF_THE_DATA[case]
+    model = unisono.Sequential()
+    with pytest.raises(Exception, match=words) as caught:
+        for layer in stack:
+            model.add(layer)
+        model.compile("sgd", loss, run_eagerly=True)
+        model.fit(*(np.ones(shape, "float32") for shape in shapes), verbose=0)
+    assert "does not fit" not in str(caught.value)

@@ -1,8 +1,9 @@
 """Which argument does not fit the model, where building it or its first step failed: one sentence instead of an operation's.
 
 The model, its loss and its metrics are called once more, one after the other, on placeholders in a graph that is thrown
-away: what fails there is what does not fit. Nothing is called again where nothing has failed, but for validation data of
-another layout than the training data, which would otherwise fail after the first epoch.
+away: what fails there may not fit. It is said so only where the shapes disagree; otherwise the error itself is raised, or
+said with its line. Nothing is called again where nothing has failed, but for validation data of another layout than the
+training data, which would otherwise fail after the first epoch.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..inputs import Source
 from ..inputs.convert import is_memory_mapped
 from ..inputs.structure import is_standard, unpack
 from ..step.step_loss import overrides_compute_loss
+from .misfit_causes import is_cause, line_of_users
 
 _ERRORS = (
     ValueError,
@@ -180,7 +182,12 @@ def misfit(model: TrainedModel, spec: Any, rows: int | None, step: str) -> str |
             compute_output_spec(call_one_after_the_other)
     except Exception as error:  # of whatever kind: the call that really failed has been one of `_ERRORS`
         parts = {"x": x, "y": y, "sample_weight": sample_weight}
-        return _sentence(model, reached[-1], parts, outputs, _reason(error))
+        reason = _reason(error)
+        if is_cause(model, reached[-1], parts, outputs, reason):
+            return _sentence(model, reached[-1], parts, outputs, reason)
+        if reached[-1] == "y":
+            made = f"targets of {_shapes(y)} and outputs of {_shapes(outputs[0])}"
+            return f"loss={shown(model.loss)} failed for {made}: {reason}{line_of_users(error)}."
     return None
 
 
