@@ -22,9 +22,9 @@ from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, Rules, takes_long
 from tests.fuzz.shrink import shrink
 
 # Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in a quarter of a minute.
-SMALL_BLOCKS, SMALL_CASES = 4, 10
+SMALL_BLOCKS, SMALL_CASES = 2, 10
 BLOCKS, CASES = 1, 4
-MORE_SMALL_BLOCKS, MORE_BLOCKS = 16, 9  # of `make test-long`
+MORE_SMALL_BLOCKS, MORE_BLOCKS = 18, 9  # of `make test-long`
 
 
 def _is_quick(case: Case) -> bool:

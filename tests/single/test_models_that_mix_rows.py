@@ -178,16 +178,23 @@ def numbers(make, replicas, x=X, y=Y, batch=BATCH, **options):
     return [*found, list(history.history.values())], [str(each.message) for each in said]
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize("name", ON_THE_FIRST)
+def on_replicas(names):
+    """Each on two replicas and the first on three; the others on three are more of the same."""
+    return [
+        pytest.param(name, count, marks=[pytest.mark.long] if count == 3 and number else [])
+        for number, name in enumerate(names)
+        for count in (2, 3)
+    ]
+
+
+@pytest.mark.parametrize("name, replicas", on_replicas(ON_THE_FIRST))
 def test_model_that_mixes_rows_is_computed_on_the_first_replica(name, replicas):
     found, said = numbers(ON_THE_FIRST[name], replicas)
     assert_close(found, numbers(ON_THE_FIRST[name], 1)[0], FLOAT64, "numbers")
     assert any(ON_ONE in each for each in said)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize("name", WITH_ALL_ROWS)
+@pytest.mark.parametrize("name, replicas", on_replicas(WITH_ALL_ROWS))
 def test_layer_that_is_made_to_mix_rows_is_given_all(name, replicas):
     found, said = numbers(WITH_ALL_ROWS[name], replicas)
     assert_close(found, numbers(WITH_ALL_ROWS[name], 1)[0], FLOAT64, "numbers")

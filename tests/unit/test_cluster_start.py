@@ -9,6 +9,7 @@ import time
 
 import pytest
 import tensorflow as tf
+from helpers import Clock
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended as MultiWorkerExtended,
 )
@@ -177,14 +178,25 @@ def test_roll_call_refuses_a_worker_of_another_run_or_with_another_index(mark, r
         roll_call(Cluster({"worker": workers}, "worker", 0), NEVER)
 
 
-def test_roll_call_names_a_peer_that_does_not_reach_this_worker():
-    workers = addresses(2)
+def test_roll_call_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
+    """The time is over when the peer has been seen."""
+    workers, clock, compare = addresses(2), Clock(), roll_call_module._RollCall._compare
+
+    def compared(call, *who):
+        compare(call, *who)
+        if call._seen:
+            with call._changed:
+                clock.now = NEVER
+                call._changed.notify_all()
+
+    monkeypatch.setattr(roll_call_module, "time", clock)
+    monkeypatch.setattr(roll_call_module._RollCall, "_compare", compared)
     call = roll_call_module._RollCall(Cluster({"worker": workers}, "worker", 1), "", 0.0)
     with (
         Peer(workers[1], call._mark.line()),
         pytest.raises(TimeoutError, match="could not reach this worker"),
     ):
-        roll_call(Cluster({"worker": workers}, "worker", 0), 1.0)
+        roll_call(Cluster({"worker": workers}, "worker", 0), NEVER)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "1e300"])
