@@ -1,0 +1,132 @@
+"""A backup with a right checksum and any field of another kind: `fit` skips it or refuses it by name, or resumes from it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from broken_files import parts_of, with_manifest
+from disk import rng_of
+
+import unisono
+from unisono import callbacks
+from unisono.callbacks import BackupMismatchError
+from unisono.callbacks.backup import store
+
+X = np.ones((12, 2), "float32")
+WRONG = [
+    None,
+    True,
+    -1,
+    2**70,
+    0.5,
+    "x",
+    [],
+    [[]],
+    {},
+    {"$array": 0},
+    {"$tuple": [1]},
+    {"$float": "nan"},
+    {"$bytes": 0},
+]
+CASES = 150
+
+
+class Stop(Exception):
+    pass
+
+
+class Stopper(keras.callbacks.Callback):
+    """Ends a fit before a step of an epoch; None: before its first."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.at, self.epoch = at, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.at in (None, (self.epoch, batch)):
+            raise Stop
+
+
+def places(value, place=()):
+    for key in (
+        value if isinstance(value, dict) else range(min(3, len(value))) if isinstance(value, list) else ()
+    ):
+        yield (*place, key)
+        yield from places(value[key], (*place, key))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(fit in a folder, a folder with one backup of it)"""
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
+
+    def fit(folder, stopper):
+        given = [
+            keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss"),
+            keras.callbacks.CSVLogger(folder / "log.csv"),
+            callbacks.ModelCheckpoint(folder / "{epoch}.keras", monitor="loss", keep_last=1),
+            callbacks.JSONLines(folder / "log.jsonl"),
+            callbacks.BackupAndRestore(folder / "b", save_freq=1, background=False, keep=1),
+            stopper,
+        ]
+        keras.utils.set_random_seed(1)
+        store._finished.clear()  # each is the first fit of its process
+        arguments = {"batch_size": 4, "epochs": 2, "verbose": 0, "validation_data": (X, X[:, :1])}
+        try:
+            model.fit(X, X[:, :1], callbacks=given, **arguments)
+        finally:
+            if given[2].csv_file is not None:  # which Keras leaves open after an error
+                given[2].csv_file.close()
+
+    folder = tmp_path_factory.mktemp("good")
+    with pytest.raises(Stop):
+        fit(folder, Stopper((1, 2)))
+    return fit, folder
+
+
+def test_forged_backup_is_skipped_or_refused_by_name_or_resumed(trained, tmp_path, capfd):
+    fit, good = trained
+    (path,) = (good / "b").glob("backup-*")
+    manifest, data = parts_of(path.read_bytes())
+    rng, outcomes = rng_of("forged fits", 1), []
+    shutil.copytree(good, tmp_path / "right")
+    with pytest.raises(Stop):
+        fit(tmp_path / "right", Stopper())
+    assert "Resuming from" in capfd.readouterr().out
+    for place, value in rng.sample([(p, v) for p in places(manifest) for v in WRONG], CASES):
+        changed = copy.deepcopy(manifest)
+        inner = changed
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = copy.deepcopy(value)
+        folder = tmp_path / "run"
+        shutil.copytree(good, folder)
+        (folder / "b" / path.name).write_bytes(with_manifest(json.dumps(changed).encode(), data))
+        outcome = "resumed"
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                fit(folder, Stopper())
+            except (OSError, BackupMismatchError) as error:
+                outcome = "refused"
+                assert path.name in str(error), (place, value, error)
+            except Stop:
+                pass
+            except Exception as error:
+                raise AssertionError((place, value)) from error
+        skipped = [str(each.message) for each in told if "It is skipped" in str(each.message)]
+        assert all(path.name in text for text in skipped), (place, value)
+        outcomes.append("skipped" if skipped else outcome)
+        shutil.rmtree(folder)
+    assert {"skipped", "refused", "resumed"} == set(outcomes)
