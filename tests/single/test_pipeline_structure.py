@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from pathlib import Path
 from typing import Any
 
 import helpers
@@ -22,7 +21,6 @@ from unisono.trainer.pipeline.step_parts import micro_steps
 pytestmark = pytest.mark.as_for_users  # graphs after their optimization
 
 layers = keras.layers
-ROOT = Path(__file__).parents[2]
 
 
 def tanh_chain() -> keras.Model:
