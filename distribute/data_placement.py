@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from ..compat.devices import memory_limit
-from .arguments import one_of
+from .arguments import one_of, shown
 from .devices import is_gpu
 from .gpu_memory import in_words
 
@@ -43,7 +43,9 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
     """
     one_of("place", place, ("auto", "device", "host"))
     if isinstance(memory_share, bool) or not isinstance(memory_share, int | float):
-        raise TypeError(f"`memory_share` must be a number above 0 and at most 1. Received: {memory_share!r}")
+        raise TypeError(
+            f"`memory_share` must be a number above 0 and at most 1. Received: {shown(memory_share)}"
+        )
     if not 0 < memory_share <= 1:
         raise ValueError(f"`memory_share` must be above 0 and at most 1. Received: {memory_share}")
     _setting.place, _setting.share = place, float(memory_share)

@@ -12,6 +12,7 @@ from ..compat.devices import current_device
 from .arguments import shown, whole_number
 from .environment import replicas_per_worker
 
+_MOST = 4096  # devices of one process: TensorFlow makes threads for each
 _THIS_PROCESS = "localhost"  # the job of devices whose names have none
 
 
@@ -32,6 +33,8 @@ def simulate_devices(count: int) -> list[str]:
         RuntimeError: the devices are in use already.
     """
     count = whole_number("count", count)
+    if count > _MOST:
+        raise ValueError(f"`count` must be a whole number of at most {_MOST}. Received: {count}")
     cpu = tf.config.list_physical_devices("CPU")[0]
     wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     try:

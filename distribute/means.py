@@ -64,7 +64,7 @@ def global_mean(
         >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
         1.25
     """
-    if reduction not in get_args(Reduction):
+    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
         raise ValueError(
             '`reduction` must be "sum_over_batch_size" or "mean_with_sample_weight": the sum is no mean. '
             f"Received: {reduction!r}"

@@ -25,7 +25,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from .arguments import number, shown, whole_number
+from .arguments import number, shown, truth, whole_number
 from .sharding.levels import LEVELS
 
 _WORKSPACE = 0.9  # of the memory may be planned with: kernels need room to work, and the allocator loses some
@@ -55,6 +55,12 @@ class ModelMemory:
     largest_layer: int = 0
     vectors: int = 0
     half_precision: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what is no number of bytes."""
+        for name in ("weights", "trained", "slots", "activations", "always", "largest_layer", "vectors"):
+            number(name, getattr(self, name), least=0)
+        truth("half_precision", self.half_precision)
 
 
 @dataclasses.dataclass(frozen=True)

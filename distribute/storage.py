@@ -18,6 +18,7 @@ from typing import Any
 from .arguments import shown
 
 # pathlib.Path turns gs://bucket into gs:/bucket. A single letter is a drive of Windows.
+_LONGEST = 255  # bytes of a file's name, on the usual file systems
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 
 
@@ -88,6 +89,10 @@ def path_text(name: str, value: Any) -> str:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not text or not isinstance(text, str):
         raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
+    if any(len(os.fsencode(part)) > _LONGEST for part in text.split("/")):
+        raise ValueError(
+            f"`{name}` has a name of more than {_LONGEST} bytes: give a shorter one. Received: {shown(text)}"
+        )
     return text
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from ..distribute.arguments import shown
+
 CPU_INSTRUCTIONS = {
     "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
     "bfloat16": ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"),
@@ -99,6 +101,6 @@ def enable_tensor_float_32(enabled: bool) -> None:
     """
     if not isinstance(enabled, bool):
         raise TypeError(
-            f"enabled must be True or False; received {enabled!r} of type {type(enabled).__name__}."
+            f"enabled must be True or False; received {shown(enabled)} of type {type(enabled).__name__}."
         )
     tf.config.experimental.enable_tensor_float_32_execution(enabled)

@@ -18,6 +18,8 @@ from ..optimizers.loss_scale.scale_rule import positive_scale
 Event: TypeAlias = tuple[str, keras.layers.Layer, Any]
 """("start", layer, inputs) or ("end", layer, outputs) of one call."""
 
+_NO_BATCH = "`batch` must be one batch, as (x, y) or next(iter(dataset)). Received: {}"
+
 
 @dataclasses.dataclass(frozen=True)
 class NonFinite:
@@ -97,14 +99,13 @@ def diagnose(
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
     if batch is None or isinstance(batch, str | tf.data.Dataset):
-        raise ValueError(
-            f"`batch` must be one batch, as (x, y) or next(iter(dataset)). Received: {shown(batch)}"
-        )
+        raise ValueError(_NO_BATCH.format(shown(batch)))
     if loss is None and not model.compiled:
         raise ValueError("`loss` must be given for a model that is not compiled. Received: None")
-    function("loss", loss, optional=True)
-    positive_scale("loss_scale", loss_scale)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_to_tensor, batch))
+    if loss is not None:
+        function("loss", loss)
+    loss_scale = positive_scale("loss_scale", loss_scale)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_tensors(batch))
     events: list[Event] = []
     with keras.StatelessScope(), contextlib.ExitStack() as stack:
         tape = stack.enter_context(tf.GradientTape(persistent=True))
@@ -137,7 +138,7 @@ def batch_statistics(batch: Any) -> list[dict[str, Any]]:
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     names = ("x", "y", "sample_weight") if len(parts) <= 3 else [f"data[{i}]" for i in range(len(parts))]
     result = []
-    for part, structure in zip(names, tf.nest.map_structure(_to_tensor, tuple(parts))):
+    for part, structure in zip(names, _tensors(tuple(parts))):
         tensors = [t for t in tf.nest.flatten(structure) if t is not None]
         for index, tensor in enumerate(tensors):
             name = part if len(tensors) == 1 else f"{part}[{index}]"
@@ -195,6 +196,18 @@ def _look(kind: str, name: str, tensors: list[Any], layer: str | None = None) ->
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
+def _tensors(batch: Any) -> Any:
+    """The batch in tensors, of which one has an axis for rows at least."""
+    try:
+        tensors = tf.nest.map_structure(_to_tensor, batch)
+        ranks = [each.shape.rank for each in tf.nest.flatten(tensors) if each is not None]
+    except (AttributeError, TypeError, ValueError, tf.errors.OpError) as error:
+        raise ValueError(_NO_BATCH.format(shown(batch))) from error
+    if all(rank == 0 for rank in ranks):
+        raise ValueError(_NO_BATCH.format(shown(batch)))
+    return tensors
 
 
 def _to_tensor(value: Any) -> Any:

@@ -17,6 +17,7 @@ import keras
 
 from ..compat.layers import layers_of
 from ..compat.optimizers import scope_of
+from ..distribute.arguments import shown
 from ..optimizers.adoption import adopt
 from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
 from ..optimizers.loss_scale.scale_rule import positive_scale
@@ -177,7 +178,9 @@ def _loss_scale(policy: Policy | keras.Model) -> LossScale:
 def _make_policy(name: Any, loss_scale: Any) -> Policy:
     """The policy object, not yet set, with its loss scale."""
     if isinstance(loss_scale, str) and loss_scale != "dynamic":
-        raise ValueError(f"loss_scale must be 'dynamic', a positive number or None; received {loss_scale!r}.")
+        raise ValueError(
+            f"loss_scale must be 'dynamic', a positive number or None; received {shown(loss_scale)}."
+        )
     if loss_scale is not None and loss_scale != "dynamic":
         loss_scale = positive_scale("loss_scale", loss_scale)
     if isinstance(name, keras.DTypePolicy):
@@ -208,7 +211,9 @@ def _policy_by_name(name: str) -> Policy:
     try:
         policy = keras.dtype_policies.get(name)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ValueError(f"Unknown policy {name!r}: use one of {', '.join(map(repr, POLICIES))}.") from error
+        raise ValueError(
+            f"Unknown policy {shown(name)} as name: use one of {', '.join(map(repr, POLICIES))}."
+        ) from error
     if "float" not in policy.compute_dtype:
         raise ValueError(
             f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of "

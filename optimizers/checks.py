@@ -61,15 +61,20 @@ def given_pairs(grads_and_vars: Any) -> Pairs:
     return pairs
 
 
-def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-    """The argument as a list of (gradient, variable) pairs, each variable once; a ValueError if it is anything else."""
+def as_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    """The argument as a list of pairs; a ValueError if it is anything else."""
     try:
-        pairs = [(g, v) for g, v in grads_and_vars]
+        return [(g, v) for g, v in grads_and_vars]
     except (TypeError, ValueError) as error:
         raise ValueError(
             "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`. "
             f"Received: {shown(grads_and_vars)}"
         ) from error
+
+
+def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    """The argument as a list of (gradient, variable) pairs, each variable once; a ValueError if it is anything else."""
+    pairs = as_pairs(grads_and_vars)
     count = collections.Counter(id(variable) for _, variable in pairs)
     for _, variable in pairs:
         if count[id(variable)] > 1:

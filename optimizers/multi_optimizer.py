@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from ..compat.optimizers import index_of_optimizer, wrapped_optimizers
-from ..distribute.arguments import shown
+from ..distribute.arguments import shown, takes_arguments
 from .adoption import adopt, register_class
 from .optimizer import Optimizer
 from .stages.carried_errors import create_errors
@@ -24,7 +24,11 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
     def __init__(
         self, optimizer_map: Any, *args: Any, gradient_aggregator: Any = None, **kwargs: Any
     ) -> None:
-        if not isinstance(optimizer_map, keras.optimizers.OptimizerMap) and not callable(optimizer_map):
+        if not isinstance(optimizer_map, keras.optimizers.OptimizerMap) and not (
+            callable(optimizer_map)
+            and not isinstance(optimizer_map, type)
+            and takes_arguments(optimizer_map, 1)
+        ):
             raise TypeError(
                 "`optimizer_map` must be a keras.optimizers.OptimizerMap or a function from a variable to its optimizer. "
                 f"Received: {shown(optimizer_map)}"

@@ -85,11 +85,15 @@ class ScaledSchedule(LearningRateSchedule):
         self, learning_rate: float | LearningRateSchedule, factor: float, warmup_steps: int = 0
     ) -> None:
         super().__init__()
+        if not isinstance(learning_rate, LearningRateSchedule):
+            number("learning_rate", learning_rate, least=0)
+        number("factor", factor, above=0)
+        whole_number("warmup_steps", warmup_steps, least=0)
         self.base, self.factor, self.warmup_steps = learning_rate, factor, warmup_steps
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The rate of update `step`, counted from 0; float32 scalar."""
-        base = tf.constant(self.base) if isinstance(self.base, float) else self.base(step)  # type: ignore[operator]
+        base = self.base(step) if callable(self.base) else tf.constant(self.base, tf.float32)  # type: ignore[operator]
         if not self.warmup_steps:
             return base * self.factor
         part = tf.minimum(tf.cast(step, base.dtype) / self.warmup_steps, 1.0)

@@ -24,8 +24,11 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     "adam_beta_1": _BELOW_ONE,
     "adam_beta_2": _BELOW_ONE,
     "adam_weight_decay": {"least": 0, "optional": True},
+    "adam_lr_ratio": _NOT_NEGATIVE,
+    "beta": _NOT_NEGATIVE,
     "beta_1": _BELOW_ONE,
     "beta_2": _BELOW_ONE,
+    "beta_2_decay": {"most": 0},
     "clip_threshold": {"above": 0},
     "clipnorm": _LIMIT,
     "clipvalue": _LIMIT,
@@ -38,8 +41,12 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     "l1_regularization_strength": _NOT_NEGATIVE,
     "l2_regularization_strength": _NOT_NEGATIVE,
     "l2_shrinkage_regularization_strength": _NOT_NEGATIVE,
+    "learning_rate_power": {"most": 0},
     "loss_scale_factor": _LIMIT,
     "momentum": _SHARE,
+    "muon_a": {},
+    "muon_b": {},
+    "muon_c": {},
     "rho": _SHARE,
     "weight_decay": {"least": 0, "optional": True},
 }
@@ -49,7 +56,7 @@ _WHOLE_NUMBERS: dict[str, dict[str, Any]] = {
     "ns_steps": {"least": 1},
     "warmup_steps": {"least": 0},
 }
-_TRUTHS = ("amsgrad", "centered", "nesterov", "relative_step", "use_ema")
+_TRUTHS = ("amsgrad", "centered", "exclude_embeddings", "nesterov", "relative_step", "use_ema")
 _OTHER_NAMES = {"lr": "learning_rate", "wd": "weight_decay", "eps": "epsilon", "clip_norm": "clipnorm"}
 _OF_EVERY_OPTIMIZER = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor")
 _OURS = ("gradient_transformers", "gradient_aggregator")
@@ -138,6 +145,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         ValueError: one sentence with the setting, its value and the range.
     """
     for name, value in settings.items():
+        value = value[()] if isinstance(value, np.ndarray) else value  # a number, where the array has no axis
         if _is_tensor(value) or value is False:
             continue
         if name == "learning_rate":
@@ -160,6 +168,7 @@ def check_learning_rate(rate: Any) -> None:
         if type(rate).__module__.startswith(("keras.", "unisono.")) and tf.executing_eagerly():
             _check_schedule(rate)
         return
+    rate = rate[()] if isinstance(rate, np.ndarray) else rate
     if isinstance(rate, type):
         raise ValueError(
             f"`learning_rate` must be an instance: give {rate.__name__}(...). Received: {shown(rate)}"
@@ -193,4 +202,4 @@ def _check_schedule(schedule: Any) -> None:
 def _is_tensor(value: Any) -> bool:
     if isinstance(value, numbers.Number | np.generic):
         return False
-    return tf.is_tensor(value) or isinstance(value, keras.Variable | tf.Variable | np.ndarray)
+    return tf.is_tensor(value) or isinstance(value, keras.Variable | tf.Variable)

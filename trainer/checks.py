@@ -23,7 +23,7 @@ from ..distribute.sharding.levels import level_of
 from ..distribute.sharding.value import ShardedValue
 from .compile_checks import takes_numbers
 from .inputs.checks import alone
-from .inputs.make_source import kind_of
+from .inputs.make_source import checked_shuffle, kind_of
 from .inputs.structure import is_standard, unpack
 from .step.step_loss import overrides_compute_loss
 
@@ -144,6 +144,7 @@ def check_fit(arguments: Any) -> None:
     ):
         setattr(arguments, name, whole_number(name, getattr(arguments, name), optional=True))
     check_loop(arguments.verbose, arguments.callbacks)
+    arguments.shuffle = checked_shuffle(arguments.shuffle)
     arguments.validation_freq = _validation_freq(arguments.validation_freq)
     split = arguments.validation_split
     share = float(split) if isinstance(split, numbers.Real) and not isinstance(split, bool) else -1.0
@@ -161,7 +162,9 @@ def check_fit(arguments: Any) -> None:
 
 def _validation_freq(freq: Any) -> int | list[int]:
     """An int of at least 1, or a list of ints of at least 1, which is what Keras' own loop takes."""
-    several = isinstance(freq, list | tuple | set | range | np.ndarray) and np.ndim(list(freq)) == 1
+    several = isinstance(freq, list | tuple | set | range) or (
+        isinstance(freq, np.ndarray) and freq.ndim == 1
+    )
     try:
         if several:
             return [whole_number("validation_freq", epoch) for epoch in freq]

@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
     """Refuses arguments of `compile` that cannot be used, with the model and what it was compiled with unchanged."""
     whole_number("steps_per_execution", arguments["steps_per_execution"], words=("auto",))
     jit_compile = arguments["jit_compile"]
-    if isinstance(jit_compile, list | dict) or jit_compile not in ("auto", True, False, None):
+    if not isinstance(jit_compile, Hashable) or jit_compile not in ("auto", True, False, None):
         raise ValueError(f'`jit_compile` must be "auto", True or False. Received: {shown(jit_compile)}')
     for name in ("run_eagerly", "auto_scale_loss"):
         if arguments[name] is not None:

@@ -41,8 +41,8 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a Keras model. Received: {shown(model)}")
-    inputs = _specs(_known_inputs(model) if x is None else x)
-    targets = None if y is None else _specs(y)
+    inputs = _specs("x", _known_inputs(model) if x is None else x)
+    targets = None if y is None else _specs("y", y)
     with variables_without_memory():
         few, many = (_kept_bytes(model, inputs, targets, rows) for rows in _ROWS)
         slots = _slot_bytes(model)
@@ -81,16 +81,26 @@ def _known_inputs(model: keras.Model) -> Any:
     return inputs
 
 
-def _specs(values: Any) -> Any:
+def _specs(name: str, values: Any) -> Any:
     def spec(value: Any) -> tf.TensorSpec:
         if isinstance(value, tf.TensorSpec):
             return value
         if isinstance(value, keras.KerasTensor):
             return tf.TensorSpec(value.shape, value.dtype)
         tensor: Any = value if tf.is_tensor(value) else keras.ops.convert_to_numpy(value)
+        if not len(tensor.shape):
+            raise TypeError("no axis for rows")
         return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
-    return tf.nest.map_structure(spec, values)
+    try:
+        specs = tf.nest.map_structure(spec, values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`{name}` must be arrays, tensors or `tf.TensorSpec`s of a batch. Received: {shown(values)} ({error})"
+        ) from error
+    if not tf.nest.flatten(specs):
+        raise ValueError(f"`{name}` must have one array at least. Received: {shown(values)}")
+    return specs
 
 
 def _placeholder(spec: tf.TensorSpec, rows: int) -> tf.Tensor:

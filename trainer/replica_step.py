@@ -19,6 +19,7 @@ import tensorflow as tf
 from ..compat.graphs import control_status_ctx, converted, left_as_written
 from ..compat.parameter_servers import num_workers_of
 from ..compat.random_state import thread_state
+from ..distribute.arguments import shown
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.replicas import all_reduce_sum, replica_id, runs_in_threads
 from ..distribute.step_context import (
@@ -79,7 +80,7 @@ def replica_step(fn: Function) -> Function:
             "`strategy.run`."
         )
     if not callable(fn):
-        raise TypeError(f"`replica_step` takes a function. Received: {fn!r}")
+        raise TypeError(f"`fn`: `replica_step` takes a function. Received: {shown(fn)}")
 
     @functools.wraps(fn)
     def on_replica(*args: Any, **kwargs: Any) -> Any:

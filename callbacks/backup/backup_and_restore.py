@@ -291,7 +291,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
 
 
 def _local_directory(directory: str | os.PathLike | None) -> Path:
-    if directory is None or directory == "":
+    if directory is None or (isinstance(directory, str) and not directory):
         raise ValueError(
             f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import operator
 import re
 from typing import Any
 
@@ -36,7 +37,10 @@ class SaveSchedule:
             return cls("epoch")
         if or_never and save_freq is False:
             return cls("never")
-        steps = 0 if isinstance(save_freq, bool) or not hasattr(save_freq, "__index__") else int(save_freq)
+        try:
+            steps = 0 if isinstance(save_freq, bool) else operator.index(save_freq)
+        except TypeError:
+            steps = 0
         if steps >= 1:
             return cls("steps", steps)
         seconds = _seconds(save_freq)

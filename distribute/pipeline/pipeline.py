@@ -150,6 +150,8 @@ class Pipeline:
         """
         micro_batches = whole_number("micro_batches", micro_batches)
         replicas = whole_number("replicas", replicas)
+        if not isinstance(devices, list | tuple):
+            raise ValueError(f"`devices` must be a list of at least one name. Received: {shown(devices)}")
         remote.connect_if_launched(devices)
         names = resolve_devices(devices)
         self.settings = Settings(
@@ -194,10 +196,11 @@ class Pipeline:
         Raises:
             ValueError: if the model cannot be cut as asked for.
         """
-        plan = self._plans.get(model)
+        whole_number("rows", rows, optional=True)
+        plan = self._plans.get(model) if hasattr(model, "layers") else None
         if plan is None:
-            if _planner is None:
-                raise ValueError(f"model must be made in this pipeline's scope; received {model!r}")
+            if _planner is None or not hasattr(model, "layers"):
+                raise ValueError(f"`model` must be made in this pipeline's scope. Received: {shown(model)}")
             plan = self._plans[model] = _planner(model, self.settings, rows)
         self._newest = weakref.ref(model)
         return plan

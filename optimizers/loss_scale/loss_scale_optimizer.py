@@ -17,6 +17,7 @@ from ...compat.optimizers import (
     trained_variables,
 )
 from ...compat.serialization import save_under_keras_name
+from ...distribute.arguments import shown
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.value import own_copy
 from ..adoption import adopt, register_class
@@ -84,7 +85,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-            raise TypeError(f"inner_optimizer must be a Keras optimizer; received {inner_optimizer!r}.")
+            raise TypeError(f"inner_optimizer must be a Keras optimizer; received {shown(inner_optimizer)}.")
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             raise TypeError("inner_optimizer scales the loss itself: give the optimizer inside of it.")
         initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from ...distribute.arguments import whole_number
+from ...distribute.arguments import shown, whole_number
 
 GROWTH = 2.0
 BACKOFF = 0.5
@@ -95,13 +96,13 @@ def make_rule(
 
 def positive_scale(name: str, value: Any) -> float:
     """`value` as a float, if it is a number that is positive and finite in float32."""
-    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+    if isinstance(value, bool | str) or not hasattr(value, "__float__") or np.ndim(value):
         raise TypeError(
-            f"{name} must be a positive number; received {value!r} of type {type(value).__name__}."
+            f"{name} must be a positive number; received {shown(value)} of type {type(value).__name__}."
         )
     number = float(value)
     if not 0 < number <= 2.0**127 * (2 - 2.0**-23):
         raise ValueError(
-            f"{name} must be positive and finite in float32; received {value!r}: give 2.0**15, say."
+            f"{name} must be positive and finite in float32; received {shown(value)}: give 2.0**15, say."
         )
     return number

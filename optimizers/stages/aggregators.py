@@ -15,6 +15,7 @@ import tensorflow as tf
 from ...compat.equal_operations import made_once
 from ...distribute.arguments import one_of, truth, whole_number
 from ...distribute.replicas import num_replicas
+from ..checks import as_pairs
 from .slices import Piece, map_values
 from .slices_on_gpus import sums
 
@@ -34,7 +35,8 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 
     Context: replica.
     """
-    pairs = list(grads_and_vars)
+    pairs = as_pairs(grads_and_vars)
+    whole_number("pack_below", pack_below, least=0)
     if num_replicas() == 1:
         return pairs
     totals = reduce_packed([g for g, _ in pairs], pack_below)
@@ -78,7 +80,7 @@ def weighted(gradient: Any, weight: tf.Tensor) -> Any:
 @keras.saving.register_keras_serializable("unisono")
 def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
     """For gradients that are already the same on every replica, because the caller has reduced them."""
-    return list(grads_and_vars)
+    return as_pairs(grads_and_vars)
 
 
 @keras.saving.register_keras_serializable("unisono")

@@ -16,6 +16,7 @@ import tensorflow as tf
 from ...distribute.arguments import number, whole_number
 from ...distribute.replicas import local_copy
 from ..call_options import updates_so_far
+from ..checks import as_pairs
 from . import clipping
 from .slices import Piece, dense, map_values
 
@@ -139,7 +140,7 @@ def centralize(grads_and_vars: GradsAndVars) -> Pairs:
 
     Context: where gradients are the same on every replica.
     """
-    return [(_centered(g), v) for g, v in grads_and_vars]
+    return [(_centered(g), v) for g, v in as_pairs(grads_and_vars)]
 
 
 def _centered(gradient: Any) -> Any:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...distribute.arguments import shown
 from .readers import PartReader, Reader, map_optional
 from .structure import is_standard, unpack
 
@@ -31,7 +32,7 @@ def class_weights(value: Any) -> ClassWeights | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise TypeError(f"class_weight ({value!r}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
+        raise TypeError(f"class_weight ({shown(value)}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
     pairs = []
     for key, weight in value.items():
         if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:

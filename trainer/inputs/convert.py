@@ -83,6 +83,8 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     x, y, sample_weight = (host_arrays(name, part, complaint, merge=True) for name, part in given.items())
     if y is None or sample_weight is None:
         return x, y, None
+    if not tf.nest.flatten(sample_weight):
+        raise ValueError(f"`sample_weight` must have one array at least. Received: {shown(sample_weight)}")
     _check_finite("sample_weight", sample_weight)
     return x, y, weights_like_targets(y, sample_weight)
 

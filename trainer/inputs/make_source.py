@@ -77,10 +77,7 @@ def make_source(
     if most_steps and (steps_per_epoch is None or most_steps < steps_per_epoch):
         warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=4)
         steps_per_epoch = most_steps
-    if shuffle != "batch" and shuffle is not None:
-        if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
-            raise ValueError(f'`shuffle` must be True, False or "batch". Received: {shown(shuffle)}')
-        shuffle = bool(shuffle)
+    shuffle = checked_shuffle(shuffle)
     weights = class_weights(class_weight)
     strategy = strategy or tf.distribute.get_strategy()
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -107,6 +104,15 @@ def make_source(
         check_class_weight(source.spec, class_weight)
         source.weigh_classes(weights)
     return source
+
+
+def checked_shuffle(shuffle: Any) -> Any:
+    """`shuffle`, if it is None, True, False or "batch"."""
+    if shuffle is None or (isinstance(shuffle, str) and shuffle == "batch"):
+        return shuffle
+    if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
+        raise ValueError(f'`shuffle` must be True, False or "batch". Received: {shown(shuffle)}')
+    return bool(shuffle)
 
 
 def kind_of(x: Any) -> str:

@@ -1,0 +1,324 @@
+"""Every argument of every public name, with its kind.
+
+The kind of an argument says which of the values of `values.py` it takes; each other one must be refused by the name of the
+argument. A name that Keras has too may also do what Keras does, error for error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from uses.bench import Bench, X, Y, keras, tf, unisono
+
+callbacks, optimizers = unisono.callbacks, unisono.optimizers
+distribute, precision, schedules = unisono.distribute, unisono.mixed_precision, unisono.optimizers.schedules
+
+
+class Subject(NamedTuple):
+    """A public function or class, right arguments for it, the kind of each argument, and Keras' own of that name."""
+
+    call: Callable[..., Any]
+    takes: dict[str, str]
+    right: dict[str, Any] = {}
+    keras: Callable[..., Any] | None = None
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments."""
+    kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind not in kinds]
+
+
+def _same(kind: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, kind)
+
+
+TRUTH = "truth of anything, as in Keras"
+_CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "AnomalyReport": ({}, {"path": "path or none"}),
+    "BackupAndRestore": (
+        {"directory": "place"},
+        {
+            "directory": "path",
+            "save_freq": "frequency",
+            "keep": "count from 1 or True",
+            **_same("flag", "save_before_preemption", "delete_when_done", "background"),
+            "backup_dir": "none",
+            **_same("flag or none", "double_checkpoint", "delete_checkpoint"),
+        },
+    ),
+    "Diagnosis": (
+        {},
+        {
+            **_same("share", "slow_input", "straggler"),
+            "compilations": "count",
+            "least_seconds": "not negative",
+        },
+    ),
+    "JSONLines": ({"path": "log"}, {"path": "path", "every": "count from 1", "clock": "function"}),
+    "ModelCheckpoint": (
+        {"filepath": "{epoch}.keras"},
+        {
+            "filepath": "nothing",
+            "verbose": "count",
+            **_same("flag", "save_best_only"),
+            "save_weights_only": "small number",
+            "save_freq": "frequency",
+            "initial_value_threshold": "any number or none",
+            **_same("count from 1 or none", "keep_best", "keep_last"),
+        },
+    ),
+    "PredictionWriter": ({"path": "predictions"}, {"path": "path"}),
+    "Profiler": (
+        {"log_dir": "profile"},
+        {"log_dir": "path", "steps": "pair of steps or none", "port": "port or none"},
+    ),
+    "ProgressBar": ({}, {"stream": "none", "clock": "function"}),
+    "StochasticWeightAveraging": ({}, {"start_from_epoch": "count", "every": "count from 1"}),
+    "TensorBoard": (
+        {"log_dir": "logs"},
+        {
+            "log_dir": "path",
+            **_same("count", "histogram_freq", "embeddings_freq"),
+            **_same("flag", "write_graph", "write_images", "write_steps_per_second"),
+            "update_freq": "count from 1",
+        },
+    ),
+    "TrainingReport": (
+        {"path": "report.html"},
+        {
+            "path": "nothing",
+            "title": "anything, shown as text",
+            "refresh_seconds": "not negative",
+            "gradient_norm": "flag",
+            "clock": "function",
+        },
+    ),
+}
+_SETTINGS = {
+    "learning_rate": "rate",
+    "name": "name, or none",
+    **_same(
+        "small number", "momentum", "rho", "ema_momentum", "adam_beta_1", "adam_beta_2", "beta_1", "beta_2"
+    ),
+    **_same("positive or none", "clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor"),
+    **_same("flag", "amsgrad", "centered", "exclude_embeddings", "nesterov", "relative_step", "use_ema"),
+    **_same("not negative or none", "weight_decay", "adam_weight_decay"),
+    **_same("not negative", "adam_lr_ratio", "beta", "epsilon", "epsilon_1", "epsilon_2"),
+    **_same("not negative", "initial_accumulator_value", "l1_regularization_strength"),
+    **_same("not negative", "l2_regularization_strength", "l2_shrinkage_regularization_strength"),
+    **_same("not positive", "beta_2_decay", "learning_rate_power"),
+    **_same("number", "muon_a", "muon_b", "muon_c"),
+    "clip_threshold": "positive",
+    **dict.fromkeys(("ema_overwrite_frequency", "gradient_accumulation_steps"), "count or none"),
+    "warmup_steps": "count",
+    "ns_steps": "count from 1",
+}
+_PIECES = {
+    "AdaptiveClip": ({}, _same("positive or infinite", "factor", "epsilon")),
+    "AddDecayedWeights": ({"rate": 0.1}, {"rate": "not negative", "min_rank": "count"}),
+    "ClipByGlobalNorm": ({"clip_norm": 1.0}, {"clip_norm": "positive or infinite"}),
+    "ClipByNorm": ({"clip_norm": 1.0}, {"clip_norm": "positive or infinite"}),
+    "ClipByValue": ({"clip_value": 1.0}, {"clip_value": "positive or infinite"}),
+    "GradientNoise": ({}, {"eta": "positive or infinite", "gamma": "not negative", "seed": "whole"}),
+    "HalfPrecisionAggregation": ({}, {"dtype": "nothing", "carry_error": "flag"}),
+    "PackedAggregation": ({}, {"max_elements": "count from 1"}),
+}
+
+
+def subjects(bench: Bench) -> dict[str, Subject]:
+    """Every public function and class with its arguments; `bench` has the model."""
+    model, place = bench.model, bench.folder
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    pair = [(tf.ones(2), tf.Variable([1.0, 2.0]))]
+    memory = distribute.ModelMemory(10, 10, 10, 1.0)
+    devices = ["CPU:0", "CPU:0"]
+    found = {
+        name: Subject(
+            getattr(callbacks, name),
+            takes,
+            {key: str(place / value) for key, value in right.items()},
+        )
+        for name, (right, takes) in _CALLBACKS.items()
+    }
+    for name in optimizers.__all__:
+        cls = getattr(optimizers, name)
+        if isinstance(cls, type) and name in vars(keras.optimizers) and name not in OTHERS:
+            takes = {key: _SETTINGS[key] for key in arguments_of(cls) if key in _SETTINGS}
+            found[name] = Subject(cls, takes, {}, getattr(keras.optimizers, name))
+    found |= {
+        name: Subject(getattr(optimizers, name), takes, right) for name, (right, takes) in _PIECES.items()
+    }
+    for name in ("latest_backup", "list_backups", "read_backup", "verify_checkpoint"):
+        function = getattr(callbacks, name)
+        argument = arguments_of(function)[0]
+        found[name] = Subject(
+            function, {argument: "path" if "latest" in name or "list" in name else "nothing"}
+        )
+    for name in ("all_reduce_sum_pairs", "centralize", "no_aggregation"):
+        right = {"grads_and_vars": pair}
+        found[name] = Subject(getattr(optimizers, name), {"grads_and_vars": "pairs"}, right)
+    found["all_reduce_sum_pairs"].takes["pack_below"] = "count"
+    scale = {
+        "initial_scale": "positive",
+        "dynamic_growth_steps": "count from 1",
+        "inner_optimizer": "nothing",
+    }
+    on_batch = {"x": X, "y": Y}
+    data = _same("nothing", "x", "y")
+    weights = {"sample_weight": "none"}
+    loop = {"verbose": "verbose", "callbacks": "callbacks"}
+    sizes = _same("count from 1 or none", "batch_size", "per_replica_batch_size")
+    return found | {
+        "LossScaleOptimizer": Subject(
+            optimizers.LossScaleOptimizer, scale, {"inner_optimizer": optimizers.SGD()}
+        ),
+        "MultiOptimizer": Subject(
+            optimizers.MultiOptimizer,
+            {"optimizer_map": "nothing"},
+            {"optimizer_map": optimizers.OptimizerMap(optimizers.SGD())},
+        ),
+        "get": Subject(optimizers.get, {"identifier": "none"}, {}, keras.optimizers.get),
+        "scaled": Subject(
+            schedules.scaled,
+            {
+                "learning_rate": "not negative",
+                **_same("count from 1", "reference_batch_size", "global_batch_size"),
+                "rule": "nothing",
+                "warmup_steps": "count",
+            },
+            {"learning_rate": 0.1, "reference_batch_size": 2, "global_batch_size": 4},
+        ),
+        "ScaledSchedule": Subject(
+            schedules.ScaledSchedule,
+            {"learning_rate": "not negative", "factor": "positive", "warmup_steps": "count"},
+            {"learning_rate": 0.1, "factor": 2.0},
+        ),
+        "diagnose": Subject(
+            precision.diagnose,
+            {"model": "nothing", "loss_scale": "positive"},
+            {"model": model, "batch": (X, Y)},
+        ),
+        "enable_tensor_float_32": Subject(precision.enable_tensor_float_32, {"enabled": "true"}),
+        "set_global_policy": Subject(precision.set_global_policy, {"name": "nothing"}, {}),
+        "ModelMemory": Subject(
+            distribute.ModelMemory,
+            {
+                **_same("not negative", "weights", "trained", "slots", "activations", "always"),
+                **_same("not negative", "largest_layer", "vectors"),
+                "half_precision": "flag",
+            },
+            {"weights": 10, "trained": 10, "slots": 10, "activations": 1.0},
+        ),
+        "memory_plans": Subject(
+            distribute.memory_plans,
+            {
+                "model": "nothing",
+                "memory_bytes": "positive",
+                **_same("count from 1", "global_batch_size", "replicas"),
+            },
+            {"model": memory, "memory_bytes": 1e9, "global_batch_size": 4},
+        ),
+        "Pipeline": Subject(
+            distribute.Pipeline,
+            {
+                **_same("nothing", "devices", "schedule", "cost"),
+                "micro_batches": "count from 1",
+                "rematerialize": "flag",
+                "memory_limit": "positive or infinite or none",
+                "replicas": "count below 64",
+                "partition": "counts of layers",
+            },
+            {"devices": devices, "micro_batches": 2},
+        ),
+        "auto_strategy": Subject(distribute.auto_strategy, {"communication_options": "none"}),
+        "global_batch_size": Subject(
+            distribute.global_batch_size,
+            {"per_replica": "count from 1", "strategy": "none"},
+            {"per_replica": 2},
+        ),
+        "keep_data_on": Subject(distribute.keep_data_on, _same("nothing", "place", "memory_share")),
+        "sharded": Subject(distribute.sharded, _same("nothing", "strategy", "level"), {"strategy": strategy}),
+        "simulate_devices": Subject(distribute.simulate_devices, {"count": "nothing"}),
+        "adopt": Subject(unisono.adopt, {"model": "nothing"}),
+        "clone_model": Subject(unisono.clone_model, {"model": "nothing"}),
+        "load_model": Subject(unisono.load_model, {"filepath": "nothing"}),
+        "model_memory": Subject(unisono.model_memory, {"model": "nothing"}),
+        "replica_step": Subject(unisono.replica_step, {"fn": "function"}),
+        "rowwise": Subject(unisono.rowwise, {"fn": "function"}),
+        "fit": Subject(
+            model.fit,
+            {
+                **data,
+                **weights,
+                **loop,
+                **sizes,
+                "class_weight": "dict or none",
+                "epochs": "epochs",
+                "initial_epoch": "count",
+                "shuffle": "shuffle",
+                "validation_data": "none",
+                "validation_split": "split",
+                **_same(
+                    "count from 1 or none", "steps_per_epoch", "validation_steps", "validation_batch_size"
+                ),
+                "validation_freq": "epochs to validate",
+                "fast_dev_run": "flag",
+                "overfit_batches": "count from 1 or none",
+                "validation_sanity_steps": "small number",
+            },
+            {**on_batch, "verbose": 0},
+        ),
+        "evaluate": Subject(
+            model.evaluate,
+            {**data, **weights, **loop, **sizes, "steps": "count from 1 or none", "return_dict": TRUTH},
+            {**on_batch, "verbose": 0},
+        ),
+        "predict": Subject(
+            model.predict,
+            {"x": "nothing", **loop, **sizes, "steps": "count from 1 or none"},
+            {"x": X, "verbose": 0},
+        ),
+        "train_on_batch": Subject(
+            model.train_on_batch,
+            {**data, **weights, "class_weight": "dict or none", "return_dict": TRUTH},
+            on_batch,
+        ),
+        "test_on_batch": Subject(model.test_on_batch, {**data, **weights, "return_dict": TRUTH}, on_batch),
+        "predict_on_batch": Subject(model.predict_on_batch, {"x": "nothing"}, {"x": X}),
+    }
+
+
+OTHERS = ("Optimizer", "OptimizerMap", "LossScaleOptimizer", "MultiOptimizer")
+
+RESULT, ELSEWHERE = "is made by the library, to be read", "has a table of its own in this folder"
+# Public names that are not in the table, with the reason.
+NOT_HERE = {
+    **dict.fromkeys(("BackupInfo", "MemoryPlan", "NonFinite", "ScaledStep"), RESULT),
+    **dict.fromkeys(
+        ("Model", "Sequential", "Optimizer", "serialize", "deserialize"), "Keras checks its arguments"
+    ),
+    "model_from_json": "Keras checks its arguments",
+    **dict.fromkeys(
+        ("global_policy", "is_chief", "num_workers", "updates_so_far", "worker_index"), "has none"
+    ),
+    **dict.fromkeys(("ParameterServerStrategy", "global_mean", "gather", "policy_scope"), ELSEWHERE),
+    **dict.fromkeys(("find_batch_size", "find_learning_rate", "simulate_scaling"), "its own tests try them"),
+    **dict.fromkeys(("check_progress", "meeting"), "is called in every step, and takes what a fit has"),
+    "batch_statistics": "takes any batch",
+    "grow_gpu_memory": "needs devices that are not in use",
+}
+# Arguments that are not in the table, with the reason.
+UNCHECKED = {
+    **dict.fromkeys(("monitor", "profile_batch", "gradient_aggregator", "loss", "batch"), ELSEWHERE),
+    **dict.fromkeys(
+        ("custom_objects", "compile", "safe_mode", "loss_scale", "min_scale", "max_scale"), ELSEWHERE
+    ),
+    "mode": "any other word than min and max is warned of and means auto, as in Keras",
+    "embeddings_metadata": "is a file name or a dict of layers, which Keras checks",
+    **dict.fromkeys(("exclude_layers", "rms_rate"), "means what it means in Keras"),
+    "name": "any text",
+    **dict.fromkeys(("x", "y"), "a batch of any structure"),
+}
