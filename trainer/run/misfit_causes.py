@@ -47,7 +47,9 @@ def _x_disagrees(model: TrainedModel, x: Any, reason: str) -> bool:
     pairs = paired_inputs(model, x)
     if len(pairs) != len(inputs):
         return True
-    return any(given is not None and not _fits(tensor, given) for tensor, given in pairs)
+    return any(
+        "is not optional" in reason if given is None else not _fits(tensor, given) for tensor, given in pairs
+    )
 
 
 def _fits(tensor: Any, given: Any) -> bool:
