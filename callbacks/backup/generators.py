@@ -38,7 +38,8 @@ _DRAWING = {
     name: frozenset(
         each
         for each in dir(module)
-        if getattr(getattr(module, each), "__self__", None) is GLOBAL_GENERATORS[name]
+        if each not in ("get_state", "getstate")
+        and getattr(getattr(module, each), "__self__", None) is GLOBAL_GENERATORS[name]
     )
     for name, module in (("numpy.random", np.random), ("random", random))
 }
@@ -158,9 +159,6 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
         value = function.__globals__.get(name, sys.modules.get(name) if name in ("numpy", "random") else None)
         if value is np or value is np.random or value is random:
             ends = {chain[1:] for chain in chains if chain[0] == name}
-            if "ag__" in function.__code__.co_freevars:  # made by AutoGraph, which breaks every chain
-                names = {each for chain in chains for each in chain}
-                ends = {("random", each) if value is np and "random" in names else (each,) for each in names}
             yield from _global_generators(value, ends)
         elif isinstance(value, types.ModuleType):
             if _is_of_user(value.__name__):

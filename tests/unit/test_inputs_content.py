@@ -1,6 +1,8 @@
 """What tells one input from another: the same for the same data made again, another for any other."""
 
+import contextlib
 import random
+import threading
 
 import keras
 import numpy as np
@@ -276,6 +278,57 @@ def test_batches_that_draw_ahead_are_named():
         assert f"x is {kind} whose batches draw random numbers from numpy.random" in source.inexact
         source.close()
     source = make_source(Items())
+    assert source.inexact is None
+    source.close()
+
+
+@contextlib.contextmanager
+def drawing_elsewhere():
+    """A function that has another thread draw from each generator that threads share, and waits for it."""
+    asked, drawn, over = threading.Event(), threading.Event(), threading.Event()
+
+    def run():
+        asked.wait()
+        np.random.rand()
+        random.random()
+        tf.random.uniform([])
+        tf.random.get_global_generator().normal([])
+        drawn.set()
+        over.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield lambda: asked.set() or drawn.wait()
+    finally:
+        asked.set()
+        over.set()
+        thread.join()
+
+
+def test_draws_of_another_thread_are_not_taken_for_those_of_the_input():
+    """And what the input's own code draws is named also while another thread runs."""
+    tf.random.get_global_generator()
+    for draw, said in (
+        (lambda: 0.0, None),
+        (lambda: np.random.rand(), "draw random numbers from numpy.random,"),
+    ):
+        with drawing_elsewhere() as ask:
+            source = make_source(Items(lambda _, ask=ask, draw=draw: ask() and draw()))
+        assert source.inexact is None if said is None else said in source.inexact, source.inexact
+        source.close()
+
+
+def test_numpy_and_random_numbers_of_tensorflow_in_one_function_are_no_random_numbers_of_numpy():
+    """In a function that AutoGraph converts, as it does those of a pipeline; to read a state draws nothing."""
+
+    def call(row):
+        np.random.get_state()
+        return tf.py_function(
+            lambda r: r + np.float32(1) * tf.random.stateless_normal([3], [1, 2]), [row], tf.float32
+        )
+
+    source = make_source(tf.data.Dataset.from_tensors(np.ones(3)).map(call, num_parallel_calls=2).batch(1))
     assert source.inexact is None
     source.close()
 

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import inspect
 import json
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,13 +52,18 @@ def text_of_function(function: Any) -> str:
 
 @contextlib.contextmanager
 def notes_random_numbers(given: Any) -> Iterator[list[str]]:
-    """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`."""
+    """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`.
+
+    All threads share a global generator. One that has changed while another thread ran is listed only where the code of
+    `given` names it; Keras' belongs to this thread.
+    """
     found: list[str] = []
     held = found_generators({"its": given})
-    before = _states(held)
+    before, others = _states(held), _other_threads()
     yield found
-    after = _states(held)
-    found += [name for name, state in after.items() if state != before.get(name)]
+    after, alone = _states(held), _other_threads() == others
+    changed = [name for name, state in after.items() if state != before.get(name)]
+    found += [name for name in changed if alone or name == "keras.random" or name in held]
 
 
 def drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
@@ -78,6 +85,14 @@ def _states(held: Mapping[str, Any]) -> dict[str, bytes]:
     named["tf.random"] = [state.get("tensorflow"), state.get("tensorflow_seeds")]
     named.update({name: text for name, text in state.get("held", {}).items() if name not in named})
     return {name: _digest(part) for name, part in named.items()}
+
+
+def _other_threads() -> dict[int, tuple[Any, int]]:
+    """Where each other thread of Python is: its frame, and the instruction there."""
+    frames = sys._current_frames()
+    return {
+        ident: (frame, frame.f_lasti) for ident, frame in frames.items() if ident != threading.get_ident()
+    }
 
 
 def _digest(state: Any) -> bytes:
