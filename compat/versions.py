@@ -55,8 +55,8 @@ ATTRIBUTES = {
     "tensorflow.python.data.ops.dataset_ops:DatasetV2._GeneratorState": "_generator",
     "tensorflow.python.data.ops.dataset_ops": "_VariantDataset",
     "tensorflow.python.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
-    "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_tensors",
-    "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_tensors",
+    "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_structure _tensors",
+    "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_structure _tensors",
     "tensorflow.python.data.ops.iterator_ops:OwnedIterator": "_iterator_resource",
     f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": "_communication_options "
     "_cross_device_ops",
@@ -78,9 +78,11 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_config _handle _rng",
     "tensorflow.python.eager.polymorphic_function.atomic_function:AtomicFunction": "_cached_graph",
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph "
-    "_concrete_variable_creation_fn _created_variables _omit_frequent_tracing_warning _variable_creation_config",
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph _clone "
+    "_concrete_variable_creation_fn _created_variables _jit_compile _omit_frequent_tracing_warning "
+    "_variable_creation_config",
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
+    "tensorflow.python.framework.type_spec:BatchableTypeSpec": "_batch",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_attr_scope_map _colocation_stack "
     "_control_dependencies_stack _create_op_internal _device_function_stack _get_control_flow_context _get_function",
