@@ -200,7 +200,8 @@ class DatasetSource(Source):
         if not over:
             self._open()
             self._skip(taken)
-            _log.warning("Resumed the input by drawing and dropping %d batches.", taken)
+            if taken:
+                _log.warning("Resumed the input by drawing and dropping %d batches.", taken)
 
     def _skip(self, batches: int) -> None:
         for number in range(batches * self._parts):

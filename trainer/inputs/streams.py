@@ -118,13 +118,15 @@ class StreamSource(FedSource):
                 "with its next batch. Give a tf.data.Dataset or a keras.utils.PyDataset for an exact resume.",
                 stacklevel=2,
             )
-        for number in range(self.calendar.taken, taken):
+        dropped = range(self.calendar.taken, taken)
+        for number in dropped:
             if self._next() is _END:
                 raise ValueError(
                     f"The {self._kind} has only {number} batches, but the run to resume had used {taken}."
                 )
         self.calendar.restore({**state, "ended": False})
-        _log.warning("Resumed the %s by drawing and dropping %d batches.", self._kind, taken)
+        if dropped:
+            _log.warning("Resumed the %s by drawing and dropping %d batches.", self._kind, len(dropped))
 
     def _start_passes(self, passes: int, saved: list[dict[str, str]]) -> None:
         """Starts the passes again, so that an order drawn from a random generator is the one of this pass."""

@@ -1,0 +1,305 @@
+"""Every warning of the library is silent on the nearest right program.
+
+`NEIGHBOURS` names, for each function that warns, the right program here that comes nearest to what it warns of. A warning is
+an error in these tests; what is logged is looked at by the fixture.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import logging
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import Stop, StopAt, mirrored
+
+import unisono
+from unisono import callbacks
+from unisono.callbacks.diagnosis.slow_training import slow_input_text, straggler_text
+from unisono.callbacks.places import check_launched_alone
+from unisono.compat import datasets
+from unisono.distribute import automatic
+from unisono.mixed_precision import hardware
+from unisono.trainer.inputs import make_source, worker_pipelines
+from unisono.trainer.run import rules_first
+
+ROOT = Path(unisono.trainer.__file__).parents[1]
+PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
+WARNING_CALLS = ("warn", "warning", "_warn")
+
+NEIGHBOURS = {
+    "fit to every limit": [
+        "trainer/inputs/calendar.py end_epoch",
+        "trainer/inputs/make_source.py make_source",
+        "trainer/run/fit_loop.py _cap",
+        "trainer/compile_checks.py _check_outputs",
+        "callbacks/stochastic_weight_averaging.py on_train_end",
+        "callbacks/profiler.py on_train_end",
+        "callbacks/profiler.py _end",
+        "callbacks/profile_end.py _end_of_tensorboard",
+        "callbacks/diagnosis/anomaly_report.py _explain",
+        "callbacks/diagnosis/slow_training.py on_train_batch_end",
+        "callbacks/model_checkpoint.py _wanted",
+        "compat/datasets.py _wait_for_ends",
+    ],
+    "workers at the limits of the diagnosis": [
+        "callbacks/diagnosis/slow_training.py on_epoch_end",
+        "callbacks/diagnosis/slow_training.py _warn",
+    ],
+    "resumed fit": [
+        "callbacks/backup/exactness.py warn_if_inexact",
+        "callbacks/backup/exactness.py warn_of_own_states",
+        "callbacks/backup/resuming.py warn_of_problems",
+        "callbacks/backup/backup_and_restore.py on_fit_exit",
+        "callbacks/backup/callback_state.py _set_csv_state",
+    ],
+    "inputs at the position they are at": [
+        "trainer/inputs/streams.py restore",
+        "trainer/inputs/datasets.py restore",
+    ],
+    "one pipeline made by two workers": ["trainer/inputs/worker_pipelines.py check_same_pipeline"],
+    "custom step on two replicas": [
+        "trainer/run/rules_first.py _look_at",
+        "trainer/step/find_rules.py _say_statistics",
+        "trainer/step/find_rules.py _could_not_look",
+        "trainer/step/find_rules.py _say_no_means",
+        "trainer/step/find_rules.py _all_rows",
+        "trainer/step/find_rules.py _not_joined",
+        "trainer/step/find_rules.py _warn",
+        "trainer/step/find_rules.py _fallback",
+    ],
+    "one process, devices of one kind": [
+        "callbacks/places.py check_launched_alone",
+        "distribute/automatic.py _warn_of_mixed_models",
+        "mixed_precision/policy.py _explain",
+        "mixed_precision/hardware.py warn_if_slow",
+    ],
+    "gradients for all that is trained": ["optimizers/checks.py with_gradients"],
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_logged(caplog):
+    caplog.set_level(logging.WARNING, "unisono")
+    yield
+    said = [each.getMessage() for each in caplog.get_records("call") if each.name.startswith("unisono")]
+    assert not said
+
+
+def arrays(rows=8):
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype("float32")
+    return x, x[:, :1].copy()
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices(arrays()).batch(2)
+
+
+def one_output(**compiled):
+    inputs = keras.Input((3,))
+    model = unisono.Model(inputs, keras.layers.Dense(1, name="only")(inputs))
+    model.compile(unisono.optimizers.SGD(0.01), "mse", **compiled)
+    return model
+
+
+def warning_functions():
+    """How often each function of the library calls what warns."""
+    found = collections.Counter()
+    for path in (each for package in PACKAGES for each in sorted((ROOT / package).rglob("*.py"))):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for each in ast.walk(function):
+                    called = getattr(each, "func", None)
+                    if isinstance(called, ast.Attribute) and called.attr in WARNING_CALLS:
+                        found[f"{path.relative_to(ROOT).as_posix()} {function.name}"] += 1
+    return set(found)
+
+
+def test_each_warning_has_a_right_program_next_to_it():
+    listed = [place for places in NEIGHBOURS.values() for place in places]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == warning_functions()
+
+
+def fit_to_every_limit(tmp_path, monkeypatch):
+    """As many batches as steps, the last step profiled, the last epoch averaged, as many compilations as allowed."""
+    model = one_output(metrics={"only": "mae"})
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        found = model.fit(
+            tf.data.Dataset.from_tensor_slices(arrays(5)).batch(2).repeat(2),
+            epochs=2,
+            steps_per_epoch=3,
+            verbose=0,
+            callbacks=[
+                callbacks.StochasticWeightAveraging(start_from_epoch=1),
+                callbacks.TensorBoard(tmp_path / "board", profile_batch=(1, 1)),
+                callbacks.Profiler(tmp_path / "profile", steps=(6, 6)),
+                callbacks.AnomalyReport(),
+                callbacks.Diagnosis(slow_input=1.0, straggler=1.0, compilations=2, least_seconds=0),
+                callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", keep_best=1),
+            ],
+        )
+        model.fit(*arrays(), batch_size=4, steps_per_epoch=2, shuffle="batch", verbose=0)
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+    assert len(found.epoch) == 2 and len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 1
+    datasets._wait_for_ends()
+
+
+def workers_at_the_limits_of_the_diagnosis(tmp_path, monkeypatch):
+    """A share that is the limit itself is not beyond it."""
+    worker = {"input": 1.0, "compute": 3.0, "callbacks": 0.0, "host": "a"}
+    late = {"input": 2.0, "compute": 2.0, "callbacks": 0.0, "host": "b"}
+    assert slow_input_text([worker], 0.25) == ""
+    assert straggler_text([worker, late], 0.25) == ""
+
+
+def resumed_fit(tmp_path, monkeypatch):
+    """A seeded pipeline and a seeded model, interrupted in the second epoch."""
+
+    def trained(*extra):
+        keras.utils.set_random_seed(4)
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        backup = callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1)
+        model.fit(batches().shuffle(4), epochs=2, verbose=0, callbacks=[backup, *extra])
+
+    logger = keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True)
+    with pytest.raises(Stop):
+        trained(logger, StopAt(6))
+    logger.csv_file.close()
+    trained(keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True))
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
+    """Before the first batch: nothing is drawn, and nothing is dropped."""
+    stream = [tuple(each) for each in batches().as_numpy_iterator()]
+    for make in (lambda: stream, lambda: iter(stream), lambda: batches().cache()):
+        state = make_source(make()).state()
+        source = make_source(make())
+        source.restore(state)
+        source.close()
+
+
+def one_pipeline_made_by_two_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_pipelines, "spans_workers", lambda strategy: True)
+    sent = []
+
+    def gather(mine, strategy):
+        sent.append(mine)
+        return sent
+
+    monkeypatch.setattr(worker_pipelines, "gather_json", gather)
+    for _ in range(2):
+        scaled = batches().map(lambda x, y: (2 * x, y), num_parallel_calls=2).prefetch(1)
+        worker_pipelines.check_same_pipeline(scaled, tf.distribute.get_strategy())
+    assert len(sent) == 2
+
+
+class RowByRow(keras.layers.Layer):
+    """A layer with code of its own that makes of each row what belongs to it; declares how its state is joined."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(
+            name="seen", initializer="zeros", trainable=False, aggregation="only_first_replica"
+        )
+
+    def call(self, x):
+        self.seen.assign(keras.ops.std(x))
+        return x / (1 + keras.ops.sum(x**2, axis=-1, keepdims=True))
+
+
+class Contrasting(unisono.Model):
+    """Compares the rows of all replicas, and has a log that is zero in the first of the steps in which rules are found."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = keras.Sequential(
+            [RowByRow(), keras.layers.Dense(3), keras.layers.BatchNormalization(synchronized=True)]
+        )
+        self.mean = keras.metrics.Mean("tracked")
+
+    def call(self, x, training=False):
+        return self.body(x, training=training)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            everyone = unisono.distribute.gather(outputs)
+            loss = keras.ops.mean((outputs - y) ** 2) + keras.ops.mean(
+                everyone @ keras.ops.transpose(everyone)
+            )
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        self.mean.update_state(keras.ops.mean(outputs, axis=-1))
+        return {"mean": keras.ops.mean(y), "sum": keras.ops.sum(y), "zero": keras.ops.mean(x[:, 0])}
+
+    def test_step(self, data):
+        return {"error": keras.ops.mean((self(data[0]) - data[1]) ** 2)}
+
+
+def custom_step_on_two_replicas(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules_first, "_MOST_BATCHES", 2)
+    x, y = arrays()
+    x[:4, 0] = 0.0
+    with mirrored(2).scope():
+        model = Contrasting()
+        model.compile("sgd")
+    model.fit(x, y, batch_size=4, shuffle=False, epochs=2, verbose=0)
+    model.evaluate(x, y, batch_size=4, verbose=0)
+
+
+def one_process_with_devices_of_one_kind(tmp_path, monkeypatch):
+    """Also under a batch script, which has the variables of a task that starts no other."""
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    check_launched_alone([], tf.distribute.get_strategy())
+    gpus = [tf.config.PhysicalDevice(f"gpu:{i}", "GPU") for i in range(2)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda gpu: {"device_name": "of one model"}
+    )
+    automatic._warn_of_mixed_models()
+    monkeypatch.setattr(hardware, "gpu_capabilities", lambda: [])
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(hardware, "_warned", set())
+    before = keras.config.dtype_policy()
+    try:
+        unisono.mixed_precision.set_global_policy("mixed_bfloat16")
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def gradients_for_all_that_is_trained(tmp_path, monkeypatch):
+    """A frozen layer has none; one whose gradients are zeros has some."""
+    model = one_output()
+    frozen = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3, trainable=False), model])
+    frozen.compile(unisono.optimizers.SGD(0.01), "mse")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(frozen(np.zeros((2, 3), "float32")))
+    frozen.optimizer.minimize(loss, frozen.trainable_variables, tape=tape)
+
+
+PROGRAMS = {
+    "fit to every limit": fit_to_every_limit,
+    "workers at the limits of the diagnosis": workers_at_the_limits_of_the_diagnosis,
+    "resumed fit": resumed_fit,
+    "inputs at the position they are at": inputs_at_the_position_they_are_at,
+    "one pipeline made by two workers": one_pipeline_made_by_two_workers,
+    "custom step on two replicas": custom_step_on_two_replicas,
+    "one process, devices of one kind": one_process_with_devices_of_one_kind,
+    "gradients for all that is trained": gradients_for_all_that_is_trained,
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_right_program_warns_of_nothing(name, tmp_path, monkeypatch):
+    PROGRAMS[name](tmp_path, monkeypatch)
