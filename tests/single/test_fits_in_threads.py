@@ -1,0 +1,161 @@
+"""Fits in several threads: each has the numbers that it has alone, wherever the threads take turns."""
+
+from __future__ import annotations
+
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+from helpers import mirrored
+
+import unisono
+
+ROWS, BATCH, EPOCHS = 12, 4, 2
+HANGS = 30.0  # seconds after which a turn that does not come is an error
+
+
+class Turns:
+    """Lets one of several programs run at a time, and the next one go on wherever one calls `next`."""
+
+    def __init__(self, names):
+        self._names, self._changed = list(names), threading.Condition()
+        self.taken = []
+
+    def next(self, name):
+        """Has each other program run up to its next call. A program that has ended takes no turns."""
+        with self._changed:
+            self.taken.append(name)
+            self._pass_on(name)
+            self._wait(name)
+
+    def run(self, name, program):
+        """`program()`, which begins in its first turn."""
+        with self._changed:
+            self._wait(name)
+        try:
+            return program()
+        finally:
+            with self._changed:
+                self._pass_on(name)
+                self._names.remove(name)
+
+    def _pass_on(self, name):
+        if self._names[0] == name:
+            self._names.append(self._names.pop(0))
+            self._changed.notify_all()
+
+    def _wait(self, name):
+        mine = self._changed.wait_for(lambda: self._names[0] == name, HANGS)
+        assert mine, f"{name} waits for {self._names[0]}"
+
+
+class Yields(keras.layers.Layer):
+    """A layer with code of its own, in the middle of which other programs run."""
+
+    def __init__(self, turn):
+        super().__init__()
+        self._turn = [turn]
+
+    def call(self, x):
+        self._turn[0]()
+        y = keras.ops.tanh(x)
+        self._turn[0]()
+        return y
+
+
+class Largest(keras.metrics.Metric):
+    """A metric that is no sum over the rows."""
+
+    def __init__(self, turn):
+        super().__init__(name="largest")
+        self._turn = [turn]
+        self.value_seen = self.add_variable((), "zeros", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self._turn[0]()
+        self.value_seen.assign(keras.ops.maximum(self.value_seen, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.value_seen + 0.0
+
+
+class AtEachHook(keras.callbacks.Callback):
+    """Has the other programs run between steps."""
+
+    def __init__(self, turn):
+        super().__init__()
+        self._turn = turn
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._turn()
+
+    on_epoch_begin = on_train_batch_begin = on_train_batch_end
+
+
+def program(kind, seed, turn):
+    """A function that fits a model made here: gives the weights and the history."""
+
+    def spread(outputs):
+        turn()
+        return 0.01 * tf.reduce_max(tf.abs(outputs))
+
+    def loss(y, p):
+        turn()
+        return keras.ops.mean((y - p) ** 2, axis=-1)
+
+    with (mirrored(2) if kind == "two replicas" else tf.distribute.get_strategy()).scope():
+        model = (keras if kind == "plain Keras" else unisono).Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(4, kernel_initializer=keras.initializers.GlorotUniform(seed)),
+                Yields(turn),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3, seed=seed),
+                keras.layers.Dense(
+                    1,
+                    activity_regularizer=spread,
+                    kernel_initializer=keras.initializers.GlorotUniform(seed + 1),
+                ),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.05), loss, metrics=["mae", Largest(turn)])
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(2, ROWS, 3)).astype("float32")
+    y = y[:, :1]
+
+    def fit():
+        given = {"batch_size": BATCH, "epochs": EPOCHS, "verbose": 0, "shuffle": False}
+        history = model.fit(x, y, callbacks=[AtEachHook(turn)], **given)
+        return model.get_weights(), history.history
+
+    return fit
+
+
+KINDS = ("two replicas", "one device", "plain Keras")
+
+
+def test_fits_in_three_threads_have_the_numbers_that_each_has_alone():
+    """Two models of Unisono, one of plain Keras; they take turns in layers, losses, metrics, regularizers and callbacks."""
+    alone = {kind: program(kind, seed, lambda: None)() for seed, kind in enumerate(KINDS)}
+    turns, found, errors = Turns(KINDS), {}, {}
+
+    def run(seed, kind):
+        try:
+            found[kind] = turns.run(kind, lambda: program(kind, seed, lambda: turns.next(kind))())
+        except BaseException as error:
+            errors[kind] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(KINDS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors.values():
+        raise error
+    switches = sum(first != second for first, second in zip(turns.taken, turns.taken[1:]))
+    assert switches > 20
+    for kind in KINDS:
+        for one, other in zip(alone[kind][0], found[kind][0], strict=True):
+            np.testing.assert_array_equal(one, other, kind)
+        assert alone[kind][1] == found[kind][1], kind
