@@ -15,6 +15,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from .functional import graph_of, nodes_in_order
+from .shared_change import shared_attribute
 
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
@@ -159,18 +160,11 @@ def without_layer_losses(model: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def statistics_of_all_rows(layers: Iterable[Any]) -> Iterator[None]:
     """Within it each `BatchNormalization` among `layers` is a synchronized one."""
-    found = [
-        layer
-        for layer in layers
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-    ]
-    for layer in found:
-        object.__setattr__(layer, "synchronized", True)
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                stack.enter_context(shared_attribute(layer, "synchronized", lambda _: True))
         yield
-    finally:
-        for layer in found:
-            object.__setattr__(layer, "synchronized", False)
 
 
 @contextlib.contextmanager

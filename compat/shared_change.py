@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 
 def shared_change(
@@ -35,3 +36,36 @@ def shared_change(
                     undo()
 
     return made
+
+
+_ABSENT = object()
+_attributes_lock = threading.Lock()
+_attributes: dict[tuple[int, str], list[Any]] = {}  # how many are inside, and what was there before
+
+
+@contextlib.contextmanager
+def shared_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, the attribute of an object is `make` of what it was; that of the first who is inside serves all threads.
+
+    Args:
+        owner: the object; its attribute is set past Keras' tracking.
+        name: of the attribute.
+        make: a function of the present value, such as a method of the class.
+    """
+    key = id(owner), name
+    with _attributes_lock:
+        if key not in _attributes:
+            _attributes[key] = [0, vars(owner).get(name, _ABSENT)]
+            object.__setattr__(owner, name, make(getattr(owner, name)))
+        _attributes[key][0] += 1
+    try:
+        yield
+    finally:
+        with _attributes_lock:
+            _attributes[key][0] -= 1
+            if not _attributes[key][0]:
+                _, before = _attributes.pop(key)
+                if before is _ABSENT:
+                    object.__delattr__(owner, name)
+                else:
+                    object.__setattr__(owner, name, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import keras
@@ -10,6 +11,9 @@ import tensorflow as tf
 from helpers import mirrored
 
 import unisono
+from unisono.compat.layers import statistics_of_all_rows
+from unisono.trainer.step.global_metrics import metrics_of
+from unisono.trainer.step.global_regularizers import whole_batch_values
 
 ROWS, BATCH, EPOCHS = 12, 4, 2
 HANGS = 30.0  # seconds after which a turn that does not come is an error
@@ -159,3 +163,32 @@ def test_fits_in_three_threads_have_the_numbers_that_each_has_alone():
         for one, other in zip(alone[kind][0], found[kind][0], strict=True):
             np.testing.assert_array_equal(one, other, kind)
         assert alone[kind][1] == found[kind][1], kind
+
+
+def test_steps_of_one_model_that_are_traced_in_two_threads_end_in_any_order():
+    """What a step puts in place of methods stays until the last one ends, and is gone then."""
+
+    def spread(outputs):
+        return tf.reduce_max(tf.abs(outputs))
+
+    normalization = keras.layers.BatchNormalization()
+    model = unisono.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1, activity_regularizer=spread), normalization]
+    )
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.evaluate(np.zeros((2, 3)), np.zeros((2, 1)), verbose=0)
+    owners = [*model.metrics, *metrics_of(model), *model.layers]
+    before = [dict(vars(owner)) for owner in owners]
+
+    def step():
+        stack = contextlib.ExitStack()
+        stack.enter_context(whole_batch_values(model, several=True, with_results=True))
+        stack.enter_context(statistics_of_all_rows(model.layers))
+        return stack
+
+    first, second = step(), step()
+    inside = [dict(vars(owner)) for owner in owners]
+    first.close()
+    assert [dict(vars(owner)) for owner in owners] == inside != before and normalization.synchronized
+    second.close()
+    assert [dict(vars(owner)) for owner in owners] == before

@@ -16,6 +16,7 @@ So an update leaves in each replica's copy what belongs there; it is noted as se
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
+from ...compat.shared_change import shared_attribute
 from ...compat.training import CompileMetrics, Mean, MetricsList, Sum, held_metrics
 from ...compat.variables import raw_value, stateless_scope
 from ...distribute.collectives import refuse_collective
@@ -66,19 +68,15 @@ def exact_updates(metrics: list[Any], loss_metrics: list[Any], with_results: boo
 
     Context: cross-replica, around `strategy.run`; the updates happen in replica context.
     """
-    leaves = leaf_metrics(metrics)
-    for metric in leaves:
-        by_rows = any(metric is other for other in loss_metrics)
-        object.__setattr__(metric, "update_state", _exact_update(metric, metric.update_state, by_rows))
-        if with_results:
-            object.__setattr__(metric, "result", _exact_result(metric, metric.result))
-    try:
-        yield
-    finally:
-        for metric in leaves:
-            object.__delattr__(metric, "update_state")
+    with contextlib.ExitStack() as stack:
+        for metric in leaf_metrics(metrics):
+            by_rows = any(metric is other for other in loss_metrics)
+            update = functools.partial(_exact_update, metric, by_rows=by_rows)
+            stack.enter_context(shared_attribute(metric, "update_state", update))
             if with_results:
-                object.__delattr__(metric, "result")
+                result = functools.partial(_exact_result, metric)
+                stack.enter_context(shared_attribute(metric, "result", result))
+        yield
 
 
 def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
+from ...compat.shared_change import shared_attribute
 from ...compat.training import compiled_loss
 from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
@@ -52,15 +53,11 @@ def exact_regularizers(model: TrainedModel) -> Iterator[None]:
 
     Context: cross-replica, around `strategy.run`; the regularizers are called in replica context.
     """
-    layers = [layer for layer in layers_of(model) if _looks_at_all_rows(layer.activity_regularizer)]
-    originals = [layer.activity_regularizer for layer in layers]
-    for layer, original in zip(layers, originals):
-        object.__setattr__(layer, "activity_regularizer", _on_all_rows(original))
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            if _looks_at_all_rows(layer.activity_regularizer):
+                stack.enter_context(shared_attribute(layer, "activity_regularizer", _on_all_rows))
         yield
-    finally:
-        for layer, original in zip(layers, originals):
-            object.__setattr__(layer, "activity_regularizer", original)
 
 
 def _looks_at_all_rows(regularizer: Any) -> bool:
