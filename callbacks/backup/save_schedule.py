@@ -38,7 +38,8 @@ class SaveSchedule:
         if or_never and save_freq is False:
             return cls("never")
         try:
-            steps = 0 if isinstance(save_freq, bool) else operator.index(save_freq)
+            given: Any = save_freq
+            steps = 0 if isinstance(given, bool) else operator.index(given)
         except TypeError:
             steps = 0
         if steps >= 1:

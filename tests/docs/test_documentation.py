@@ -108,9 +108,7 @@ def test_every_page_is_in_the_navigation():
 def test_site_builds_strictly(tmp_path):
     pytest.importorskip("material", reason="needs mkdocs-material: pip install '.[docs]'")
     pytest.importorskip("mkdocstrings", reason="needs mkdocstrings: pip install '.[docs]'")
-    run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT, 240
-    )
+    run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT)
     assert "Unisono" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     reference = (tmp_path / "site" / "reference" / "models" / "index.html").read_text(encoding="utf-8")
     assert 'id="unisono.Model.fit"' in reference
