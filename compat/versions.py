@@ -73,7 +73,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets",
     f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_collective_keys _collective_ops _devices",
     f"{_DISTRIBUTE}.cross_device_utils:CollectiveKeys": "_instance_key_table",
-    f"{_DISTRIBUTE}.values:DistributedVariable": "_primary",
+    f"{_DISTRIBUTE}.values:DistributedVariable": "_distributed_container _primary",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_config _handle _rng",
@@ -84,8 +84,9 @@ ATTRIBUTES = {
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
     "tensorflow.python.framework.type_spec:BatchableTypeSpec": "_batch",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
-    "tensorflow.python.framework.ops:Graph": "_attr_scope_map _colocation_stack "
-    "_control_dependencies_stack _create_op_internal _device_function_stack _get_control_flow_context _get_function",
+    "tensorflow.python.framework.ops:Graph": "_add_function_recursive _attr_scope_map _colocation_stack "
+    "_control_dependencies_stack _create_op_internal _device_function_stack _distribution_strategy_stack "
+    "_get_control_flow_context _get_function",
     "tensorflow.python.framework.ops:Operation": "_add_control_input _add_control_inputs _clear_attr _id "
     "_is_stateful _remove_all_control_inputs _set_device _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",

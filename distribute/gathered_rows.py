@@ -215,6 +215,14 @@ def _rows_of_all(value: Any, step: StepContext) -> Any:
     return tf.ensure_shape(result, [None, *value.shape[1:]])
 
 
+def samples_of_all(value: tf.Tensor) -> tf.Tensor:
+    """The tensors of all replicas, in order, one after another along axis 0. Context: replica, inside a step."""
+    step = this_step()
+    if not value.shape.is_fully_defined() or not isinstance(step.rows, int):
+        step.shapes_vary = True
+    return tf.ensure_shape(_all_gather(value), [None, *value.shape[1:]])
+
+
 # What collectives carry; other numbers travel as one of these that holds them.
 _CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 

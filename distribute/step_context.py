@@ -90,6 +90,10 @@ WEIGHTED = "weighted"
 """In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
 
 
+NOT_AGGREGATED = "not aggregated"
+"""In the notes of a step whose gradients are taken: the error for code that aggregates them itself."""
+
+
 class Observer(Protocol):
     """Stands in for the other replicas in a step that is only looked at (`trainer/step/find_rules.py`).
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from ...compat.edges import graph_of_replica
 from ...distribute.join_rules import SAME, numbered
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
-from ...distribute.step_context import current_step
+from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import checks
 from ..call_options import CallOptions, current_options
 from .carried_errors import carry_on, with_errors
@@ -61,8 +61,8 @@ def aggregate_alone(
     on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None
     if taken and not on_replica:  # the step is traced for its variables alone
         return list(grads_and_vars)
-    if taken and observer is None:
-        raise ValueError(
+    if step is not None and taken and observer is None:
+        raise step.notes.get(NOT_AGGREGATED) or ValueError(
             "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
             "give what changes the gradients to the optimizer, as `gradient_transformers`."
         )

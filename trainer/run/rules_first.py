@@ -10,11 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import graph_function
 from ...distribute.join_rules import JoinRules
 from ...distribute.workers.agreement import gather_json
-from ..inputs.rows import batch_spec
-from ..inputs.source import Chunk
+from ..inputs.source import Chunk, spec_of_batches
 from ..step.find_rules import RuleFinder
 
 _MOST_BATCHES = 200  # that are looked at one by one
@@ -52,7 +50,7 @@ class RulesFirst:
         """
         if self._finder is not None and not self._traced and chunk.steps:
             self._traced = True
-            if not self._finder.anything_to_join(_spec_of(chunk)):
+            if not self._finder.anything_to_join(spec_of_batches(chunk)):
                 self._finder = None
             else:
                 self._take(self.plan.get("rules", {}))
@@ -119,19 +117,6 @@ class RulesFirst:
         ended = any(over for over, _ in everyone)
         if not finder.answers.not_shown() or ended or self._looked == _MOST_BATCHES:
             self._finder = None
-
-
-def _spec_of(chunk: Chunk) -> Any:
-    """The nest of `tf.TypeSpec` of the chunk's batches; nothing is drawn from an iterator."""
-    found: list[Any] = []
-
-    def read(inputs: Any) -> tf.Tensor:
-        batch = chunk.reader(inputs, tf.constant(0))
-        found.append(batch_spec(batch.get_value() if chunk.open_ended else batch))
-        return tf.constant(0)
-
-    graph_function(read).get_concrete_function(chunk.inputs if chunk.signature is None else chunk.signature)
-    return found[0]
 
 
 def _value(chunk: Chunk, drawn: Any) -> Any:

@@ -27,6 +27,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.calls_on_host import CallsOnHost
 from ..inputs.checks import check_rows, refuse_unequal_parts
 from ..inputs.source import Chunk
+from ..partition.step_partition import StepPartition
 from ..step.global_regularizers import whole_batch_values
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, replica_step
@@ -61,7 +62,10 @@ class StepFunction:
         recorder: what keeps the logs of each step for callbacks; None where none wants them. See `told_steps`.
         reached_steps: int32 variable; the steps of the last call that had been run before an error, or UNKNOWN.
         carried: the logs that loops carry.
+        partitions_steps: whether steps with user code are partitioned (design 0026): not yet, outside of tests.
     """
+
+    partitions_steps = False
 
     def __init__(self, model: TrainedModel, training: bool, step_fn: Callable[[Any], Any]) -> None:
         self.model, self.training, self._step_fn = model, training, step_fn
@@ -76,6 +80,7 @@ class StepFunction:
         self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
         self._rules: RulesFirst | None = None
+        self._partition = StepPartition(model, training, step_fn)
         self._device = ""
         self._is_large: bool | None = None
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
@@ -124,6 +129,8 @@ class StepFunction:
 
     def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
         """The chunk, or parts of it while the rules of the steps are found."""
+        if self.partitions_steps and self._partition.takes(chunk):
+            return iter([chunk])
         if self._rules is None:
             self._rules = RulesFirst(self.model, "train_step" if self.training else "test_step")
         self._rules.note(self.plan)
@@ -264,18 +271,21 @@ class StepFunction:
         elif worker_rows is not None:
             after = [*after, *refuse_unequal_parts(batch)]
         rules = JoinRules() if self._rules is None else self._rules.rules
+        traced = self._partition.of(batch) if self.partitions_steps else None
         slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, rules=rules)
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
-        tracing.rules = rules
+        tracing.rules, tracing.partitioned = rules, traced is not None
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
         with effects() as made, whole_batch_values(model, several=not self.alone, with_results=own_logs):
-            on_replica = functools.partial(replica_step, model, self._step_fn, slices, tracing)
+            on_replica = functools.partial(replica_step, model, traced or self._step_fn, slices, tracing)
             logs: Any = strategy.run(on_replica, (slices.parts,))
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary
-        if not self.alone:
+        if traced is not None:
+            logs = tf.nest.map_structure(lambda log: strategy.experimental_local_results(log)[0], logs)
+        elif not self.alone:
             logs = keras.tree.pack_sequence_as(logs, sums_of_replicas(strategy, keras.tree.flatten(logs)))
         if self.recorder is not None:
             with tf.control_dependencies(made):

@@ -54,6 +54,7 @@ class Tracing:
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
         enter_thread: called first on each replica, which may have a thread of its own.
         rules: see `StepContext`.
+        partitioned: whether the logs that the step returns are those of the global batch.
         calls: see `StepContext`.
         shapes_vary: bool; set while tracing, see `StepContext`.
     """
@@ -65,6 +66,7 @@ class Tracing:
     after: Sequence[Any] = ()
     enter_thread: Callable[[], None] | None = None
     rules: JoinRules = dataclasses.field(default_factory=JoinRules)
+    partitioned: bool = False
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
 
@@ -80,13 +82,15 @@ def replica_step(
 
     Args:
         model: the model.
-        step_fn: `model.train_step`, or what takes its place; gets what Keras gives it (see `inputs/structure.py`).
+        step_fn: `model.train_step`, or what takes its place; gets what Keras gives it (see `inputs/structure.py`). Or
+            a partitioned step.
         slices: of the global batch.
         tracing: how the step is traced.
         parts: `slices.parts` on this replica.
 
     Returns:
-        The step's own logs, each weighted with this replica's share: their sum over replicas is the log.
+        The step's own logs, each weighted with this replica's share: their sum over replicas is the log. Those of a
+        partitioned step as they are.
     """
     if tracing.enter_thread is not None:
         tracing.enter_thread()
@@ -107,6 +111,8 @@ def replica_step(
                 logs = step_fn(data)
             make_writes(writes.items(), step, variable_ids(metrics_of(model)))
         tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary or slices.shapes_vary
+        if tracing.partitioned:
+            return logs
         if not tracing.own_logs:
             return {}
         return part_of_logs(checked_logs(logs, getattr(step_fn, "__name__", "train_step")), step)

@@ -1,0 +1,208 @@
+"""Tracing a step as the program of one device, and copying its operations into the graphs of replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util_v2
+from tensorflow.python.ops.handle_data_util import copy_handle_data
+from tensorflow.python.saved_model import save_context
+
+_LEFT_OUT = (
+    "_class",
+    "_gradient_op_type",
+)  # of other operations of the traced graph; of a backward pass that is traced
+
+
+_BETWEEN_SEEDS = 1_000_003
+_numbers = itertools.count()
+
+
+def traced_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], name: str = "step") -> Any:
+    """The graph of `fn(*tensors)` as the default strategy traces it: of each distributed variable the first copy is read.
+
+    Args:
+        fn: called once with placeholders; returns a list of tensors.
+        specs: of the tensors.
+        name: of the graph.
+
+    Returns:
+        A `FuncGraph` whose `inputs` begin with the placeholders and whose `outputs` are what `fn` returned.
+    """
+    with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
+        graph: Any = tf.__internal__.FuncGraph(name)
+    graph._distribution_strategy_stack = []
+    none = tf.saved_model.SaveOptions(
+        experimental_variable_policy=tf.saved_model.experimental.VariablePolicy.NONE
+    )
+    with save_context.save_context(none), graph.as_default(), graph.control_dependencies(None):
+        inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+        graph.inputs.extend(inputs)
+        outputs = fn(*inputs)
+        graph.outputs = [graph.capture(tensor) for tensor in outputs]
+    return graph
+
+
+def inner_graph(op: tf.Operation, attribute: str) -> Any:
+    """The `FuncGraph` of the function that an attribute of an operation names; None where it is not known."""
+    found: Any = op.graph._get_function(op.get_attr(attribute).name)
+    return getattr(found, "graph", None)
+
+
+def body_of(op: tf.Operation) -> str:
+    """The name of the function that is the body of a loop; empty where an operation is none."""
+    return op.get_attr("body").name if "body" in op.node_def.attr else ""
+
+
+def distributed_variable(captured: Any) -> Any:
+    """The variable of which a graph has captured the first copy; None for anything else."""
+    container = getattr(captured, "_distributed_container", None)
+    return container() if container is not None else None
+
+
+def on_replica(captured: Any, replica: int) -> Any:
+    """What a graph has captured of the first copy of a variable, on another replica of this worker."""
+    variable = distributed_variable(captured)
+    return captured if variable is None else variable.values[replica].handle
+
+
+def copied_into_graph(
+    op: tf.Operation,
+    inputs: Sequence[Any],
+    functions: dict[str, str],
+    controls: Sequence[Any] = (),
+    seed: int = 0,
+    changed: Mapping[str, Sequence[int]] | None = None,
+) -> Any:
+    """A copy of an operation in the current graph.
+
+    Args:
+        op: of any graph.
+        inputs: of the copy; a branch or a loop may be given scalars beside those of the operation.
+        functions: the names of functions that take the place of others that the operation names.
+        controls: operations that have to run before.
+        seed: is added to the seed of an operation that draws random numbers.
+        changed: attributes, lists of int, that are not those of `op`.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    attributes = {key: value for key, value in op.node_def.attr.items() if key not in _LEFT_OUT}
+    for key, value in attributes.items():
+        if value.HasField("func") or value.list.func:
+            attributes[key] = value = type(value).FromString(value.SerializeToString())
+            for each in [value.func] if value.HasField("func") else value.list.func:
+                _take_function(graph, op.graph, each, functions)
+    if seed and "seed2" in attributes and (attributes["seed"].i or attributes["seed2"].i):
+        attributes["seed2"] = tf.compat.v1.AttrValue(i=attributes["seed2"].i + _BETWEEN_SEEDS * seed)
+    for key, numbers in (changed or {}).items():
+        attributes[key] = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=numbers))
+    outputs = [tensor.dtype for tensor in op.outputs]
+    more = [tensor.dtype for tensor in inputs[len(op.inputs) :]]
+    is_loop = "T" in attributes
+    for name in (("T", "output_shapes") if is_loop else ("Tin",)) if more else ():
+        _append(attributes, name, more)
+    with graph.control_dependencies(list(controls)):
+        return graph._create_op_internal(
+            op.type,
+            list(inputs),
+            [*outputs, *(more if is_loop else [])],
+            name=op.name.rpartition("/")[2].lstrip("_") or op.type,
+            attrs=attributes,
+        )
+
+
+def _append(attributes: dict[str, Any], name: str, dtypes: Sequence[tf.DType]) -> None:
+    """Lets a branch or a loop take scalars beside its inputs; a loop hands them on."""
+    if name not in attributes:
+        return
+    value = attributes[name] = type(attributes[name]).FromString(attributes[name].SerializeToString())
+    if name != "output_shapes":
+        value.list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
+    elif value.list.shape:
+        for _ in dtypes:
+            value.list.shape.add()
+
+
+def _take_function(graph: Any, source: Any, named: Any, functions: dict[str, str]) -> None:
+    if named.name in functions:
+        named.name = functions[named.name]
+    elif graph._get_function(named.name) is None:
+        graph._add_function_recursive(source._get_function(named.name))
+
+
+def new_function(
+    name: str,
+    like: Any,
+    build: Callable[[list[Any]], list[Any]],
+    shapes: Sequence[Any],
+    arguments: Sequence[Any],
+) -> str:
+    """Makes a function for a branch or a loop in the current graph; returns its name.
+
+    Args:
+        name: of it; made unique.
+        like: the `FuncGraph` that it takes the place of.
+        build: called with the inputs; returns the outputs.
+        shapes: of the inputs.
+        arguments: what it will be called with first, scalars beside the inputs of `like` included.
+    """
+    graph: Any = tf.__internal__.FuncGraph(f"{name}_{next(_numbers)}")
+    with graph.as_default():
+        inputs = []
+        for tensor, shape, argument in zip(like.inputs, shapes, arguments):
+            made = tf.compat.v1.placeholder(tensor.dtype, shape)
+            if tensor.dtype == tf.resource:
+                copy_handle_data(argument, made)
+            inputs.append(made)
+        inputs += [tf.compat.v1.placeholder(t.dtype, t.shape) for t in arguments[len(like.inputs) :]]
+        graph.inputs = inputs
+        outputs = build(inputs)
+        graph.outputs = [tf.identity(t) if any(t is i for i in inputs) else t for t in outputs]
+        graph.control_outputs = [
+            op for op in graph.get_operations() if op.op_def.is_stateful and not op.outputs
+        ]
+    return control_flow_util_v2.create_new_tf_function(graph)
+
+
+def with_static_shapes(graph: Any, shapes: Sequence[Sequence[int | None] | None]) -> dict[str, Any]:
+    """The shapes of all tensors of a graph, as TensorFlow infers them where its inputs have these.
+
+    Args:
+        graph: a `FuncGraph`.
+        shapes: of its inputs, captures included.
+
+    Returns:
+        Name of the tensor -> `TensorShape`.
+    """
+    scratch = tf.Graph()
+    with scratch.as_default():
+        given = {}
+        for tensor, shape in zip(graph.inputs, shapes):
+            placeholder = tf.compat.v1.placeholder(tensor.dtype, shape)
+            copy_handle_data(tensor, placeholder)
+            given[tensor.name] = placeholder
+        definition = graph.as_graph_def()
+        for node in definition.node:
+            node.attr.pop("_class", None)  # can name operations of other graphs
+        tf.graph_util.import_graph_def(definition, input_map=given, name="")
+        found = {tensor.name: tensor.shape for op in scratch.get_operations() for tensor in op.outputs}
+    found |= {tensor.name: given[tensor.name].shape for tensor in graph.inputs}
+    return found
+
+
+def constant_of(op: tf.Operation) -> np.ndarray:
+    """The value of a `Const` operation."""
+    return tf.make_ndarray(op.get_attr("value"))
+
+
+def subgraphs(op: tf.Operation) -> Iterator[tuple[str, Any]]:
+    """The functions that an operation names: their names and graphs."""
+    for key in sorted(op.node_def.attr):
+        value = op.node_def.attr[key]
+        for each in [value.func] if value.HasField("func") else value.list.func:
+            found: Any = op.graph._get_function(each.name)
+            if hasattr(found, "graph"):
+                yield each.name, found.graph

@@ -1,0 +1,113 @@
+"""A function of a batch, partitioned and run as several replicas in one graph; and on one device."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from unisono.compat.one_device import traced_on_one_device
+from unisono.trainer.partition.conversions import Replica, Request
+from unisono.trainer.partition.labels import REPLICATED
+from unisono.trainer.partition.partition import partitioned
+from unisono.trainer.partition.rebuild import rebuilt
+
+UNEVEN = ((3, 4), (5, 2), (2, 3, 2), (6, 0, 1))
+
+
+class Parts:
+    """Args: `fn(*tensors)`, a nest of tensors; `batch`: arrays with samples along axis 0."""
+
+    def __init__(self, fn, *batch):
+        self.batch = [np.asarray(each) for each in batch]
+        self.fn, self.structure = fn, None
+        specs = [
+            tf.TensorSpec([None, *each.shape[1:]] if each.ndim else [], each.dtype) for each in self.batch
+        ]
+
+        def flat(*tensors):
+            found = fn(*tensors)
+            self.structure = found
+            return [tf.convert_to_tensor(t) for t in tf.nest.flatten(found)]
+
+        self.graph = traced_on_one_device(flat, specs)
+        count = len(self.graph.outputs)
+        self.program = partitioned(self.graph, len(specs), [None] * count, lambda handle: False)
+        self.labels = [self.program.values[number].label for number in self.program.outputs]
+        self.program = partitioned(self.graph, len(specs), [REPLICATED] * count, lambda handle: False)
+
+    def on_one_device(self):
+        return [
+            t.numpy()
+            for t in tf.nest.flatten(tf.function(self.fn, autograph=False)(*map(tf.constant, self.batch)))
+        ]
+
+    def on_replicas(self, samples, known=True):
+        """The outputs of each replica.
+
+        Args:
+            samples: how many each has.
+            known: whether that is known while tracing.
+        """
+        total, starts = sum(samples), np.cumsum([0, *samples])
+
+        @tf.function(autograph=False)
+        def run(*tensors):
+            replicas, runs = [], []
+            for number, count in enumerate(samples):
+                held, start = max(1, count), int(starts[number])
+                numbers = count, held, total, start
+                if not known:
+                    numbers = [tf.raw_ops.PlaceholderWithDefault(input=each, shape=[]) for each in numbers]
+                replica = Replica(number, *numbers)
+                begin = min(start, total - held)
+                mine = [t[begin : begin + held] if t.shape.rank else t for t in tensors]
+                replicas.append(replica)
+                runs.append(rebuilt(self.program, mine, replica))
+            return _together(runs)
+
+        return [[t.numpy() for t in each] for each in run(*map(tf.constant, self.batch))]
+
+    def check(self, parts=UNEVEN, tolerance=1e-12):
+        """Asserts that replicas give what one device gives, and one another bit for bit."""
+        whole = self.on_one_device()
+        for samples in parts:
+            assert sum(samples) == len(self.batch[0])
+            found = self.on_replicas(samples, known=samples != parts[-1])
+            for number, (expected, *copies) in enumerate(zip(whole, *found)):
+                for copy in copies:
+                    np.testing.assert_array_equal(copy, copies[0])
+                    assert copy.shape == expected.shape, (number, copy.shape, expected.shape)
+                    if expected.dtype.kind in "fc":
+                        np.testing.assert_allclose(copy, expected, rtol=tolerance, atol=tolerance)
+                    else:
+                        np.testing.assert_array_equal(copy, expected)
+        return self
+
+    @property
+    def collectives(self):
+        return len(self.program.collectives())
+
+
+def _together(runs):
+    sent = [None] * len(runs)
+    while True:
+        asked, done = [], []
+        for run, value in zip(runs, sent):
+            try:
+                asked.append(run.send(value))
+            except StopIteration as end:
+                done.append(end.value)
+        if done:
+            assert not asked
+            return done
+        sent = [[] for _ in runs]
+        for requests in zip(*asked):
+            answer = _answer(requests)
+            for each in sent:
+                each.append(answer)
+
+
+def _answer(requests: tuple[Request, ...]):
+    tensors = [request.tensor for request in requests]
+    axis = requests[0].axis
+    return tf.add_n(tensors) if axis is None else tf.concat(tensors, axis)

@@ -1,0 +1,321 @@
+"""Small functions of a batch, one or more for each rule: what must come out whole, from uneven parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+_R = np.random.default_rng(0)
+X, Y, S = _R.normal(size=(7, 4)), _R.integers(0, 3, 7), _R.normal(size=(7, 5, 3))
+IMAGES = _R.normal(size=(7, 6, 6, 2))
+W, V = tf.constant(_R.normal(size=(4, 3))), tf.constant(_R.normal(size=(3, 4)))
+KERNEL = tf.constant(_R.normal(size=(3, 3, 2, 2)))
+mean, total = tf.reduce_mean, tf.reduce_sum
+
+
+def with_gradient(loss_of):
+    """The loss and its gradient with respect to `W`."""
+
+    def fn(*batch):
+        w = tf.identity(W)
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            loss = loss_of(w, *batch)
+        return [loss, tape.gradient(loss, w)]
+
+    return fn
+
+
+def _contrastive(w, x):
+    z = tf.math.l2_normalize(tf.concat([x @ w, tf.sin(x) @ w], 0), -1)
+    n = tf.shape(x)[0]
+    logits = z @ tf.transpose(z) - 1e9 * tf.eye(2 * n, dtype=z.dtype)
+    return mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(tf.concat([tf.range(n) + n, tf.range(n)], 0), logits)
+    )
+
+
+def _gradient_penalty(w, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        out = total(tf.tanh(x @ w), 1)
+    return mean((tf.sqrt(total(tape.gradient(out, x) ** 2, 1)) - 1) ** 2)
+
+
+def _jacobian(w, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        out = tf.tanh(x @ w)
+    return mean(tape.batch_jacobian(out, x) ** 2)
+
+
+def _convolution(x):
+    kernel = tf.identity(KERNEL)
+    with tf.GradientTape() as tape:
+        tape.watch([kernel, x])
+        z = tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), W[0, :2])
+        z = tf.nn.avg_pool2d(tf.nn.max_pool2d(tf.nn.relu(z), 2, 2, "VALID"), 2, 1, "VALID")
+        loss = mean(z**2)
+    return [loss, *tape.gradient(loss, [kernel, x])]
+
+
+def _experts(w, x):
+    best = tf.one_hot(tf.argmax(x @ w, -1), 3, dtype=x.dtype)
+    places = tf.cumsum(best, 0) * best
+    balance = total(mean(best, 0) * mean(tf.nn.softmax(x @ w), 0))
+    return balance + mean(tf.cast(places <= 2, x.dtype) * (x @ w))
+
+
+PROGRAMS = {
+    "mean": (lambda x: mean(x), X),
+    "sum": (with_gradient(lambda w, x: total(x @ w)), X),
+    "mean and sum": (with_gradient(lambda w, x: mean(x @ w) + 1e-6 * total((x @ w) ** 2)), X),
+    "cross-entropy": (
+        with_gradient(lambda w, x, y: mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ w))),
+        X,
+        Y,
+    ),
+    "dense cross-entropy": (
+        with_gradient(
+            lambda w, x, y: mean(
+                tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(y, 3, dtype=x.dtype), x @ w)
+            )
+        ),
+        X,
+        Y,
+    ),
+    "variance": (with_gradient(lambda w, x: mean(x @ w) + 1e-6 * total(tf.math.reduce_variance(x @ w, 0))), X),
+    "covariance": (
+        with_gradient(
+            lambda w, x: total(
+                tf.matmul(z := x @ w - mean(x @ w, 0), z, transpose_a=True)
+                / (tf.cast(tf.shape(x)[0], x.dtype) - 1)
+            )
+        ),
+        X,
+    ),
+    "contrastive": (with_gradient(_contrastive), X),
+    "pairs": (
+        with_gradient(lambda w, x: mean(total(((x @ w)[:, None] - (x @ w)[None]) ** 2, -1))),
+        X,
+    ),
+    "maximum": (with_gradient(lambda w, x: tf.reduce_max(x @ w) - tf.reduce_min(-(x @ w))), X),
+    "any and all": (
+        lambda x: [tf.reduce_any(x > 2.0), tf.reduce_all(x > -9.0), tf.reduce_prod(x), tf.norm(x)],
+        X,
+    ),
+    "minimum of two maxima": (lambda x: tf.maximum(tf.reduce_max(x, 0), tf.reduce_max(tf.sin(x), 0)), X),
+    "ratio": (
+        with_gradient(
+            lambda w, x: total(tf.where(x[:, :1] > 0, x @ w, 0.0)) / total(tf.cast(x[:, :1] > 0, x.dtype))
+        ),
+        X,
+    ),
+    "mean of chosen samples": (with_gradient(lambda w, x: mean(tf.boolean_mask(x @ w, x[:, 0] > 0) ** 2)), X),
+    "entropy": (
+        with_gradient(lambda w, x: -total((p := mean(tf.nn.softmax(x @ w), 0)) * tf.math.log(p))),
+        X,
+    ),
+    "branch": (
+        with_gradient(
+            lambda w, x: tf.cond(mean(x) > 0, lambda: mean(x @ w), lambda: mean((x @ w) ** 2))
+        ),
+        X,
+    ),
+    "loop": (
+        with_gradient(
+            lambda w, x: mean(
+                tf.while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, 1.5 * tf.tanh(z)), [0, x @ w])[1] ** 2
+            )
+        ),
+        X,
+    ),
+    "loop that adds up samples": (
+        lambda s: tf.while_loop(
+            lambda i, a: i < 5, lambda i, a: (i + 1, a + mean(s[:, i] ** 2)), [0, tf.constant(0.0, tf.float64)]
+        )[1],
+        S,
+    ),
+    "loop with a collective": (
+        lambda x: tf.while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z / tf.norm(z)), [0, x])[1],
+        X,
+    ),
+    "scan over time": (
+        lambda s: mean(tf.scan(lambda h, v: tf.tanh(0.5 * h + v), tf.transpose(s, [1, 0, 2]))[-1] ** 2),
+        S,
+    ),
+    "scan over samples": (lambda x: mean(tf.scan(lambda a, b: 0.5 * a + b, x)), X),
+    "map over samples": (lambda x: mean(tf.map_fn(lambda v: total(v**2), x)), X),
+    "roll, reverse, sort": (
+        with_gradient(
+            lambda w, x: mean((x @ w) * tf.roll(x @ w, 1, 0) + tf.reverse(x @ w, [0]) ** 2)
+            + tf.sort((x @ w)[:, 0])[3]
+        ),
+        X,
+    ),
+    "roll, reverse, cumsum of features": (
+        lambda x: mean(tf.roll(x, 1, 1) * tf.reverse(x, [1]) * tf.cumsum(x, 1)),
+        X,
+    ),
+    "one sample": (with_gradient(lambda w, x: total((x @ w)[0] * (x @ w))), X),
+    "reshapes": (
+        with_gradient(
+            lambda w, s: mean(
+                tf.reshape(tf.reshape(s, [-1, 3]) @ w[:3], [tf.shape(s)[0], -1, 3])[:, 2] ** 2
+            )
+        ),
+        S,
+    ),
+    "groups of features": (lambda x: mean(tf.reshape(x, [-1, 2, 2]), [0, 2]), X),
+    "two blocks": (
+        lambda x: (z := tf.concat([x, 2 * x], 0), total(z[: tf.shape(x)[0]] * z[tf.shape(x)[0] :]))[1],
+        X,
+    ),
+    "attention": (
+        with_gradient(
+            lambda w, s: mean(tf.nn.softmax(tf.einsum("bqd,bkd->bqk", s @ w[:3], s)) @ s)
+        ),
+        S,
+    ),
+    "matrices of samples": (
+        lambda x: mean(tf.linalg.det(tf.einsum("bi,bj->bij", x, x) + tf.eye(4, dtype=x.dtype))),
+        X,
+    ),
+    "batched product with a table": (lambda s: mean(tf.matmul(s, V[None]) ** 2), S),
+    "softmax over samples": (lambda x: total(tf.nn.softmax(x, 0)[:, 0] ** 2), X),
+    "top of features, of samples": (
+        lambda x: [total(tf.math.top_k(x, 2)[0]), total(tf.math.top_k(x[:, 0], 3)[0])],
+        X,
+    ),
+    "gather by sample": (
+        with_gradient(lambda w, x, y: mean(tf.gather(x @ w, y, axis=1, batch_dims=1) ** 2)),
+        X,
+        Y,
+    ),
+    "gather in a table": (lambda x, y: mean(tf.gather(W, y) * x[:, :1]), X, Y),
+    "gather of positions": (
+        with_gradient(
+            lambda w, x, y: mean(
+                tf.gather_nd(x @ w, tf.stack([tf.range(tf.shape(x)[0], dtype=y.dtype), y], 1)) ** 2
+            )
+        ),
+        X,
+        Y,
+    ),
+    "segments": (lambda x, y: total(tf.math.unsorted_segment_mean(x, y, 3) ** 2), X, Y),
+    "largest of segments": (lambda x, y: tf.math.unsorted_segment_max(x, y, 3), X, Y),
+    "scatter": (
+        lambda x, y: [
+            tf.scatter_nd(y[:, None], x, [3, 4]),
+            tf.tensor_scatter_nd_add(tf.ones([3, 4], x.dtype), y[:, None], x),
+        ],
+        X,
+        Y,
+    ),
+    "counts": (lambda y: [tf.math.bincount(y, minlength=3, maxlength=3), tf.math.confusion_matrix(y, y, 3)], Y),
+    "sizes": (
+        lambda x: total(x) / tf.cast(tf.size(x), x.dtype) * tf.cast(tf.shape(x)[0], x.dtype) ** 2
+        + tf.cast(tf.rank(x), x.dtype),
+        X,
+    ),
+    "filled": (lambda x: mean(x * tf.ones_like(x) * tf.fill([tf.shape(x)[0], 1], x.dtype.as_numpy_dtype(2))), X),
+    "filled and compared": (lambda x: total(tf.ones([tf.shape(x)[0]], x.dtype)[None] * x[:, :1]), X),
+    "tiled": (
+        lambda x: total(tf.tile(x, [2, 1])[: tf.shape(x)[0]] * tf.tile(x[:, :1], [1, 4]))
+        + total(tf.broadcast_to(mean(x, 0, keepdims=True), tf.shape(x)) * x),
+        X,
+    ),
+    "stacked": (lambda x: mean(tf.stack([x, tf.sin(x)], 1)[:, 0] * tf.unstack(tf.stack([x, x]))[1]), X),
+    "split and padded": (
+        lambda x: mean(tf.pad(tf.split(x, 2, 1)[1], [[0, 0], [1, 0]]) * tf.squeeze(x[:, None, :3], 1)),
+        X,
+    ),
+    "padded samples": (lambda x: mean(tf.pad(x, [[1, 1], [0, 0]]) ** 2), X),
+    "linear in a sum": (
+        lambda x: tf.reshape(tf.transpose(tf.tile(-mean(x, 0)[None] * 2.0 + total(x, 0)[None], [2, 1])), [-1]),
+        X,
+    ),
+    "cast": (lambda x: tf.cast(total(tf.cast(x > 0, tf.int32)), tf.float64) + tf.cast(total(x) > 0, tf.float64), X),
+    "chosen by a condition": (
+        lambda x: total(tf.where(mean(x) > 0, mean(x, 0), total(x, 0))),
+        X,
+    ),
+    "l2 loss": (lambda x: tf.nn.l2_loss(x), X),
+    "argmax": (lambda x: [total(tf.argmax(x, 1)), tf.argmax(x, 0)], X),
+    "experts": (with_gradient(_experts), X),
+    "gradient penalty": (with_gradient(_gradient_penalty), X),
+    "batch jacobian": (with_gradient(_jacobian), X),
+    "convolution": (_convolution, IMAGES),
+    "resized": (lambda x: mean(tf.image.resize(x, [3, 3]) ** 2), IMAGES),
+    "squeezed without axes": (lambda s: mean(total(tf.squeeze(s[:, :1]) ** 2, 1) ** 2), S),
+    "mean of integers": (lambda y: [mean(y), mean(tf.stack([y, 2 * y], 1), 0)], Y),
+    "one matrix for all samples": (
+        lambda x: [
+            tf.linalg.triangular_solve(tf.constant(np.tril(np.ones((1, 4, 4)))), x[:, :, None]),
+            tf.linalg.triangular_solve(tf.eye(4, dtype=x.dtype) + x[:, :, None] ** 2, tf.ones([1, 4, 1], x.dtype)),
+        ],
+        X,
+    ),
+    "positions of chosen samples": (
+        lambda x: [tf.where(x[:, 0] > 0)[None, :, 0], tf.transpose(tf.where(x[:, 0] > 0)), tf.where(x[:, 0] > 0)],
+        X,
+    ),
+    "positions of chosen entries": (
+        with_gradient(lambda w, s: mean(tf.boolean_mask(s @ w[:3], s[:, :, 0] > 0) ** 2)),
+        S,
+    ),
+    "positions along another axis": (
+        lambda x, s: tf.gather(tf.reshape(s, [-1, 3]), tf.where(x[:, 0] > 0)[:, 0]),
+        X,
+        S,
+    ),
+    "sorted positions": (
+        lambda x: [
+            tf.sort(tf.where(x[:, 0] > 0)[:, 0], direction="DESCENDING"),
+            tf.nn.top_k(tf.cast(tf.where(x[:, 0] > 0), tf.int32), 1)[0],
+        ],
+        X,
+    ),
+    "counted positions": (
+        lambda x, y: [
+            tf.math.unsorted_segment_min(tf.where(x[:, 0] > 0)[:, 0], tf.boolean_mask(y, x[:, 0] > 0), 3),
+            tf.math.bincount(tf.where(x[:, 0] > 0)[:, 0], minlength=9, maxlength=9),
+        ],
+        X,
+        Y,
+    ),
+    "positions from a branch": (
+        lambda x: tf.cond(
+            mean(x) > 9, lambda: tf.where(x[:, 0] > 0)[:, 0], lambda: tf.where(x[:, 1] > 0)[:, 0]
+        ),
+        X,
+    ),
+    "number of chosen samples": (
+        lambda x: (z := tf.boolean_mask(x, x[:, 0] > 0), [tf.shape(z)[0], tf.shape(z)[-2], tf.size(z)])[1],
+        X,
+    ),
+    "compared sizes": (
+        lambda x: [
+            tf.cond(tf.shape(x)[0] > 8, lambda: total(x), lambda: mean(x)),
+            tf.where(tf.shape(x)[0] < 8, total(x), mean(x)),
+        ],
+        X,
+    ),
+    "sizes in quotients": (
+        lambda x: [
+            tf.reshape(x, [tf.size(x) // 4, 4]) * tf.cast(tf.size(x) // tf.shape(x)[0], x.dtype),
+            tf.zeros([tf.maximum(tf.shape(x)[0], 1)]) + tf.cast(4 * tf.shape(x)[0] % 2, tf.float32),
+        ],
+        X,
+    ),
+    "band": (lambda s: mean(tf.linalg.band_part(s, 0, 1) ** 2), S),
+    "inference of batch normalization": (
+        lambda x: mean(
+            tf.raw_ops.FusedBatchNormV3(
+                x=tf.cast(x, tf.float32), scale=[1.0, 2.0], offset=[0.0, 1.0], mean=[0.5, 0.0], variance=[1.0, 2.0],
+                is_training=False,
+            )[0]
+        ),
+        IMAGES,
+    ),
+}  # fmt: skip

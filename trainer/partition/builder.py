@@ -1,0 +1,265 @@
+"""Builds a program: walks the graph of the traced step, labels each value, and adds conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.one_device import inner_graph, with_static_shapes
+from . import control_flow
+from .constants import COMPARISONS, constant, depends_on_sizes, holds_for_all_sizes
+from .errors import ListIsGathered, NeedsCollective, NotPartitioned
+from .labels import (
+    MEAN_OF_STATISTICS,
+    PARTIAL_SUM,
+    REPLICATED,
+    STATISTIC,
+    Label,
+    is_sharded,
+    needs_collective,
+    same_samples,
+)
+from .operation_labels import has_effects, labels_of, settled
+from .program import LOOPS, Apply, Convert, Copy, Program, Value, shape_of
+from .rules import View
+from .rules.lists import EMPTY
+
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+IGNORED = ("NoOp", "Placeholder")
+APPLY = "unisono_apply_"
+"""Names an operation that stands for a call of an optimizer; its number follows."""
+
+
+class Builder:
+    """Builds one program.
+
+    Args:
+        values: of the programs around it, too.
+        inside: whether it is the body of a branch or a loop, where no collective can be.
+        slices: as for `partitioned`.
+        is_local: as for `partitioned`.
+        whole: names of operations that are given whole inputs.
+        replicated: whether all operations are.
+
+    Attributes:
+        program: so far.
+        states: the ids of tensors that are written; what reads a statistic among them reads its mean.
+        made: the numbers of values that were converted, by the number of the value and the label.
+    """
+
+    def __init__(
+        self,
+        values: list[Value],
+        inside: bool = False,
+        slices: Mapping[int, Sequence[bool]] | None = None,
+        is_local: Callable[[tf.Operation], bool] = lambda op: False,
+        whole: Collection[str] = (),
+        replicated: bool = False,
+    ) -> None:
+        self.program = Program(values)
+        self._inside, self._slices, self.is_local, self.whole_ops = inside, slices or {}, is_local, whole
+        self._producers: dict[int, str] = {}
+        self.replicated = replicated
+        self.made: dict[tuple[int, Label], int] = {}
+        self._again: dict[int, Copy] = {}
+        self.states: set[int] = set()
+
+    def add(self, value: Value) -> int:
+        """The number of a new value."""
+        self.program.values.append(value)
+        return len(self.program.values) - 1
+
+    def label(self, number: int) -> Label:
+        """Of a value."""
+        return self.program.values[number].label
+
+    def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
+        """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
+        values = self.program.values
+        shapes = [
+            with_static_shapes(graph, [values[number].shapes[probe] for number in inputs]) for probe in (0, 1)
+        ]
+        known = {id(tensor): number for tensor, number in zip(graph.inputs, inputs)}
+        done: set[str] = set()
+
+        def visit(op: tf.Operation) -> None:
+            if op.name in done:
+                return
+            done.add(op.name)
+            for tensor in op.inputs:  # loops are given lists for their backward pass after they were made
+                if id(tensor) not in known:
+                    visit(tensor.op)
+            self._operation(op, known, shapes)
+
+        for op in graph.get_operations():
+            visit(op)
+        return [known[id(tensor)] for tensor in graph.outputs]
+
+    def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
+        """The number of a value with the label that is wanted."""
+        have = self.label(number)
+        if want == MEAN_OF_STATISTICS and have != STATISTIC:
+            want = REPLICATED
+        if want is None or have in (want, EMPTY) or self.program.values[number].dtype == tf.resource:
+            return number
+        if (number, want) in self.made:
+            return self.made[number, want]
+        if number in self._again and want == REPLICATED:
+            return self._whole(number)
+        if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS):
+            whole = self.converted(number, REPLICATED, cause)
+            if not (have == PARTIAL_SUM and is_sharded(want)):
+                return self.converted(whole, want, cause)
+        if needs_collective(have, want) and self._inside:
+            raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
+        if self.program.values[number].dtype == tf.variant:
+            raise ListIsGathered(self._producers.get(number, ""))
+        value = self.program.values[number]
+        target = self.add(Value(value.dtype, value.shapes, want, value.constant))
+        self.program.nodes.append(Convert(number, target, cause))
+        self.made[number, want] = target
+        return target
+
+    def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:
+        """The number of the value of a tensor: of a statistic that is written, its mean."""
+        if id(tensor) not in self.states or self.label(number) != STATISTIC:
+            return number
+        return self.converted(self.converted(number, MEAN_OF_STATISTICS, cause), REPLICATED, cause)
+
+    def _whole(self, number: int) -> int:
+        """The whole of what was made of replicated inputs alone: it is made again."""
+        copy = self._again[number]
+        value = self.program.values[number]
+        target = self.add(Value(value.dtype, value.shapes, REPLICATED, value.constant))
+        inputs = [self.converted(each, REPLICATED, copy.op) for each in copy.inputs]
+        self.program.nodes.append(Copy(copy.op, inputs, [target], [REPLICATED]))
+        self.made[number, REPLICATED] = target
+        return target
+
+    # operations
+
+    def _operation(self, op: tf.Operation, known: dict[int, int], shapes: Sequence[dict[str, Any]]) -> None:
+        if op.type in IGNORED:
+            return
+        inputs = [known[id(tensor)] for tensor in op.inputs]
+        if op.name.rpartition("/")[2].startswith(APPLY):
+            self._apply(op, inputs)
+            outputs = inputs
+        elif op.type in CALLS and "_XlaMustCompile" not in op.node_def.attr:
+            graph = inner_graph(op, "f")
+            if graph is None:
+                raise NotPartitioned(f"the function that {op.name} calls has no graph")
+            outputs = self.walk(graph, inputs)
+        elif op.type in LOOPS:
+            outputs = control_flow.without_collectives(self, op, inputs, control_flow.loop)
+        elif op.type in BRANCHES:
+            outputs = control_flow.without_collectives(self, op, inputs, control_flow.branch)
+        else:
+            outputs = self._ruled(op, inputs, shapes)
+        for tensor, number in zip(op.outputs, outputs):
+            known[id(tensor)] = number
+            if tensor.dtype == tf.variant:
+                self._producers.setdefault(number, op.name)
+
+    def _output(self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: Any, label: Label) -> int:
+        tensor = op.outputs[number]
+        static = [shape_of(shapes[probe].get(tensor.name, tensor.shape)) for probe in (0, 1)]
+        traced = shape_of(tensor.shape)
+        for shape in static:
+            for axis, extent in enumerate(traced or ()):
+                if shape is not None and shape[axis] is None:
+                    shape[axis] = extent
+        values = self.program.values
+        found = [
+            constant(
+                op,
+                number,
+                [None if (c := values[each].constant) is None else c[probe] for each in inputs],
+                [values[each].shapes[probe] for each in inputs],
+            )
+            for probe in (0, 1)
+        ]
+        both = None if found[0] is None or found[1] is None else (found[0], found[1])
+        given = [values[each].constant for each in inputs]
+        if depends_on_sizes(given) and not holds_for_all_sizes(op.type, given):
+            if op.type not in COMPARISONS:
+                raise NotPartitioned(
+                    f"what {op.type} ({op.name}) gives depends on the size of the batch in steps"
+                )
+            both = None
+        both_shapes = (static[0] or (None if traced is None else traced), static[1] or traced)
+        return self.add(Value(tensor.dtype, both_shapes, label, both))
+
+    def _ruled(self, op: tf.Operation, inputs: list[int], shapes: Any) -> list[int]:
+        if self.states and not self.is_local(op):
+            inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
+        outputs = [self._output(op, number, inputs, shapes, REPLICATED) for number in range(len(op.outputs))]
+        values = self.program.values
+        view = View(op, [values[number] for number in inputs], [values[number].shapes for number in outputs])
+        if self._inside and has_effects(op):
+            raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")
+        replicated = self.replicated or op.name in self.whole_ops
+        wants, made = labels_of(op, view, replicated, self.is_local(op))
+        given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
+        if self._inside and any(label.counts for label in made):
+            raise NeedsCollective(op.name)
+        copy = Copy(op, given, outputs, made, list(op.control_inputs))
+        self.program.nodes.append(copy)
+        for number, label in zip(outputs, made):
+            values[number].label = settled(label)
+        remade = all(label is not None and label.kind in ("replicated", "sizes") for label in wants)
+        if remade and made and is_sharded(made[0]) and not op.op_def.is_stateful:
+            self._again[outputs[0]] = Copy(op, inputs, outputs, made)
+        shape = values[inputs[0]].shapes[0] if inputs else None
+        if op.type == "Squeeze" and not op.get_attr("squeeze_dims") and shape is not None:
+            copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
+        copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
+        copy.own_seed = op.op_def.is_stateful and any(map(is_sharded, made))
+        return outputs
+
+    def _apply(self, op: tf.Operation, inputs: list[int]) -> None:
+        """The gradients that an optimizer is given are parts of a sum over the replicas."""
+        if self._inside:
+            raise NotPartitioned("an optimizer is called in a branch or a loop")
+        number = int(op.name.rpartition("/")[2].removeprefix(APPLY).partition("_")[0])
+        rest, given = iter(inputs), list[int]()
+        for is_slices in self._slices[number]:
+            values = next(rest)
+            if not is_slices:
+                given.append(self._summand(values, op))
+                continue
+            indices = next(rest)
+            labels = self.label(values), self.label(indices)
+            together = all(map(is_sharded, labels)) and labels[0].axis == labels[1].axis == 0
+            if not (together and same_samples(*labels)) or labels[1].counts:
+                indices = self.converted(indices, REPLICATED, op)
+                values = self._summand(values, op)
+            given += [values, indices]
+        given += [self.converted(value, REPLICATED, op) for value in rest]
+        self.program.nodes.append(Apply(number, given))
+
+    def _summand(self, number: int, op: tf.Operation) -> int:
+        if self.label(number) not in (PARTIAL_SUM, REPLICATED):
+            number = self.converted(number, REPLICATED, op)
+        return self.converted(number, PARTIAL_SUM, op)
+
+    def body(
+        self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()
+    ) -> tuple[Builder, list[int]]:
+        """Partitions a function with inputs like these; the constants of those that are `changed` do not hold in it."""
+        if len(graph.inputs) != len(inputs):
+            raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
+        values = self.program.values
+        builder = Builder(
+            values, inside=True, is_local=self.is_local, whole=self.whole_ops, replicated=self.replicated
+        )
+        own = []
+        for number, given in enumerate(inputs):
+            value = values[given]
+            constants = None if number in changed else value.constant
+            own.append(builder.add(Value(value.dtype, value.shapes, value.label, constants, value.shared)))
+        builder.program.inputs = own
+        return builder, builder.walk(graph, own)

@@ -1,0 +1,288 @@
+"""Conversions between labels, as one replica makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from .labels import (
+    MEAN_OF_STATISTICS,
+    OWN,
+    PARTIAL_MAX,
+    PARTIAL_MIN,
+    PARTIAL_SUM,
+    REPLICATED,
+    STATISTIC,
+    Label,
+    is_sharded,
+)
+from .rules import PARTIAL_MEAN
+
+
+@dataclasses.dataclass
+class Replica:
+    """One replica's samples of the global batch. Sizes are ints where they are known while tracing, else int32 scalars.
+
+    Attributes:
+        number: int; of the replica, over all workers.
+        samples: those that it holds; can be 0.
+        held: those that its tensors hold: one borrowed sample, which counts for nothing, where `samples` is 0.
+        total: those of the global batch.
+        start: where its own begin in the global batch.
+        copy: int; which copy of a variable is this replica's, among those of its worker.
+        first_positions: for each data-dependent choice of samples, where this replica's begin along the axis that they
+            were chosen from, which can have several entries for each sample.
+    """
+
+    number: int
+    samples: Any
+    held: Any
+    total: Any
+    start: Any
+    copy: int = 0
+    first_positions: dict[Any, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def unknown(self) -> list[tf.Tensor]:
+        """Those of its numbers that are not known while tracing, for the body of a branch or a loop."""
+        numbers = (self.samples, self.held, self.total, self.start)
+        return [number for number in numbers if isinstance(number, tf.Tensor)]
+
+    def with_unknown(self, numbers: Sequence[tf.Tensor]) -> Replica:
+        """This replica in the body of a branch or a loop, which is given these `numbers`."""
+        rest = iter(numbers)
+        names = ("samples", "held", "total", "start")
+        return dataclasses.replace(
+            self, **{n: next(rest) for n in names if isinstance(getattr(self, n), tf.Tensor)}
+        )
+
+    @property
+    def alive(self) -> Any:
+        """Whether it has samples: a bool or a bool tensor."""
+        return self.samples > 0
+
+    @property
+    def is_first(self) -> Any:
+        """Whether it holds the first sample of the batch: a bool or a bool tensor."""
+        first = self.start == 0 if isinstance(self.start, int) else tf.equal(self.start, 0)
+        if isinstance(first, bool) and isinstance(self.samples, int):
+            return first and self.samples > 0
+        return tf.logical_and(first, self.alive)
+
+
+class Request(NamedTuple):
+    """What a replica asks of all.
+
+    Attributes:
+        tensor: what it gives.
+        axis: None: the sum of what all give; else what they give, one after another along this axis.
+    """
+
+    tensor: tf.Tensor
+    axis: int | None = None
+
+
+Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
+
+
+def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
+    """The output of an operation with the local factor that makes its numbers those of the global batch."""
+    if made == PARTIAL_MEAN:
+        return _times_share(tensor, replica)
+    if made == OWN:
+        return where(replica.is_first, tensor)
+    if made.kind == "sizes" and made.chosen is None:
+        return _scaled_element(tensor, made.axis, replica.total, replica.held)
+    return tensor
+
+
+def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
+    """A conversion that needs nothing of other replicas."""
+    if have == MEAN_OF_STATISTICS:
+        return tensor
+    if want == PARTIAL_SUM:
+        return where(replica.alive if have == STATISTIC else replica.is_first, tensor)
+    if want in (PARTIAL_MAX, PARTIAL_MIN):
+        return tensor
+    if want == OWN:
+        return _own_key(tensor, replica)
+    if is_sharded(want) and have == REPLICATED:
+        return _sliced(tensor, want, replica)
+    if want.kind == "sizes":
+        return _local_sizes(tensor, want, replica)
+    if is_sharded(have) and is_sharded(want):
+        return _in_the_batch(tensor, have, replica) if have.counts and not want.counts else tensor
+    raise AssertionError(f"{have} -> {want}")
+
+
+def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label]], replica: Replica) -> Exchange:
+    """Conversions that communicate, all in one exchange.
+
+    Args:
+        wanted: the tensors, their labels, and the labels that they shall have.
+        replica: this one.
+
+    Yields:
+        What is asked of all replicas; is sent the answers.
+
+    Returns:
+        The converted tensors.
+    """
+    asked = [_requests(tensor, have, want, replica) for tensor, have, want in wanted]
+    answers = iter((yield [request for each in asked for request in each]))
+    found = []
+    for (tensor, have, want), requests in zip(wanted, asked):
+        given = [next(answers) for _ in requests]
+        found.append(_answered(tensor, have, want, given, replica))
+    return found
+
+
+def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> list[Request]:
+    if want == MEAN_OF_STATISTICS:
+        tensor = where(replica.alive, _times_share(tensor, replica))
+    if have in (PARTIAL_MAX, PARTIAL_MIN):
+        return [Request(_extreme(tensor, have, replica)[None], 0)]
+    if is_sharded(have):
+        return [Request(piece, have.axis) for piece in _pieces(tensor, have, replica)]
+    return [
+        Request(
+            _summand(where(replica.alive, tensor) if have == STATISTIC or have.kind == "sizes" else tensor)
+        )
+    ]
+
+
+def _answered(
+    tensor: tf.Tensor, have: Label, want: Label, given: list[tf.Tensor], replica: Replica
+) -> tf.Tensor:
+    if is_sharded(have):
+        return tf.concat(given, have.axis) if len(given) > 1 else given[0]
+    if have in (PARTIAL_MAX, PARTIAL_MIN):
+        reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
+        found = tf.ensure_shape(reduce(given[0], 0), tensor.shape)
+        return found > 0 if tensor.dtype == tf.bool else found
+    total = given[0] > 0 if tensor.dtype == tf.bool else tf.cast(given[0], tensor.dtype)
+    if have.kind == "sizes" and tensor.shape.rank:
+        total = tf.where(tf.range(tf.size(tensor)) == have.axis, total, tensor)
+    return _sliced(total, want, replica) if is_sharded(want) else total
+
+
+def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, or zeros."""
+    if isinstance(condition, bool):
+        return tensor if condition else tf.zeros_like(tensor)
+    return tf.where(condition, tensor, tf.zeros_like(tensor))
+
+
+def _times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
+    if replica.held is replica.total:
+        return tensor
+    if tensor.dtype.is_integer:
+        raise AssertionError("a mean of integers")
+    dtype = tf.float64 if tensor.dtype == tf.float64 else tf.float32
+    real = dtype if not tensor.dtype.is_complex else tensor.dtype
+    share = tf.cast(tf.cast(replica.held, tf.float64) / tf.cast(replica.total, tf.float64), real)
+    return tf.cast(tf.cast(tensor, real) * share, tensor.dtype)
+
+
+def _times_ratio(number: Any, over: Any, under: Any) -> Any:
+    """`number * over / under`, exactly, in int64."""
+    if isinstance(over, int) and isinstance(under, int):
+        static = tf.get_static_value(number)
+        if static is not None:
+            return tf.constant(static.astype("int64") * over // under, number.dtype)
+    wide = tf.cast(number, tf.int64) * tf.cast(over, tf.int64) // tf.cast(under, tf.int64)
+    return tf.cast(wide, number.dtype)
+
+
+def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> tf.Tensor:
+    if over is under:
+        return tensor
+    scaled = _times_ratio(tensor, over, under)
+    if tensor.shape.rank == 0:
+        return scaled
+    static, plain = tf.get_static_value(scaled), tf.get_static_value(tensor)
+    if static is not None and plain is not None:
+        plain = plain.copy()
+        plain[element] = static[element]
+        return tf.constant(plain, tensor.dtype)
+    return tf.concat([tensor[:element], scaled[element : element + 1], tensor[element + 1 :]], 0)
+
+
+def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
+    if want.chosen is not None:  # a reshape: what is left is what the data has
+        return tf.concat([tensor[: want.axis], [tf.constant(-1, tensor.dtype)], tensor[want.axis + 1 :]], 0)
+    if replica.held is replica.total:
+        return tensor
+    static = tf.get_static_value(tensor, partial=True)
+    if static is not None and static[want.axis] == -1:
+        return tensor
+    return _scaled_element(tensor, want.axis, replica.held, replica.total)
+
+
+def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
+    if replica.held is replica.total:
+        return tensor
+    parts = []
+    pieces = tf.split(tensor, want.blocks, want.axis) if want.blocks > 1 else [tensor]
+    start = replica.start
+    if not isinstance(start, int) or not isinstance(replica.total, int):
+        start = tf.minimum(start, replica.total - replica.held)
+    else:
+        start = min(start, replica.total - replica.held)
+    for piece in pieces:
+        shape = tf.shape(piece)
+        extent = piece.shape[want.axis]
+        size = tf.constant(extent, tf.int32) if extent is not None else shape[want.axis]
+        first, count = (
+            _times_ratio(size, start, replica.total),
+            _times_ratio(size, replica.held, replica.total),
+        )
+        entries = [slice(None)] * want.axis + [slice(first, first + count)]
+        parts.append(piece[tuple(entries)])
+    return tf.concat(parts, want.axis) if len(parts) > 1 else parts[0]
+
+
+def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
+    """A key to draw random numbers with: on the first replica that of one device, on each other one another."""
+    if replica.number == 0:
+        return tensor
+    shift = tf.constant((replica.number * 0x9E3779B97F4A7C15) % 2**64, tf.uint64)
+    return tf.cast(tf.bitwise.bitwise_xor(tf.cast(tensor, tf.uint64), shift), tensor.dtype)
+
+
+def _summand(tensor: tf.Tensor) -> tf.Tensor:
+    """What this replica adds; in a dtype that collectives add."""
+    if tensor.dtype == tf.bool or (tensor.dtype.is_integer and tensor.dtype.size < 4):
+        tensor = tf.cast(tensor, tf.int32)
+    return tf.cast(tensor, tf.int64) if tensor.dtype in (tf.uint32, tf.uint64) else tensor
+
+
+def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
+    """What this replica gives for a maximum or minimum: where it has no samples what changes nothing."""
+    number = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
+    if replica.alive is True:
+        return number
+    worst: Any = number.dtype.min if have == PARTIAL_MAX else number.dtype.max
+    if number.dtype.is_floating:
+        worst = -float("inf") if have == PARTIAL_MAX else float("inf")
+    neutral = tf.fill(tf.shape(number), tf.constant(worst, number.dtype))
+    return tf.where(replica.alive, number, neutral)
+
+
+def _in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
+    """Positions that were counted from this replica's first sample, counted from the first one of the batch."""
+    return positions + tf.cast(replica.first_positions[have.chosen], positions.dtype)
+
+
+def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]:
+    """The blocks of this replica's part, without borrowed samples, positions counted in the batch."""
+    if have.counts:
+        tensor = _in_the_batch(tensor, have, replica)
+    pieces = tf.split(tensor, have.blocks, have.axis) if have.blocks > 1 else [tensor]
+    if replica.alive is True:
+        return pieces
+    limit = [tf.where(replica.alive, tf.shape(piece)[have.axis], 0) for piece in pieces]
+    return [tf.gather(piece, tf.range(count), axis=have.axis) for piece, count in zip(pieces, limit)]

@@ -1,0 +1,100 @@
+"""Labels: how the value that one device would compute is distributed over the replicas.
+
+Every number is a number of the global batch: a size is the global size, a mean is divided by the global count. Only the
+extent of a tensor along its sharded axis is local. So a label says no more than where the parts of a value are:
+
+    REPLICATED   T = t_r                  the same on every replica
+    SHARDED      T = concat_r t_r         along `axis`, which has the samples of the batch
+    PARTIAL_SUM  T = sum_r t_r
+    PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
+    SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
+    OWN          t_r is only meaningful on its replica: a key to draw random numbers with
+    STATISTIC    t_r is that of this replica's samples, as declared for batch statistics that are not synchronized; a part of
+                 a sum where it is a gradient, a part of a mean where it is written
+
+`mesh` names the axis of the device mesh that a label is about. There is one today, the batch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+BATCH = "batch"
+
+
+class Label(NamedTuple):
+    """How one tensor is distributed.
+
+    Attributes:
+        kind: see the module.
+        axis: int; the sharded axis, or the element of a vector of SIZES.
+        blocks: int; how often the batch comes one copy after the other along the axis: two where both views of a batch
+            were concatenated.
+        chosen: None, or what names the data-dependent choice of samples (a mask) that is left of the batch.
+        counts: False, or, where the values are positions along an axis with samples, counted from this replica's first
+            one, the extents of that axis for each of `program.PROBES`.
+        mesh: the axis of the mesh.
+    """
+
+    kind: str
+    axis: int = 0
+    blocks: int = 1
+    chosen: Any = None
+    counts: tuple[int, int] | bool = False
+    mesh: str = BATCH
+
+    def __str__(self) -> str:
+        text = self.kind
+        if self.kind in ("sharded", "sizes"):
+            text += f" along axis {self.axis}"
+        if self.blocks > 1:
+            text += f" in {self.blocks} blocks"
+        return text + (", chosen by data" if self.chosen else "") + (", positions" if self.counts else "")
+
+
+REPLICATED = Label("replicated")
+PARTIAL_SUM = Label("partial sum")
+PARTIAL_MAX = Label("partial max")
+PARTIAL_MIN = Label("partial min")
+OWN = Label("own")
+STATISTIC = Label("statistic")
+MEAN_OF_STATISTICS = Label("mean of statistics")
+"""Wanted of a STATISTIC that is written: the mean over the replicas, weighted with their samples."""
+
+
+def sharded(axis: int, blocks: int = 1, chosen: Any = None, counts: tuple[int, int] | bool = False) -> Label:
+    """A tensor whose axis has the samples of the batch."""
+    return Label("sharded", axis, blocks, chosen, counts)
+
+
+def sizes(axis: int, chosen: Any = None) -> Label:
+    """A vector of sizes whose element `axis` is the local extent of a sharded axis."""
+    return Label("sizes", axis, chosen=chosen)
+
+
+def is_sharded(label: Label) -> bool:
+    """Whether a label is SHARDED."""
+    return label.kind == "sharded"
+
+
+def is_partial(label: Label) -> bool:
+    """Whether a label is that of a partial sum, maximum or minimum."""
+    return label.kind.startswith("partial")
+
+
+def same_samples(one: Label, other: Label) -> bool:
+    """Whether two SHARDED tensors have the same samples in the same order along their axes."""
+    return (one.blocks, one.chosen, one.mesh) == (other.blocks, other.chosen, other.mesh)
+
+
+def needs_collective(have: Label, want: Label) -> bool:
+    """Whether a conversion between two labels has to communicate."""
+    if is_partial(have):
+        return want != have
+    if have == STATISTIC:
+        return want != PARTIAL_SUM
+    if have.kind == "sizes":
+        return have.chosen is not None and want.kind != "sizes"
+    if is_sharded(have):
+        return not (is_sharded(want) and have.axis == want.axis and same_samples(have, want))
+    return False

@@ -1,0 +1,103 @@
+"""The labels that one operation computes with: by its rule, on a replica's own samples, or whole."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from .errors import NotPartitioned
+from .labels import (
+    OWN,
+    PARTIAL_SUM,
+    REPLICATED,
+    STATISTIC,
+    Label,
+    is_partial,
+    is_sharded,
+    needs_collective,
+)
+from .rules import PARTIAL_MEAN, RULES, Ruling, View
+from .rules.lists import EMPTY
+from .rules.random import STATEFUL, STATELESS
+
+_READS = ("ReadVariableOp", "VarIsInitializedOp")
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_MAKES_SAMPLES = frozenset(
+    ["Fill", "BroadcastTo", "Tile", "TensorListReserve", "EmptyTensorList", "OptionalNone", "RandomShuffle"]
+    + [*STATEFUL, *STATELESS]
+)
+_TAKES_POSITIONS = """
+    Identity IdentityN StopGradient Cast Reshape ExpandDims Squeeze Transpose StridedSlice GatherV2 GatherNd Shape ShapeN
+    Size Rank ZerosLike OnesLike OptionalFromValue TensorListPushBack TensorListSetItem
+"""  # what knows that positions are counted from this replica's first sample; all else is given those of the batch
+_HARMLESS = ("Empty", "PrintV2", "StringFormat", "OptionalFromValue", "OptionalGetValue", "OptionalNone")
+
+
+def has_effects(op: tf.Operation) -> bool:
+    """Whether an operation does more than read, draw, check and print."""
+    harmless = op.type in _READS or op.type in STATEFUL or op.type in _HARMLESS
+    return bool(op.op_def.is_stateful) and not harmless and op.type not in ("Assert", "ResourceGather")
+
+
+def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) -> Ruling:
+    """The labels that an operation wants of its inputs, and those of its outputs.
+
+    Args:
+        op: the operation.
+        view: of it.
+        replicated: whether it is given whole inputs, whatever its rule says.
+        is_local: whether it computes statistics of a replica's own samples.
+
+    Raises:
+        NotPartitioned: it has effects, or lists of tensors, and no rule.
+    """
+    shared = bool(view.values) and view.values[0].shared
+    if op.type in _READS:
+        return [None], [PARTIAL_SUM if shared and op.type == "ReadVariableOp" else REPLICATED]
+    if op.type in _WRITES:
+        if shared:
+            raise NotPartitioned(f"{op.name} writes a variable that is summed when it is read")
+        return [None, REPLICATED], []
+    if replicated:
+        return view.gathered()
+    if op.type == "Assert":  # what it shows may be this replica's
+        return [REPLICATED, *[None] * (len(view.labels) - 1)], []
+    rule = RULES.get(op.type)
+    alike = all(label in (REPLICATED, EMPTY) for label in view.labels)
+    if not alike and is_local:
+        return _local_labels(op, view)
+    if rule is not None:
+        positions = op.type not in _TAKES_POSITIONS.split() and any(label.counts for label in view.labels)
+        return view.gathered() if positions or (alike and op.type not in _MAKES_SAMPLES) else rule(view)
+    if not alike and any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs]):
+        if any(label != view.labels[0] for label in view.labels):
+            raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")
+        return [None] * len(view.labels), [view.labels[0]] * len(op.outputs)
+    if op.op_def.is_stateful and op.type not in _HARMLESS:
+        raise NotPartitioned(f"{op.type} ({op.name}) has effects")
+    return view.gathered()
+
+
+def _local_labels(op: tf.Operation, view: View) -> Ruling:
+    """The labels of an operation on this replica's samples alone."""
+    given = list(view.labels)
+    view.labels = [REPLICATED if label == STATISTIC else label for label in given]
+    wants, made = RULES[op.type](view) if op.type in RULES else view.gathered()
+    for number, (label, want) in enumerate(zip(given, wants)):
+        if label == STATISTIC or (is_partial(label) and want is not None):
+            wants[number] = None
+        elif is_sharded(label) and want is not None and needs_collective(label, want):
+            raise NotPartitioned(f"{op.name} mixes samples of a replica in a manner without a rule")
+    computed = STATISTIC in given
+
+    def local(label: Label) -> Label:
+        replaced = not is_sharded(label) and (computed or label != REPLICATED)
+        return STATISTIC if replaced else label
+
+    return wants, list(map(local, made))
+
+
+def settled(label: Label) -> Label:
+    """The label of an output after the local factor that makes its numbers those of the global batch."""
+    if label in (PARTIAL_MEAN, OWN):
+        return PARTIAL_SUM
+    return REPLICATED if label.kind == "sizes" and label.chosen is None else label

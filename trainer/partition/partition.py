@@ -1,0 +1,99 @@
+"""The pass: every tensor of a traced step gets a label, and conversions are put where an operation needs another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .builder import Builder
+from .errors import ListIsGathered, NotPartitioned
+from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, sharded
+from .program import PROBES, Program, Value, shape_of
+
+_MULTIPLES = (1, 11, 13, 17, 19, 23, 29, 31)
+
+
+def partitioned(
+    graph: Any,
+    batch: int,
+    outputs: Sequence[Label | None],
+    sums_on_read: Callable[[Any], bool],
+    slices: Mapping[int, Sequence[bool]] | None = None,
+    is_local: Callable[[tf.Operation], bool] = lambda op: False,
+) -> Program:
+    """Partitions a traced step.
+
+    Args:
+        graph: a `FuncGraph`; its first `batch` inputs are the batch, with samples along axis 0 where they have axes.
+        batch: int.
+        outputs: the labels that the outputs are to have.
+        sums_on_read: whether a captured resource is a variable whose value is the sum of the replicas' copies.
+        slices: for each call of an optimizer, which of the gradients that it is given are slices: values and indices.
+        is_local: whether an operation is declared to compute statistics of a replica's own samples.
+
+    Raises:
+        NotPartitioned: for what cannot be partitioned.
+    """
+    leaves = [n for n, tensor in enumerate(graph.inputs[:batch]) if tensor.shape.rank]
+    try:  # where nothing says that all leaves have as many samples, they may have others
+        multiples = dict(zip(leaves, _MULTIPLES)) if len(leaves) > 1 else {}
+        return _partitioned(graph, batch, outputs, sums_on_read, slices or {}, is_local, multiples)
+    except ValueError:
+        pass
+    try:
+        return _partitioned(graph, batch, outputs, sums_on_read, slices or {}, is_local, {})
+    except ValueError as error:
+        raise NotPartitioned(f"its shapes fit one size of the batch alone: {error}") from error
+
+
+def _partitioned(
+    graph: Any,
+    batch: int,
+    outputs: Sequence[Label | None],
+    sums_on_read: Callable[[Any], bool],
+    slices: Mapping[int, Sequence[bool]],
+    is_local: Callable[[tf.Operation], bool],
+    multiples: Mapping[int, int],
+) -> Program:
+    whole: set[str] = set()
+    while True:
+        try:
+            return _one_pass(graph, batch, outputs, sums_on_read, slices, is_local, multiples, whole)
+        except ListIsGathered as found:
+            if found.producer in whole:
+                raise NotPartitioned(
+                    f"{found.producer} makes a list of tensors that would have to be gathered"
+                ) from None
+            whole.add(found.producer)
+
+
+def _one_pass(
+    graph: Any,
+    batch: int,
+    outputs: Sequence[Label | None],
+    sums_on_read: Callable[[Any], bool],
+    slices: Mapping[int, Sequence[bool]],
+    is_local: Callable[[tf.Operation], bool],
+    multiples: Mapping[int, int],
+    whole: set[str],
+) -> Program:
+    builder = Builder([], slices=slices, is_local=is_local, whole=whole)
+    for number, tensor in enumerate(graph.inputs):
+        shape = shape_of(tensor.shape)
+        both = shape, shape
+        if number < batch and shape:
+            each = [size * multiples.get(number, 1) for size in PROBES]
+            both = [each[0], *shape[1:]], [each[1], *shape[1:]]
+        builder.add(Value(tensor.dtype, both, sharded(0) if number < batch and shape else REPLICATED))
+    program = builder.program
+    program.inputs = list(range(batch))
+    for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):
+        program.values[number].shared = outer.dtype == tf.resource and sums_on_read(outer)
+        program.captures.append((outer, number))
+    builder.states = {id(t) for t, label in zip(graph.outputs, outputs) if label == MEAN_OF_STATISTICS}
+    found = builder.walk(graph, list(range(len(graph.inputs))))
+    found = [builder.read(tensor, number, None) for tensor, number in zip(graph.outputs, found)]
+    program.outputs = [builder.converted(number, label, None) for number, label in zip(found, outputs)]
+    return program

@@ -1,0 +1,19 @@
+"""The rules, one file a family of operations; `RULES` is the table."""
+
+from . import elementwise, indexing, lists, products, random, reductions, shapes, slicing
+from .view import PARTIAL_MEAN, RULES, Ruling, View
+
+__all__ = [
+    "PARTIAL_MEAN",
+    "RULES",
+    "Ruling",
+    "View",
+    "elementwise",
+    "indexing",
+    "lists",
+    "products",
+    "random",
+    "reductions",
+    "shapes",
+    "slicing",
+]

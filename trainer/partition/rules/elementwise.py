@@ -1,0 +1,205 @@
+"""Operations on each element: linear ones keep partial sums, others need the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ..labels import (
+    PARTIAL_MAX,
+    PARTIAL_MIN,
+    PARTIAL_SUM,
+    REPLICATED,
+    Label,
+    is_partial,
+    is_sharded,
+    same_samples,
+    sharded,
+)
+from ..program import varying_axes
+from .view import Ruling, View, Wants, rule
+
+LINEAR = "linear"  # in all inputs together: a sum
+PRODUCT = "product"  # in each input alone
+QUOTIENT = "quotient"  # in the first input
+OTHER = "not linear"
+
+
+def elementwise(
+    view: View, kind: str, inputs: Sequence[int] | None = None, fixed: Collection[int] = ()
+) -> Ruling:
+    """The rule of an operation whose inputs are broadcast against each other.
+
+    Args:
+        view: of the operation.
+        kind: in which inputs it is linear.
+        inputs: the numbers of the inputs that are broadcast; the others are taken as they are. None: all.
+        fixed: those among them in which it is not linear.
+    """
+    every = range(len(view.labels)) if inputs is None else inputs
+    rank = view.out_rank()
+    ranks = {number: view.rank(number) for number in every}
+    wants: Wants = [None] * len(view.labels)
+    if rank is None or None in ranks.values():
+        return (
+            view.gathered()
+            if view.sharded_inputs() or kind == OTHER
+            else _without_samples(view, kind, every, fixed)
+        )
+    leads = [
+        (bool(view.labels[n].counts), rank - (ranks[n] or 0) + view.labels[n].axis, n)
+        for n in every
+        if is_sharded(view.labels[n])
+    ]
+    if not leads:
+        return _without_samples(view, kind, every, fixed)
+    _, axis, first = min(leads)
+    lead = view.labels[first]
+    for number in every:
+        own_axis = axis - (rank - (ranks[number] or 0))
+        label = view.labels[number]
+        if is_sharded(label) and label.axis == own_axis and same_samples(label, lead):
+            wants[number] = None if not label.counts else label
+        elif own_axis >= 0 and own_axis in (varying_axes(view.shapes(number)) or ()):
+            if lead.chosen:
+                return view.gathered()
+            wants[number] = sharded(own_axis, lead.blocks)
+        else:
+            wants[number] = REPLICATED
+    if any(view.labels[n].counts for n in every):  # positions that are computed with are those of the batch
+        return _positions(view, every)
+    return wants, [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
+
+
+def _positions(view: View, every: Sequence[int]) -> Ruling:
+    if view.type in ("Identity", "Cast") and len(every) == 1:
+        return [None], [view.labels[0]]
+    return view.gathered()
+
+
+def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collection[int]) -> Ruling:
+    labels = view.labels
+    wants: Wants = [None] * len(labels)
+    for number in every:
+        wants[number] = labels[number] if labels[number] in (REPLICATED, PARTIAL_SUM) else REPLICATED
+    extreme = {
+        "Maximum": PARTIAL_MAX,
+        "LogicalOr": PARTIAL_MAX,
+        "Minimum": PARTIAL_MIN,
+        "LogicalAnd": PARTIAL_MIN,
+    }
+    found = extreme.get(view.type)
+    if found in labels and all(labels[number] in (found, REPLICATED) for number in every):
+        return [found if number in every else None for number in range(len(labels))], [found]  # type: ignore[list-item]
+    sums = [number for number in every if wants[number] == PARTIAL_SUM and number not in fixed]
+    stays = (
+        kind == LINEAR or (kind == PRODUCT and sums) or (kind == QUOTIENT and sums and sums[0] == every[0])
+    )
+    if kind == OTHER or not sums or not stays:
+        return [REPLICATED if n in every else None for n in range(len(labels))], [REPLICATED] * len(
+            view.op.outputs
+        )
+    for number in every:
+        if kind == LINEAR:
+            wants[number] = REPLICATED if number in fixed else PARTIAL_SUM
+        else:
+            wants[number] = PARTIAL_SUM if number == sums[0] else REPLICATED
+    return wants, [PARTIAL_SUM] * len(view.op.outputs)
+
+
+@rule(
+    "AddV2",
+    "Add",
+    "Sub",
+    "AddN",
+    "Neg",
+    "Identity",
+    "StopGradient",
+    "PreventGradient",
+    "Snapshot",
+    "Real",
+    "IdentityN",
+)
+def _linear(view: View) -> Ruling:
+    if view.type == "IdentityN":
+        return [None] * len(view.labels), list(view.labels)
+    if view.type == "Neg" and view.labels[0] in (PARTIAL_MAX, PARTIAL_MIN):
+        return [None], [PARTIAL_MIN if view.labels[0] == PARTIAL_MAX else PARTIAL_MAX]
+    if (
+        len(view.labels) == 1
+        and (is_partial(view.labels[0]) or view.labels[0].kind == "sizes")
+        and view.type != "Real"
+    ):
+        return [None], [view.labels[0]]
+    return elementwise(view, LINEAR)
+
+
+@rule("Mul", "MulNoNan")
+def _product(view: View) -> Ruling:
+    return elementwise(view, PRODUCT)
+
+
+@rule("RealDiv", "DivNoNan", "Div")
+def _quotient(view: View) -> Ruling:
+    return elementwise(view, QUOTIENT)
+
+
+@rule("Cast")
+def _cast(view: View) -> Ruling:
+    label = view.labels[0]
+    source, target = view.op.inputs[0].dtype, view.op.outputs[0].dtype
+    exact = target.is_floating or (source.is_integer and target.is_integer)
+    if label == PARTIAL_SUM and exact and source.name != "bool" and target.size >= source.size:
+        return [None], [label]
+    if label.kind == "sizes" or label.counts:
+        return [None], [label]
+    return elementwise(view, OTHER)
+
+
+@rule("SelectV2", "Select")
+def _select(view: View) -> Ruling:
+    if view.type == "Select" and view.rank(0) != view.rank(1):
+        return view.gathered()
+    return elementwise(view, LINEAR, fixed=(0,))
+
+
+@rule("ZerosLike", "OnesLike")
+def _filled_like(view: View) -> Ruling:
+    label = view.labels[0]
+    return [None], [label._replace(counts=False) if is_sharded(label) else REPLICATED]
+
+
+NOT_LINEAR = """
+    Exp Log Log1p Expm1 Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Abs Sign Sin Cos Tan Asin
+    Acos Atan Erf Erfc Floor Ceil Round Rint IsNan IsInf IsFinite LogicalNot Cosh Sinh Asinh Acosh Atanh
+    Lgamma Digamma Erfinv Ndtri Bitcast Angle ComplexAbs Invert Sqrt Square Rsqrt Reciprocal Inv Maximum
+    Minimum Greater GreaterEqual Less LessEqual Equal NotEqual Pow SquaredDifference FloorMod FloorDiv Mod
+    LogicalAnd LogicalOr Xlogy Xdivy Atan2 ClipByValue TruncateDiv TruncateMod ApproximateEqual BitwiseAnd
+    BitwiseOr BitwiseXor LeftShift RightShift Xlog1py Complex Imag Conj Igamma Igammac CheckNumerics NextAfter
+    BesselI0e BesselI1e StringLower StringStrip StringLength AsString StringToNumber StringToHashBucketFast
+    RegexReplace StringJoin
+"""
+
+
+@rule(*NOT_LINEAR.split())
+def _other(view: View) -> Ruling:
+    return elementwise(view, OTHER)
+
+
+GRADIENTS = {  # number of the operand that is the gradient: the operation is linear in it
+    "ReluGrad": 0, "Relu6Grad": 0, "LeakyReluGrad": 0, "EluGrad": 0, "SeluGrad": 0, "SoftplusGrad": 0, "SoftsignGrad": 0,
+    "TanhGrad": 1, "SigmoidGrad": 1, "SqrtGrad": 1, "RsqrtGrad": 1, "ReciprocalGrad": 1, "InvGrad": 1,
+}  # fmt: skip
+
+
+@rule(*GRADIENTS)
+def _gradient(view: View) -> Ruling:
+    others = [number for number in range(len(view.labels)) if number != GRADIENTS[view.type]]
+    return elementwise(view, PRODUCT, fixed=others)
+
+
+@rule("EnsureShape")
+def _ensure_shape(view: View) -> Ruling:
+    label = view.labels[0]
+    if is_sharded(label) and view.op.get_attr("shape").as_list()[label.axis] is not None:
+        return [REPLICATED], [REPLICATED]
+    return [None], [Label(*label)]

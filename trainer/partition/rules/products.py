@@ -1,0 +1,170 @@
+"""Matrix products, convolutions and what else works on each sample alone."""
+
+from __future__ import annotations
+
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, same_samples, sharded, sizes
+from ..program import varying_axes
+from .reductions import rows_together
+from .view import Ruling, View, Wants, rule
+
+
+def contraction(view: View, terms: list[str], result: str) -> Ruling:
+    """The rule of a product in the notation of einsum: a letter for each axis of each term and of the result.
+
+    Upper-case letters are axes of extent 1 that are broadcast.
+    """
+    at = [terms[n][label.axis] if is_sharded(label) else "" for n, label in enumerate(view.labels)]
+    kept = next((letter for letter in at if letter and letter in result), "") or next(filter(None, at), "")
+    if any(label.counts for label in view.labels):
+        return view.gathered()
+    if not kept:
+        sums = [n for n, label in enumerate(view.labels) if label == PARTIAL_SUM]
+        wants: Wants = [PARTIAL_SUM if n in sums[:1] else REPLICATED for n in range(len(terms))]
+        return wants, [PARTIAL_SUM if sums else REPLICATED]
+    lead = view.labels[at.index(kept)]
+    wants = []
+    for number, (label, term) in enumerate(zip(view.labels, terms)):
+        axis = term.find(kept)
+        if axis < 0:
+            wants.append(REPLICATED)
+        elif is_sharded(label) and label.axis == axis and same_samples(label, lead):
+            wants.append(None)
+        elif lead.chosen or (is_sharded(label) and label.axis == axis):
+            return view.gathered()
+        elif axis in (varying_axes(view.shapes(number)) or ()):
+            wants.append(sharded(axis, lead.blocks))
+        else:
+            return view.gathered()
+    made = lead._replace(axis=result.index(kept)) if kept in result else PARTIAL_SUM
+    return wants, [made]
+
+
+@rule("MatMul")
+def _matrix_product(view: View) -> Ruling:
+    one = "ki" if view.attr("transpose_a") else "ik"
+    other = "jk" if view.attr("transpose_b") else "kj"
+    return contraction(view, [one, other], "ij")
+
+
+@rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _batched_product(view: View) -> Ruling:
+    shapes = [shape for shape in (view.shapes(0)[0], view.shapes(1)[0]) if shape is not None]
+    if len(shapes) < 2:
+        return view.gathered()
+    most = max(len(shapes[0]), len(shapes[1])) - 2
+    letters = "abcdefgh"[:most]
+    ends = ["ki" if view.attr("adj_x") else "ik", "jk" if view.attr("adj_y") else "kj"]
+    terms = []
+    for shape, end in zip(shapes, ends):
+        own = letters[most - len(shape) + 2 :]
+        terms.append("".join(c.upper() if d == 1 else c for c, d in zip(own, shape)) + end)
+    used = terms[0][:-2] + terms[1][:-2]
+    return contraction(view, terms, "".join(c if c in used else c.upper() for c in letters) + "ij")
+
+
+@rule("Einsum")
+def _einsum(view: View) -> Ruling:
+    left, _, result = view.attr("equation").replace(" ", "").partition("->")
+    terms = left.split(",")
+    if "..." in left:
+        ranks = [view.rank(number) for number in range(len(terms))]
+        if None in ranks:
+            return view.gathered()
+        hidden = [(rank or 0) - len(term) + 3 if "..." in term else 0 for rank, term in zip(ranks, terms)]
+        names = "αβγδεζηθ"[: max(hidden)]
+        terms = [term.replace("...", names[len(names) - count :]) for term, count in zip(terms, hidden)]
+        result = result.replace("...", names)
+    if any(len(set(term)) < len(term) for term in [*terms, result]):
+        return view.gathered()
+    return contraction(view, terms, result)
+
+
+@rule("BiasAdd")
+def _bias(view: View) -> Ruling:
+    label, rank = view.labels[0], view.rank(0)
+    channels = 1 if view.attr("data_format") == "NCHW" else (rank or 0) - 1
+    if not is_sharded(label) or rank is None or label.axis == channels:
+        return view.gathered()
+    return [None, REPLICATED], [label]
+
+
+@rule("BiasAddGrad")
+def _bias_gradient(view: View) -> Ruling:
+    label, rank = view.labels[0], view.rank(0)
+    channels = 1 if view.attr("data_format") == "NCHW" else (rank or 0) - 1
+    if label == PARTIAL_SUM:
+        return [None], [PARTIAL_SUM]
+    if not is_sharded(label) or rank is None or label.axis == channels:
+        return view.gathered()
+    return [None], [PARTIAL_SUM]
+
+
+EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
+    (0,): """
+        Conv2D DepthwiseConv2dNative Conv3D Conv MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolV2 ResizeBilinear
+        ResizeBicubic ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace LRN ExtractImagePatches
+        MatrixInverse Cholesky MatrixDeterminant ImageProjectiveTransformV3 AdjustContrastv2 AdjustHue
+        AdjustSaturation RGBToHSV HSVToRGB Dilation2D Qr MatrixDiagPartV3 FFT IFFT FFT2D IFFT2D RFFT IRFFT
+        BatchToSpaceND
+    """,
+    (0, 1): "ResizeBilinearGrad ResizeBicubicGrad CholeskyGrad MatrixSolve MatrixTriangularSolve",
+    (0, 1, 2): "MaxPoolGrad MaxPool3DGrad LRNGrad",
+}  # fmt: skip
+_SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagPartV3", "CholeskyGrad", "MatrixSolve",
+            "MatrixTriangularSolve", "FFT", "IFFT", "FFT2D", "IFFT2D", "RFFT", "IRFFT")  # fmt: skip
+
+
+@rule(*EACH_SAMPLE[0,].split())
+def _each_sample(view: View) -> Ruling:
+    if view.type == "BatchToSpaceND":
+        return view.gathered()
+    if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
+        return view.gathered()
+    return rows_together(view, (0,))
+
+
+@rule(*EACH_SAMPLE[0, 1].split())
+def _each_pair(view: View) -> Ruling:
+    if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
+        return view.gathered()
+    return rows_together(view, (0, 1))
+
+
+@rule(*EACH_SAMPLE[0, 1, 2].split())
+def _each_triple(view: View) -> Ruling:
+    return rows_together(view, (0, 1, 2))
+
+
+_SIZES_OF_INPUT = {  # the number of the gradient, next to the sizes of the input
+    "Conv2DBackpropInput": 2, "DepthwiseConv2dNativeBackpropInput": 2, "Conv3DBackpropInputV2": 2, "AvgPoolGrad": 1,
+    "AvgPool3DGrad": 1,
+}  # fmt: skip
+
+
+@rule(*_SIZES_OF_INPUT)
+def _input_gradient(view: View) -> Ruling:
+    wants, made = rows_together(view, (_SIZES_OF_INPUT[view.type],))
+    if is_sharded(made[0]):
+        wants[0] = sizes(0)
+        if made[0].chosen:
+            return view.gathered()
+    return wants, made
+
+
+@rule("ResizeNearestNeighborGrad")
+def _resize_gradient(view: View) -> Ruling:
+    return rows_together(view, (0,))
+
+
+@rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")
+def _filter_gradient(view: View) -> Ruling:
+    return rows_together(view, (0, 2), [PARTIAL_SUM])
+
+
+@rule("FusedBatchNormV3")
+def _batch_normalization(view: View) -> Ruling:
+    if view.attr("is_training"):
+        return view.gathered()
+    found = rows_together(view, (0,))
+    made: list[Label] = found[1]
+    return found[0], [made[0], *[REPLICATED] * (len(view.op.outputs) - 1)]

@@ -1,0 +1,261 @@
+"""Sizes, reshapes, slices, concatenations: where the samples are afterwards."""
+
+from __future__ import annotations
+
+import math
+
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
+from ..program import PROBES, Shape
+from .elementwise import LINEAR, elementwise
+from .view import Ruling, View, Wants, rule
+
+
+@rule("Shape", "ShapeN", "Size", "Rank")
+def _sizes(view: View) -> Ruling:
+    made = []
+    for label in view.labels:
+        if not is_sharded(label) or view.type == "Rank":
+            made.append(REPLICATED)
+        elif view.type == "Size":
+            made.append(sizes(0, label.chosen) if not label.chosen else PARTIAL_SUM)
+        else:
+            made.append(sizes(label.axis, label.chosen))
+    return [None] * len(view.labels), made
+
+
+@rule("VariableShape", "BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", "BroadcastArgs")
+def _of_sizes(view: View) -> Ruling:
+    return view.gathered()
+
+
+def reshaped(label: Label, before: tuple[Shape, Shape], after: tuple[Shape, Shape]) -> Label | None:
+    """The label of a SHARDED tensor after a reshape; None where its samples do not stay together.
+
+    Args:
+        label: before.
+        before: the shapes before, for each of `PROBES`.
+        after: the shapes after.
+    """
+    if label.counts or None in before or None in after:
+        return None
+    candidates = []
+    for old, new, batch in zip(before, after, PROBES):
+        assert old is not None and new is not None
+        candidates.append(_reshaped(label, old, new, batch))
+    return candidates[0] if candidates[0] == candidates[1] else None
+
+
+def _reshaped(label: Label, old: list[int | None], new: list[int | None], batch: int) -> Label | None:
+    if None not in old and None not in new and not label.chosen:
+        blocks = label.blocks * math.prod(old[: label.axis])  # type: ignore[arg-type]
+        for axis, extent in enumerate(new):
+            outer = math.prod(new[:axis])  # type: ignore[arg-type]
+            if outer and blocks % outer == 0 and extent and extent % (blocks // outer * batch) == 0:
+                return label._replace(axis=axis, blocks=blocks // outer)
+        return None
+    if label.axis != 0 or not new or (label.blocks > 1 and new[0] != old[0]):
+        return None
+    if new[0] is not None and new[0] % batch == 0 and not label.chosen:
+        return label
+    inner = math.prod(extent for extent in old[1:] if extent is not None)
+    if None in new[1:]:
+        return label if old[1:] == new[1:] and label.chosen else None
+    return label if inner % max(1, math.prod(new[1:])) == 0 else None  # type: ignore[arg-type]
+
+
+@rule("Reshape")
+def _reshape(view: View) -> Ruling:
+    label = view.labels[0]
+    if is_partial(label):
+        return [None, REPLICATED], [label]
+    if label.counts and label.axis == 0 and view.out_rank() == 1 and view.rank(0) == 1:
+        return [None, sizes(0, label.chosen)], [label]
+    if not is_sharded(label):
+        return [REPLICATED, REPLICATED], [REPLICATED]
+    found = reshaped(label, view.shapes(0), view.out_shapes[0])
+    if found is None:
+        return view.gathered()
+    return [None, sizes(found.axis, found.chosen)], [found]
+
+
+@rule("ExpandDims")
+def _expand(view: View) -> Ruling:
+    label, rank, at = view.labels[0], view.rank(0), view.fixed(1)
+    if is_partial(label):
+        return [None, REPLICATED], [label]
+    if not is_sharded(label) or rank is None or at is None:
+        return view.gathered()
+    place = int(at.ravel()[0]) % (rank + 1)
+    return [None, REPLICATED], [label._replace(axis=label.axis + (place <= label.axis))]
+
+
+@rule("Squeeze")
+def _squeeze(view: View) -> Ruling:
+    label, shape = view.labels[0], view.shapes(0)[0]
+    if is_partial(label):
+        return [None], [label]
+    if not is_sharded(label) or shape is None:
+        return view.gathered()
+    dims = [dim % len(shape) for dim in view.attr("squeeze_dims")]
+    if not dims and None in shape:
+        return view.gathered()
+    dims = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
+    if label.axis in dims:
+        return view.gathered()
+    return [None], [label._replace(axis=label.axis - sum(dim < label.axis for dim in dims))]
+
+
+@rule("Transpose")
+def _transpose(view: View) -> Ruling:
+    label, order = view.labels[0], view.fixed(1)
+    if is_partial(label):
+        return [None, REPLICATED], [label]
+    if not is_sharded(label) or order is None:
+        return view.gathered()
+    return [None, REPLICATED], [label._replace(axis=[int(axis) for axis in order].index(label.axis))]
+
+
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+def _pad(view: View) -> Ruling:
+    label, amounts = view.labels[0], view.fixed(1)
+    if not is_sharded(label) or amounts is None:
+        known = _unchanged_axis(view, label.axis) if is_sharded(label) else False
+        return ([None, *[REPLICATED] * (len(view.labels) - 1)], [label]) if known else view.gathered()
+    return view.gathered()
+
+
+def _unchanged_axis(view: View, axis: int) -> bool:
+    """Whether an axis has the same known extent in the first input and the output."""
+    before, after = view.shapes(0), view.out_shapes[0]
+    return all(
+        old is not None and new is not None and old[axis] is not None and old[axis] == new[axis]
+        for old, new in zip(before, after)
+    )
+
+
+@rule("Tile")
+def _tile(view: View) -> Ruling:
+    label, times = view.labels[0], view.fixed(1)
+    if label == PARTIAL_SUM:
+        return [None, REPLICATED], [label]
+    if not is_sharded(label):
+        return broadcast(view, 0, 1)
+    if times is None or label.counts:
+        return view.gathered()
+    count = int(times[label.axis])
+    if count == 1:
+        return [None, REPLICATED], [label]
+    return (
+        ([None, REPLICATED], [label._replace(blocks=count)])
+        if label.blocks == 1 and not label.chosen
+        else view.gathered()
+    )
+
+
+@rule("BroadcastTo")
+def _broadcast_to(view: View) -> Ruling:
+    label, rank, after = view.labels[0], view.rank(0), view.out_rank()
+    if is_sharded(label) and rank is not None and after is not None and not label.counts:
+        axis = label.axis + after - rank
+        return [None, sizes(axis, label.chosen)], [label._replace(axis=axis)]
+    return broadcast(view, 0, 1)
+
+
+@rule("Fill")
+def _fill(view: View) -> Ruling:
+    return broadcast(view, 1, 0)
+
+
+def broadcast(view: View, data: int, shape: int) -> Ruling:
+    """A value that is the same everywhere fills a tensor: each replica makes its samples' part.
+
+    Args:
+        view: of the operation.
+        data: number of the input that holds the value.
+        shape: number of the input that says the shape, or how often axes are repeated.
+    """
+    label = view.labels[shape]
+    wants: Wants = [REPLICATED] * len(view.labels)
+    if label.kind == "sizes" and label.chosen and view.type != "Tile":
+        wants[shape] = None
+        return wants, [sharded(label.axis, chosen=label.chosen)]
+    axes = view.depends_on_batch()
+    given = view.shapes(data)[0]
+    if len(axes) == 1 and given is not None and None not in (view.out_shapes[0][0] or [None]):
+        inner = axes[0] - ((view.out_rank() or 0) - len(given))
+        extents = [view.out_shapes[0][probe][axes[0]] for probe in (0, 1)]  # type: ignore[index]
+        exact = all(extent % batch == 0 for extent, batch in zip(extents, PROBES))  # type: ignore[operator]
+        if exact and (inner < 0 or given[inner] == 1):
+            wants[shape] = sizes(axes[0])
+            return wants, [sharded(axes[0])]
+    if view.labels[data] == PARTIAL_SUM:
+        wants[data] = PARTIAL_SUM
+        return wants, [PARTIAL_SUM]
+    return wants, [REPLICATED]
+
+
+@rule("ConcatV2")
+def _concat(view: View) -> Ruling:
+    parts, rank = view.labels[:-1], view.out_rank()
+    found = view.fixed(len(parts))
+    if rank is None or found is None:
+        return view.gathered()
+    axis = int(found) % max(rank, 1)
+    if any(is_sharded(label) and label.axis == axis for label in parts):
+        first = parts[0]
+        alike = all(label == first for label in parts) and not first.chosen and not first.counts
+        shapes = [view.shapes(number) for number in range(len(parts))]
+        if alike and all(shape[0] is not None and shape[0][axis] == shapes[0][0][axis] for shape in shapes):  # type: ignore[index]
+            return [*[None] * len(parts), REPLICATED], [
+                first._replace(blocks=first.blocks * len(parts))
+            ] if first.blocks == 1 else [first._replace(blocks=sum(label.blocks for label in parts))]
+        return view.gathered()
+    wants, made = elementwise(view, LINEAR, range(len(parts)))
+    wants[-1] = REPLICATED
+    return wants, made
+
+
+@rule("Pack")
+def _pack(view: View) -> Ruling:
+    rank = view.out_rank()
+    leads = [label for label in view.labels if is_sharded(label)]
+    if rank is None or (leads and any(label.counts for label in leads)):
+        return view.gathered()
+    at = view.attr("axis") % rank
+    if not leads:
+        if all(label in (PARTIAL_SUM, REPLICATED) for label in view.labels) and PARTIAL_SUM in view.labels:
+            if view.op.outputs[0].dtype.is_integer:
+                return view.gathered()
+            return [PARTIAL_SUM] * len(view.labels), [PARTIAL_SUM]
+        return view.gathered()
+    if leads[0].chosen and any(label != leads[0] for label in view.labels):
+        return view.gathered()
+    return [leads[0]] * len(view.labels), [leads[0]._replace(axis=leads[0].axis + (at <= leads[0].axis))]
+
+
+@rule("Unpack")
+def _unpack(view: View) -> Ruling:
+    label, rank = view.labels[0], view.rank(0)
+    count = len(view.op.outputs)
+    if is_partial(label):
+        return [None], [label] * count
+    if not is_sharded(label) or rank is None or view.attr("axis") % rank == label.axis:
+        return view.gathered()
+    at = view.attr("axis") % rank
+    return [None], [label._replace(axis=label.axis - (at < label.axis), counts=False)] * count
+
+
+@rule("Split", "SplitV")
+def _split(view: View) -> Ruling:
+    data, where = (1, 0) if view.type == "Split" else (0, 2)
+    label, axes, count = view.labels[data], view.axes(where, view.rank(data)), len(view.op.outputs)
+    wants: Wants = [None if number == data else REPLICATED for number in range(len(view.labels))]
+    if is_partial(label):
+        return wants, [label] * count
+    if not is_sharded(label) or not axes or label.counts:
+        return view.gathered()
+    if axes[0] != label.axis:
+        return wants, [label] * count
+    if view.type == "Split" and label.blocks % count == 0:
+        return wants, [label._replace(blocks=label.blocks // count)] * count
+    return view.gathered()

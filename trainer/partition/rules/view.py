@@ -1,0 +1,119 @@
+"""What a rule sees of an operation, and the table of all rules.
+
+A rule is `fn(view) -> (wants, made)`: the labels that the operation can compute with, None where an input is taken as it
+is, and the labels of its outputs. Every rule has a test that runs the operation in uneven parts against the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..labels import REPLICATED, Label, is_sharded
+from ..program import Shape, Value, varying_axes
+
+Wants = list[Label | None]
+Ruling = tuple[Wants, list[Label]]
+Rule = Callable[["View"], Ruling]
+
+PARTIAL_MEAN = Label("partial mean")
+"""Of an output: the mean over this replica's samples; times its share of the batch it is a part of a sum."""
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*types: str) -> Callable[[Rule], Rule]:
+    """Enters a rule for operations of these types into the table."""
+
+    def enter(function: Rule) -> Rule:
+        for name in types:
+            assert name not in RULES, name
+            RULES[name] = function
+        return function
+
+    return enter
+
+
+class View:
+    """An operation, the labels of its inputs, and what is known of its sizes.
+
+    Args:
+        op: the operation.
+        inputs: its inputs.
+        shapes: for each output its shapes for each of `PROBES`.
+
+    Attributes:
+        labels: of the inputs.
+    """
+
+    def __init__(
+        self, op: tf.Operation, inputs: Sequence[Value], shapes: Sequence[tuple[Shape, Shape]]
+    ) -> None:
+        self.op, self.values, self.out_shapes = op, inputs, shapes
+        self.labels = [value.label for value in inputs]
+
+    @property
+    def type(self) -> str:
+        """Of the operation."""
+        return self.op.type
+
+    def attr(self, name: str) -> Any:
+        """An attribute; bytes as text."""
+        found = self.op.get_attr(name)
+        return found.decode() if isinstance(found, bytes) else found
+
+    def rank(self, number: int) -> int | None:
+        """Of an input."""
+        shape = self.values[number].shapes[0]
+        return None if shape is None else len(shape)
+
+    def out_rank(self, number: int = 0) -> int | None:
+        """Of an output."""
+        shape = self.out_shapes[number][0]
+        return None if shape is None else len(shape)
+
+    def shapes(self, number: int) -> tuple[Shape, Shape]:
+        """Of an input, for each of `PROBES`."""
+        return self.values[number].shapes
+
+    def constant(self, number: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """What an input is for each of `PROBES`."""
+        return self.values[number].constant
+
+    def fixed(self, number: int) -> np.ndarray | None:
+        """What an input is, where that does not depend on the size of the batch."""
+        found = self.constant(number)
+        if found is None or found[0].shape != found[1].shape or not np.array_equal(*found):
+            return None
+        return found[0]
+
+    def axes(self, number: int, rank: int | None) -> list[int] | None:
+        """The axes that an input names, counted from 0."""
+        found = self.fixed(number)
+        if found is None or rank is None:
+            return None
+        return [int(axis) % max(rank, 1) for axis in np.ravel(found)]
+
+    def depends_on_batch(self, number: int = 0) -> list[int]:
+        """The axes of an output whose extents depend on the size of the batch, as far as they are known."""
+        return varying_axes(self.out_shapes[number]) or []
+
+    def gathered(self) -> Ruling:
+        """The operation is given what one device has."""
+        return [REPLICATED] * len(self.labels), [REPLICATED] * len(self.op.outputs)
+
+    def sharded_inputs(self) -> list[int]:
+        """The numbers of the inputs that are SHARDED."""
+        return [number for number, label in enumerate(self.labels) if is_sharded(label)]
+
+    def names(self, number: int) -> str:
+        """For messages: an input's label."""
+        return str(self.labels[number])
+
+
+def with_axis(label: Label, axis: int) -> Label:
+    """A SHARDED label along another axis of another tensor."""
+    return label._replace(axis=axis, counts=False)
