@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,30 +38,24 @@ def partitioned(
         NotPartitioned: for what cannot be partitioned.
     """
     leaves = [n for n, tensor in enumerate(graph.inputs[:batch]) if tensor.shape.rank]
+    one_pass = functools.partial(_one_pass, graph, batch, outputs, sums_on_read, slices or {}, is_local)
     try:  # where nothing says that all leaves have as many samples, they may have others
         multiples = dict(zip(leaves, _MULTIPLES)) if len(leaves) > 1 else {}
-        return _partitioned(graph, batch, outputs, sums_on_read, slices or {}, is_local, multiples)
+        return _until_no_list_is_gathered(one_pass, multiples)
     except ValueError:
         pass
     try:
-        return _partitioned(graph, batch, outputs, sums_on_read, slices or {}, is_local, {})
+        return _until_no_list_is_gathered(one_pass, {})
     except ValueError as error:
         raise NotPartitioned(f"its shapes fit one size of the batch alone: {error}") from error
 
 
-def _partitioned(
-    graph: Any,
-    batch: int,
-    outputs: Sequence[Label | None],
-    sums_on_read: Callable[[Any], bool],
-    slices: Mapping[int, Sequence[bool]],
-    is_local: Callable[[tf.Operation], bool],
-    multiples: Mapping[int, int],
-) -> Program:
+def _until_no_list_is_gathered(one_pass: Callable[..., Program], multiples: Mapping[int, int]) -> Program:
+    """Repeats the pass, and gives whole tensors to what made a list that would have to be gathered."""
     whole: set[str] = set()
     while True:
         try:
-            return _one_pass(graph, batch, outputs, sums_on_read, slices, is_local, multiples, whole)
+            return one_pass(multiples, whole)
         except ListIsGathered as found:
             if found.producer in whole:
                 raise NotPartitioned(
