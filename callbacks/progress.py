@@ -54,7 +54,7 @@ class Rate:
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Prints the progress of training: steps, time left, rows per second, metrics, the loss scale and skipped steps.
+    """Prints the progress of training: steps, time left, samples per second, metrics, the loss scale and skipped steps.
 
     `fit`, `evaluate` and `predict` add it when `verbose` is not 0; pass one of your own to change it. On a terminal and in
     a notebook the line is redrawn in place; to a file, whole lines without control characters are written, at most one
@@ -177,7 +177,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             parts.append(f"{duration(seconds)}/step")
             rows = self._rows_per_step()
             if rows and seconds > 0:
-                parts.append(f"{short_number(rows / seconds)} rows/s")
+                parts.append(f"{short_number(rows / seconds)} samples/s")
         return parts
 
     def _rows_per_step(self) -> int | None:

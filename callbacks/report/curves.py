@@ -13,9 +13,9 @@ _OTHERS: dict[str, Callable[[Run], Points]] = {
     "gradient norm": lambda run: run.value("gradient_norm"),
     "loss scale": lambda run: run.log_ending_with("loss_scale"),
     "skipped steps": lambda run: run.log_ending_with("skipped_steps"),
-    "rows per second": lambda run: run.rows_per_second(),
+    "samples per second": lambda run: run.rows_per_second(),
 }
-_FROM_ZERO = ("rows per second", "skipped steps")
+_FROM_ZERO = ("samples per second", "skipped steps")
 
 
 def metric_curves(runs: Sequence[Run]) -> str:

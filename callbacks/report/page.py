@@ -88,7 +88,7 @@ def _several(runs: Sequence[Run]) -> str:
         "state": [run.how or "running or killed" for run in runs],
         "epochs": [number(run.epochs_done) for run in runs],
         "time": [duration(run.now - run.began) for run in runs],
-        "rows per second": [number((run.rows_per_second() or [(0.0, None)])[-1][1]) for run in runs],
+        "samples per second": [number((run.rows_per_second() or [(0.0, None)])[-1][1]) for run in runs],
         **{name: [number(run.last(name)) for run in runs] for name in metrics},
     }
     if len(columns) > len(runs) and len(runs) <= 6:  # the longer side of the table goes down
@@ -116,7 +116,7 @@ def _tiles(run: Run) -> str:
             tiles.append((number(training[-1][1]), f"{name}{beside}"))
     rows = run.rows_per_second()
     if rows:
-        tiles.append((number(rows[-1][1]), "rows per second"))
+        tiles.append((number(rows[-1][1]), "samples per second"))
     tiles.append((number(run.facts["strategy"]["replicas"]), "replicas"))
     tiles.append((number(run.facts["model"]["trainable parameters"]), "trainable parameters"))
     boxes = "".join(
@@ -166,7 +166,7 @@ def _workers(run: Run) -> str:
             ]
             for replica in range(replicas)
         ]
-    heads = ["worker", "replica", "rows per second", "compute", "input", "callbacks"]
+    heads = ["worker", "replica", "samples per second", "compute", "input", "callbacks"]
     heads += ["waiting for sums (whole run)", "memory"]
     return _section("Workers and replicas, last epoch", table(heads, rows, "numbers"))
 

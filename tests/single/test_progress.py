@@ -64,7 +64,7 @@ def test_bar_in_a_file_is_one_plain_line_per_epoch():
     assert len(lines) == 2
     assert lines[1].startswith("4/4 ━━━━━━━━━━━━━━━━━━━━ ")
     assert lines[1].endswith(" - loss: 0.5000 - loss_scale: 32768 - skipped_steps: 1")
-    assert "rows/s" in lines[1] and "\r" not in out.getvalue() and "\33" not in out.getvalue()
+    assert "samples/s" in lines[1] and "\r" not in out.getvalue() and "\33" not in out.getvalue()
 
 
 def test_bar_in_a_file_writes_a_line_every_30_seconds():
@@ -130,7 +130,7 @@ def test_bar_shows_rows_per_second_where_sizes_may_differ(kind):
     }[kind]()
     out = io.StringIO()
     model.fit(data, callbacks=[ProgressBar(out)])
-    assert " rows/s" in out.getvalue()
+    assert " samples/s" in out.getvalue()
 
 
 def test_bar_of_unknown_length_learns_it():

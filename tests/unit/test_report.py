@@ -159,7 +159,14 @@ def test_run_that_was_killed_and_restarted_says_so(tmp_path):
 
 def test_page_of_one_run_holds_every_chart_and_nothing_from_elsewhere(tmp_path):
     page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
-    for title in ("loss", "learning rate", "gradient norm", "loss scale", "skipped steps", "rows per second"):
+    for title in (
+        "loss",
+        "learning rate",
+        "gradient norm",
+        "loss scale",
+        "skipped steps",
+        "samples per second",
+    ):
         assert f"<figcaption>{title}</figcaption>" in page
     assert "1 values are not finite" in page
     assert not re.search(r"(?:src|href)=|url\(|@import|https?://", page)
