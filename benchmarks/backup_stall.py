@@ -138,7 +138,7 @@ def main() -> None:
         if name in WORDS
     ]
     rows.append(["a plain write and `fsync` of as many bytes", f"{plain:.2f} s", ""])
-    publish("backup_stall", ["saving", "training is held up for", "the whole training takes"], rows)
+    publish("backup_stall", ["saving", "training is blocked for", "the training run takes"], rows)
     size = results["in the background"]["bytes"]
     print(f"one backup: {size / 1e6:.1f} MB; a plain write and fsync of as many bytes: {plain:.2f} s")
 

@@ -96,7 +96,7 @@ def main() -> None:
         counted, measured = found["counted"], found["measured"]
         sizes = [f"{size / MIB:.0f} MiB" for size in (counted, measured)]
         rows.append([name, f"{count:,}", *sizes, f"{measured / counted:.2f}"])
-    publish("counted_memory", ["model", "rows", "counted", "measured", "measured / counted"], rows)
+    publish("counted_memory", ["model", "samples", "counted", "measured", "measured / counted"], rows)
 
 
 if __name__ == "__main__":

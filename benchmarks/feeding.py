@@ -193,7 +193,11 @@ def main(rows: int = 20_000) -> None:
             ratios = spread([b / a for a, b in zip(ours, hand)])
             lines.append([name, spread([rows / b for b in hand], 1e-3, "{:,.0f}"), ratios])
             print(" ".join(lines[-1]), flush=True)
-    publish("feeding", ["kind of input", "by hand, 1,000 rows a second", "`fit`'s input, of that"], lines)
+    publish(
+        "feeding",
+        ["kind of input", "hand-written loop, 1,000 samples per second", "`fit`'s input, of that"],
+        lines,
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-GUIDE = ROOT / "docs" / "guides" / "figures.md"
+GUIDE = ROOT / "docs" / "benchmarks.md"
 CHART = ROOT / "docs" / "assets" / "speed.png"
 TABLE = "speed_arrays_1"
 SHOWN = {
@@ -60,7 +60,7 @@ def draw(path: pathlib.Path) -> None:
         panel.tick_params(axis="y", labelsize=9, length=0)
         panel.spines[["top", "right", "bottom"]].set_visible(False)
     figure.suptitle(
-        "Microseconds per step of 32 rows (less is better): two CPU cores, from arrays", fontsize=10
+        "Microseconds per step of 32 samples (less is better): two CPU cores, from arrays", fontsize=10
     )
     figure.tight_layout()
     figure.savefig(path, dpi=130)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from .tables import tables_in, with_tables
 
-GUIDES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "guides"
+GUIDES = pathlib.Path(__file__).resolve().parent.parent / "docs"
 
 
 class Benchmark(NamedTuple):

@@ -168,13 +168,13 @@ def main(rounds: int = 7, names: Sequence[str] = MODELS) -> None:
         print(" ".join(rows[-1]), flush=True)
         keras.backend.clear_session()
     head = [
-        "Adam, 32 rows a step, in the graph",
+        "Adam, batch 32, in the graph",
         "variables",
         "`fit`, ms a step",
-        "/ loop by hand",
+        "/ hand-written loop",
         "/ Keras 3",
     ]
-    head += ["first 20 steps of `fit`, s", "/ loop by hand", "/ Keras 3"]
+    head += ["first 20 steps of `fit`, s", "/ hand-written loop", "/ Keras 3"]
     publish("many_variables", head, rows)
 
 

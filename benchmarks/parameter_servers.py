@@ -38,8 +38,8 @@ _LIMIT = 300  # seconds for one line
 _OURS = {
     "asynchronous": {},
     "max_staleness=3": {"max_staleness": 3},
-    "in step": {"backup_workers": 0},
-    "in step, 1 backup": {"backup_workers": 1},
+    "synchronous": {"backup_workers": 0},
+    "synchronous, 1 backup": {"backup_workers": 1},
 }
 
 
@@ -206,7 +206,7 @@ def _slowed(options: argparse.Namespace) -> None:
     if None not in own:
         print(f"    alone: {own[0]:.1f} and {own[1]:.1f} steps/s, together {sum(own):.1f}")
     rows = []
-    for mode in ("asynchronous", "in step", "in step, 1 backup"):
+    for mode in ("asynchronous", "synchronous", "synchronous, 1 backup"):
         rate = _in_own_process(mode, 2, options.servers, few, "last", True)
         if rate is not None:
             rows.append([mode, f"{rate:.1f}", "-" if None in own else f"{rate / sum(own):.2f}"])

@@ -23,7 +23,7 @@ from .sharded_state import GIVES_BACK, forget_peak, memory
 from .tables import publish
 
 BLOCKS, WIDTH, HEADS, TOKENS, ROWS, STEPS = 6, 256, 4, 128, 32, 2
-WAYS = {"none": "everything is kept", "blocks": "each block is computed again"}
+WAYS = {"none": "no rematerialization", "blocks": "blocks are rematerialized"}
 MIB = 2**20
 
 

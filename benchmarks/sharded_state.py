@@ -38,8 +38,8 @@ _HEAD = (
     "level",
     "bytes for a parameter",
     "formula",
-    "with what is whole for a moment",
-    "measured beside that",
+    "with transient full-size tensors",
+    "measured, relative to that",
     "time of a step",
 )
 

@@ -82,8 +82,8 @@ def main(rounds: int = 9) -> None:
         rows.append([f"{layers} hidden layers, {steps:,} steps ({model.train_function.way})", *cells])
         print(" ".join(rows[-1]), flush=True)
     head = [
-        "MLP, 32 rows a step",
-        "loop by hand, us a step",
+        "MLP, batch 32",
+        "hand-written loop, us a step",
         "an epoch / loop",
         "a fit of one epoch / loop",
         "a fit of one epoch / an epoch",

@@ -45,7 +45,9 @@ def draw(settings: Settings, path: pathlib.Path) -> None:
         panel.set_title(str(task), fontsize=10)
         panel.tick_params(axis="y", labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Training steps: unisono (green), loops by hand (grey), others (orange)", fontsize=11)
+    figure.suptitle(
+        "Training steps: unisono (green), hand-written loops (grey), others (orange)", fontsize=11
+    )
     figure.tight_layout(rect=(0, 0, 1, 0.98))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -72,7 +72,7 @@ def table(results: list[Result]) -> str:
     head = [
         "contestant",
         "step, us",
-        "/ best loop by hand",
+        "/ best hand-written loop",
         "/ Keras 3 fit",
         "with the first epoch, us",
         "epoch, s",
@@ -132,7 +132,7 @@ def aims_of(task: Task, results: list[Result]) -> list[tuple[str, float, float |
 
     by_hand = best_by_hand(results)
     found: list[tuple[str, float, float | None]] = [
-        ("the best loop by hand", 1.10, against([by_hand.name]) if by_hand else None),
+        ("the best hand-written loop", 1.10, against([by_hand.name]) if by_hand else None),
         ("Keras 3 fit, a short fit", 1.0, against(["keras"], "short_fit")),
     ]
     keras, jax = ("keras", "keras_100", "keras_xla"), ("keras_jax", "keras_jax_100")

@@ -92,7 +92,7 @@ def main(rounds: int = 9) -> None:
             ratios = [a / b for a, b in zip(times[name, way], times[NOTHING, way])]
             row += [spread(times[name, way], 1e6, "{:.0f}"), f"{statistics.median(ratios):.2f}"]
         rows.append(row)
-    head = ["MLP, 32 rows a step", "graph, us a step", "ratio", "under XLA, us a step", "ratio"]
+    head = ["MLP, batch 32", "graph, us a step", "ratio", "under XLA, us a step", "ratio"]
     publish("step_logs", head, rows)
 
 

@@ -65,12 +65,12 @@ def _accuracy(y: Any, p: Any) -> Any:
 PLAIN = "the step of `fit`, Keras' loss"
 PROGRAMS: dict[str, tuple[type, Any, list[Any]]] = {
     PLAIN: (unisono.Model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), []),
-    "own loss, marked `unisono.rowwise`": (unisono.Model, unisono.rowwise(_rows), []),
-    "own loss of rows, not marked": (unisono.Model, _rows, []),
-    "own loss that compares rows": (unisono.Model, _across, []),
-    "own `compute_loss` that compares rows": (OwnComputeLoss, None, []),
-    "own metric that is a function of all rows": (unisono.Model, PLAIN, [_accuracy]),
-    "own `train_step`": (OwnStep, None, []),
+    "custom loss, marked `unisono.rowwise`": (unisono.Model, unisono.rowwise(_rows), []),
+    "custom per-sample loss, not marked": (unisono.Model, _rows, []),
+    "custom loss that compares samples": (unisono.Model, _across, []),
+    "custom `compute_loss` that compares samples": (OwnComputeLoss, None, []),
+    "custom metric, a function of all samples": (unisono.Model, PLAIN, [_accuracy]),
+    "custom `train_step`": (OwnStep, None, []),
 }
 
 

@@ -61,10 +61,12 @@ ALL = (
     Contestant("ours_graph", "unisono fit, jit_compile=False", "ours", _TF),
     Contestant("ours_xla", "unisono fit, jit_compile=True", "ours", _TF),
     Contestant("keras", "Keras 3 on TensorFlow, fit", "keras_fits", _TF),
-    Contestant("keras_100", "Keras 3 on TensorFlow, fit, 100 steps per execution", "keras_fits", _TF),
+    Contestant("keras_100", "Keras 3 on TensorFlow, fit, 100 steps per compiled call", "keras_fits", _TF),
     Contestant("keras_xla", "Keras 3 on TensorFlow, fit, jit_compile=True", "keras_fits", _TF),
     Contestant("keras_jax", "Keras 3 on JAX, fit", "keras_fits", _JAX, jax=True),
-    Contestant("keras_jax_100", "Keras 3 on JAX, fit, 100 steps per execution", "keras_fits", _JAX, jax=True),
+    Contestant(
+        "keras_jax_100", "Keras 3 on JAX, fit, 100 steps per compiled call", "keras_fits", _JAX, jax=True
+    ),
     Contestant("tf_keras", "tf_keras, fit", "keras_fits", ("tensorflow", "tf_keras")),
     Contestant(
         "lightning", "Lightning, fit", "torch_loops", ("torch", "lightning"), False, True, False, False

@@ -34,7 +34,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
 
     A backup holds the model; its optimizers with slots, loss scale, accumulators and moving averages; the random
     generators; the position in the data; the metrics of the current epoch; History; and the state of the callbacks.
-    `fit` in the restarted script continues at the step after the last save. `docs/guides/checkpoints.md` describes the
+    `fit` in the restarted script continues at the step after the last save. `docs/guides/resume.md` describes the
     file format.
 
     In a `keras.callbacks.CallbackList` that a loop of your own drives, and in plain Keras, a backup holds the model, the

@@ -53,7 +53,7 @@ def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
 
 
 def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
-    """`(summary, content)` of one backup, every byte checked; `docs/guides/checkpoints.md` explains them.
+    """`(summary, content)` of one backup, every byte checked; `docs/guides/resume.md` explains them.
 
     Raises:
         DamagedFileError: the file is not as it was written.

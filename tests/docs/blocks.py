@@ -42,8 +42,8 @@ model.compile("sgd", "mse")
 # What the reader of a page has already: a model and data of their own.
 BEFORE = {
     "CONTRIBUTING.md": "import unisono; unisono.distribute.simulate_devices(4)",  # as tests/conftest.py
-    "docs/guides/checkpoints.md": _MODEL,
-    "docs/guides/many-machines.md": """
+    "docs/guides/resume.md": _MODEL,
+    "docs/guides/several-machines.md": """
 import tensorflow as tf
 loss_function = lambda y, y_pred: tf.nn.sparse_softmax_cross_entropy_with_logits(y, y_pred)
 """,
@@ -56,7 +56,7 @@ NOT_RUN = {
         "ClusterCoordinator(": "needs the processes that the launcher starts",
     },
     "docs/guides/pipeline.md": {"connect()": "needs worker processes"},
-    "docs/guides/many-machines.md": {
+    "docs/guides/several-machines.md": {
         "TPUClusterResolver": "needs a TPU",
         "model.fit(...": "an ellipsis stands for the reader's arguments",
         "simulate_devices(4)": "must stand at the top of a program",

@@ -52,13 +52,15 @@ def test_the_badges_of_the_readme_are_those_of_workflows_that_exist():
     assert [name for name in badges if not (ROOT / ".github" / "workflows" / name).exists()] == []
 
 
-def test_the_chart_of_the_readme_has_the_rows_of_the_guide():
+def test_the_chart_and_the_ratios_of_the_readme_are_those_of_the_benchmarks():
     chart = runpy.run_path(str(ROOT / "benchmarks" / "guide_chart.py"), run_name="chart")
     models, medians = chart["rows_of"](chart["GUIDE"].read_text(encoding="utf-8"))
     assert models == ["MLP", "CNN", "transformer"]
     assert set(chart["SHOWN"]) <= set(medians)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    row = next(line for line in readme.splitlines() if line.startswith("| microseconds per step"))
-    cells = [cell.strip() for cell in row.split("|")[2:6]]
-    names = ("`unisono` fit", "Keras 3 on TensorFlow", "tf_keras", "Lightning fit")
-    assert cells == [", ".join(f"{value:,.0f}" for value in medians[name]) for name in names]
+    row = next(line for line in readme.splitlines() if line.startswith("| step time relative to Unisono"))
+    ours, *others = [[float(x) for x in cell.split(",")] for cell in row.split("|")[2:6]]
+    assert ours == [1]
+    for name, cells in zip(("Keras 3 on TensorFlow", "tf_keras", "Lightning fit"), others):
+        ratios = [value / own for value, own in zip(medians[name], medians["`unisono` fit"])]
+        assert cells == [round(ratio, 0 if ratio > 10 else 1) for ratio in ratios]

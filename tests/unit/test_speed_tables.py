@@ -42,7 +42,7 @@ def test_aims_say_what_was_reached_and_leave_out_what_was_not_measured(speed):
     speed, tables = speed
     task = speed.Task("mlp")
     text = tables.aims([(task, results_of(speed, keras=[1000], ours=[50], tf_xla=[40]))])
-    assert "the best loop by hand | 1.10 | 1.25 | no" in text
+    assert "the best hand-written loop | 1.10 | 1.25 | no" in text
     assert "Keras 3 fit as it comes | 0.05 | 0.05 | yes" in text
     assert "JAX" not in text
 
