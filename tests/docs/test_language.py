@@ -41,9 +41,7 @@ OLD = {
 }
 # A sentence with one of these may say "row": of a matrix, a table, a sparse gradient, or a table of text.
 MATRIX = re.compile(r"matri|table|sparse|IndexedSlices|embedding|slices|unique|CSV|Parquet", re.IGNORECASE)
-FILE_NAMES = (
-    r"room|house|verdict|meeting|roll_call|accusation|wake|travel|misfit|remed|words|unison-rule|see-training"
-)
+FILE_NAMES = r"room|house|verdict|meeting|accusation|wake|travel|misfit|words|unison-rule|see-training"
 
 
 def name_of(path):
@@ -71,17 +69,15 @@ def text_of(page):
 
 
 def prose(text):
-    """A page without its comments, code, pictures and addresses."""
-    text = re.sub(r"<!--.*?-->|^ *```.*?^ *```|^---\n.*?^---\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    """A page without comments, code, names of the API, pictures and addresses."""
+    text = re.sub(r"(?ms)^:::.*?$|<!--.*?-->|^ *```.*?^ *```", "", text)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     return re.sub(r"`[^`\n]+`", "CODE", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
 
 
 def sentences(text):
     """The sentences of the paragraphs and lists of a page: no headings, no tables."""
-    text = re.sub(
-        r"^ *(\||#|:::|<|\$|\?\?\?|===|    options|    \w+:).*$", "", prose(text), flags=re.MULTILINE
-    )
+    text = re.sub(r"(?m)^ *(\||#|<|\$|\?\?\?|    options|    \w+:).*$", "", prose(text))
     text = re.sub(r"^ *([-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     for paragraph in re.split(r"\n\s*\n", text):
         for each in re.split(r"(?<=[.!?:;])[\"')*_]*\s+(?=[\"'(*_]*[A-Z0-9])", " ".join(paragraph.split())):
