@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_OF_A_GRADIENT = "gradient_tape/"
+OF_A_GRADIENT = "gradient_tape/"
 """In the names of what `tf.GradientTape.gradient` adds to a graph."""
 
 _NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be handed to the graphs inside of it
@@ -26,7 +26,7 @@ def graph_of_replica() -> Any:
 
 def is_of_a_gradient(op: tf.Operation) -> bool:
     """Whether `tf.GradientTape.gradient` made this operation."""
-    return _OF_A_GRADIENT in op.name
+    return OF_A_GRADIENT in op.name
 
 
 def number_of(op: tf.Operation) -> float:
@@ -48,7 +48,7 @@ def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[Non
     if not hasattr(graph, _NUMBERS):
         setattr(graph, _NUMBERS, {})
     count = len(graph.get_operations())
-    with graph.as_default(), tf.name_scope(_OF_A_GRADIENT + "again"):
+    with graph.as_default(), tf.name_scope(OF_A_GRADIENT + "again"):
         yield
     made = graph.get_operations()[count:]
     end = number_of(before)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -15,7 +15,6 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from .functional import graph_of, nodes_in_order
-from .shared_change import shared_attribute
 
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
@@ -23,7 +22,20 @@ __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 # Operations of Keras whose numbers are each computed of those in the same place.
 _ARITHMETIC = ("Absolute", "Add", "Divide", "Multiply", "Negative", "Power", "Subtract", "TrueDivide")
 _CURVES = ("Exp", "Gelu", "LeakyRelu", "Log", "Relu", "Sigmoid", "Silu", "Sqrt", "Square", "Tanh")
-_OF_EACH_NUMBER = frozenset([*_ARITHMETIC, *_CURVES, "Cast", "Clip", "Maximum", "Minimum"])
+_COMPARISONS = (
+    "Equal",
+    "NotEqual",
+    "Greater",
+    "GreaterEqual",
+    "Less",
+    "LessEqual",
+    "LogicalAnd",
+    "LogicalOr",
+    "LogicalNot",
+)
+_OF_EACH_NUMBER = frozenset([*_ARITHMETIC, *_CURVES, *_COMPARISONS, "Cast", "Clip", "Maximum", "Minimum"])
+_ALONG_AXES = ("Any", "All", "Max", "Mean", "Min", "Sum")
+_OF_COMPILE = ("loss", "optimizer")
 
 
 def is_own(layer: Any) -> bool:
@@ -35,7 +47,8 @@ def holds_own_code(layer: Any) -> bool:
     """Whether a layer computes what the user says: by its class, a function, operations between layers, an axis of rows."""
     if is_own(layer) or isinstance(layer, keras.layers.Lambda):
         return True
-    if any(map(_is_users, vars(layer).values())) or _is_along_rows(getattr(layer, "axis", None)):
+    settings = [value for name, value in vars(layer).items() if name not in _OF_COMPILE]
+    if any(map(_is_users, settings)) or _is_along_rows(getattr(layer, "axis", None)):
         return True
     graph = graph_of(layer)
     nodes = [] if graph is None else nodes_in_order(graph)
@@ -60,6 +73,10 @@ def _is_rowwise(node: Any) -> bool:
     if kind == "GetItem":
         key = node.arguments.args[1] if len(node.arguments.args) > 1 else None
         return isinstance(key, tuple) and key[0] in (slice(None), Ellipsis)
+    if kind in _ALONG_AXES:
+        axes, rank = node.operation.axis, len(node.arguments.args[0].shape)
+        axes = axes if isinstance(axes, list | tuple) else [axes]
+        return all(axis is not None and axis not in (0, -rank) for axis in axes)
     return kind in _OF_EACH_NUMBER
 
 
@@ -155,16 +172,6 @@ def without_layer_losses(model: Any) -> Iterator[None]:
         yield
     finally:
         model._losses_override = before
-
-
-@contextlib.contextmanager
-def statistics_of_all_rows(layers: Iterable[Any]) -> Iterator[None]:
-    """Within it each `BatchNormalization` among `layers` is a synchronized one."""
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            if isinstance(layer, keras.layers.BatchNormalization):
-                stack.enter_context(shared_attribute(layer, "synchronized", lambda _: True))
-        yield
 
 
 @contextlib.contextmanager

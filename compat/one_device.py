@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 from tensorflow.python.ops.handle_data_util import copy_handle_data
 from tensorflow.python.saved_model import save_context
+
+from .edges import OF_A_GRADIENT, is_of_a_gradient
 
 _LEFT_OUT = (
     "_class",
@@ -35,16 +38,27 @@ def traced_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec],
     """
     with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
         graph: Any = tf.__internal__.FuncGraph(name)
-    graph._distribution_strategy_stack = []
-    none = tf.saved_model.SaveOptions(
-        experimental_variable_policy=tf.saved_model.experimental.VariablePolicy.NONE
-    )
-    with save_context.save_context(none), graph.as_default(), graph.control_dependencies(None):
+    with graph.as_default(), as_on_one_device(), graph.control_dependencies(None):
         inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
         graph.inputs.extend(inputs)
         outputs = fn(*inputs)
         graph.outputs = [graph.capture(tensor) for tensor in outputs]
     return graph
+
+
+@contextlib.contextmanager
+def as_on_one_device() -> Iterator[None]:
+    """Inside, the current graph is traced under the default strategy: the first copy of a distributed variable is read."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    around, graph._distribution_strategy_stack = graph._distribution_strategy_stack, []
+    none = tf.saved_model.SaveOptions(
+        experimental_variable_policy=tf.saved_model.experimental.VariablePolicy.NONE
+    )
+    try:
+        with save_context.save_context(none):
+            yield
+    finally:
+        graph._distribution_strategy_stack = around
 
 
 def inner_graph(op: tf.Operation, attribute: str) -> Any:
@@ -109,7 +123,7 @@ def copied_into_graph(
             op.type,
             list(inputs),
             [*outputs, *(more if is_loop else [])],
-            name=op.name.rpartition("/")[2].lstrip("_") or op.type,
+            name=OF_A_GRADIENT * is_of_a_gradient(op) + (op.name.rpartition("/")[2].lstrip("_") or op.type),
             attrs=attributes,
         )
 

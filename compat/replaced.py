@@ -74,19 +74,13 @@ REPLACED = (
     ),
     Changed(
         keras.layers.Layer,
-        "__call__",
-        "a layer that computes with statistics of a batch is given the rows of all replicas",
-    ),
-    Changed(
-        keras.layers.Layer,
         "_maybe_build",
         "a layer that replicas call first is built once, and not in their graph",
     ),
     Changed(
         tf.GradientTape,
         "gradient",
-        "the gradient of a variable that is split over servers is one gradient, and one that a step changes before it "
-        "applies it is that of the global batch",
+        "the gradient of a variable that is split over servers is one gradient",
     ),
     Changed(
         keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"
@@ -110,7 +104,7 @@ REPLACED = (
     Changed(
         _MirroredReplicaContext,
         "_merge_call",
-        "tensors that a layer keeps for later are those of its replica, whose thread has waited for the others",
+        "no replica waits for others inside of a function that is compiled apart",
     ),
     Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws"),

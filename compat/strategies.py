@@ -118,10 +118,11 @@ _replaced = shared_change(_install, _restore)
 
 
 @contextlib.contextmanager
-def pretending_replicas(count: int) -> Iterator[None]:
-    """Code that this thread traces inside finds `count` as the `num_replicas_in_sync` of any strategy.
+def pretending_replicas(count: int | None) -> Iterator[None]:
+    """Code of this thread finds `count` as the `num_replicas_in_sync` of any strategy; None: the real number.
 
-    For graphs that are only looked at. The property is TensorFlow's own again when the last such block of any thread ends.
+    For code that computes as on one device. The property is TensorFlow's own again when the last such block of any thread
+    ends.
     """
     outer = _pretending.replicas
     with _replaced():

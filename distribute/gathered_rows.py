@@ -105,10 +105,7 @@ def own_rows_of_all(structure: Any, is_data: bool = False, each_its_own: bool = 
     share = step.share(tf.float64)
 
     def gathered(value: Any) -> Any:
-        result = _gather(value, step, share, is_data, each_its_own)
-        if step.observer is not None and isinstance(result, tf.Tensor) and result.shape.rank != 0:
-            step.observer.same(result)
-        return result
+        return _gather(value, step, share, is_data, each_its_own)
 
     return keras.tree.map_structure(gathered, structure)
 
@@ -142,8 +139,8 @@ def _gather(
 
 
 def _trimmed(value: Any, step: StepContext) -> Any:
-    """The tensor without the row that a replica without rows has borrowed. Steps that are only looked at have rows."""
-    if step.certainly_alive or step.observer is not None:
+    """The tensor without the row that a replica without rows has borrowed."""
+    if step.certainly_alive:
         return value
     if isinstance(value, tf.SparseTensor):
         size = tf.concat([tf.cast([step.rows], tf.int64), value.dense_shape[1:]], 0)
@@ -229,9 +226,6 @@ _CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
     """`value` of all replicas, one after the other along the first axis."""
-    step = current_step()
-    if step is not None and step.observer is not None:
-        return step.observer.rows(value)
     if value.dtype == tf.string:
         return _gather_strings(value)
     if value.dtype.is_complex:

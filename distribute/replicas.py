@@ -63,8 +63,6 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     Context: replica. With one replica nothing is added to the graph.
     """
     tensors, step = list(tensors), current_step()
-    if step is not None and step.observer is not None:
-        return step.observer.sums(tensors)
     if not tensors or num_replicas() == 1:
         return tensors
     if step is not None and any(_is_slices_of_unknown_number(t) for t in tensors):
@@ -78,22 +76,6 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
         for i, total in zip(group, sums):
             result[i] = total
     return result
-
-
-def sums_of_replicas(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[tf.Tensor]:
-    """The sums over all replicas of small per-replica values of floating point numbers.
-
-    On GPUs they are there, and the host waits for none of them.
-
-    Context: cross-replica.
-    """
-    if not values or not _on_gpus(strategy) or shares_variables(strategy):
-        return [strategy.reduce("SUM", value, axis=None) for value in values]
-    give_collectives_a_group(strategy)
-    totals = strategy.extended.batch_reduce_to(
-        tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
-    )
-    return [strategy.experimental_local_results(total)[0] for total in totals]
 
 
 def _is_slices_of_unknown_number(tensor: Any) -> bool:
@@ -149,8 +131,8 @@ def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     Context: replica.
     """
-    tensors, step = list(tensors), current_step()
-    if len(tensors) < 2 or num_replicas() == 1 or (step is not None and step.observer is not None):
+    tensors = list(tensors)
+    if len(tensors) < 2 or num_replicas() == 1:
         return all_reduce_sum(tensors)
     groups = _by_dtype(tensors)
     flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in groups]

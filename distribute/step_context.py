@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from ..compat.replaced import replaced_functions
-from .join_rules import MEAN_PER_REPLICA, OF_REPLICAS, SUM, SUM_TIMES_REPLICAS, JoinRules
 
 
 @dataclasses.dataclass
@@ -75,74 +74,16 @@ class ReplicaRows:
         rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
         return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
 
-    def weight(self, rule: str, dtype: Any = tf.float32) -> tf.Tensor:
-        """What a number of this replica is multiplied with, so that the sum over replicas joins them by `rule`."""
-        weight = tf.cast(self.alive, dtype) if rule in (SUM, SUM_TIMES_REPLICAS) else self.share(dtype)
-        if rule == MEAN_PER_REPLICA:
-            return weight * self.num_replicas
-        return weight / self.num_replicas if rule in OF_REPLICAS else weight
-
-
-ALL_ROWS_HERE = "all rows here"
-"""In the notes of a step: every replica computes the same of the rows of all, and draws the numbers of one device."""
 
 WEIGHTED = "weighted"
 """In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
 
 
+ON_FIRST_REPLICA = "on the first replica"
+"""In the notes of a step that the first replica computes on the whole batch: what it writes counts."""
+
 NOT_AGGREGATED = "not aggregated"
 """In the notes of a step whose gradients are taken: the error for code that aggregates them itself."""
-
-
-class Observer(Protocol):
-    """Stands in for the other replicas in a step that is only looked at (`trainer/step/find_rules.py`).
-
-    Attributes:
-        exchanged: what the replicas have exchanged, in order.
-    """
-
-    exchanged: list[tf.Tensor]
-
-    def sums(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums over all replicas."""
-        ...
-
-    def rows(self, own: tf.Tensor) -> tf.Tensor:
-        """The rows of all replicas."""
-        ...
-
-    def note(self, what: Any, value: Any) -> None:
-        """Notes a number that leaves the replica."""
-
-    def fed(self, kind: str, number: int, value: tf.Tensor, metric: Any) -> str | None:
-        """Notes what a metric is updated with; returns its rule, where it is seen at once."""
-        ...
-
-    def same(self, value: tf.Tensor) -> None:
-        """Is told of a tensor that is the same on every replica."""
-
-    def called(self, layer: Any, outputs: Any, graph: Any, first: float, end: float) -> None:
-        """Is told that a layer was called, what it gave, and which operations of a graph were made for it."""
-
-    def outputs(self, y_pred: Any) -> None:
-        """Is told of the outputs of the model."""
-
-    def computed(self, what: tuple[Any, ...], value: Any, step: StepContext) -> None:
-        """Notes the parts of a number; see `JoinRules.parts`."""
-
-    def taken(self, number: int, gradients: list[Any]) -> list[Any]:
-        """Notes the gradients of variables that a tape has given; returns what the step goes on with."""
-        ...
-
-    def in_branch(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, both branches of a condition are computed: what an optimizer is given cannot be joined there."""
-        ...
-
-    def gathers(self, outputs: Sequence[Any]) -> None:
-        """Is told of outputs that are gathered, for a loss that compares rows."""
-
-    def loss(self, value: tf.Tensor, loss_of: Callable[..., tf.Tensor], rows: Any) -> None:
-        """Notes a loss of the user's own: `loss_of(*rows)`."""
 
 
 @dataclasses.dataclass
@@ -180,8 +121,6 @@ class StepContext(ReplicaRows):
         shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
             TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
         take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
-        rules: how what the user's code hands back is joined over the replicas.
-        observer: None, or what stands in for the other replicas while the rules are found (`Observer`).
         calls: for an optimizer, by its id: its calls since its last update before this step; int32 scalar on the host.
             Of one that is not there only the device knows.
         shares: bool; whether numbers that the code on a replica computes are its shares of those of the global batch,
@@ -196,8 +135,6 @@ class StepContext(ReplicaRows):
     notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
     take_gradients: Any = None
-    rules: JoinRules = dataclasses.field(default_factory=JoinRules)
-    observer: Observer | None = None
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     shares: bool = False
 
@@ -216,11 +153,6 @@ class StepContext(ReplicaRows):
             yield
         finally:
             self.notes[what] = outer
-
-    @property
-    def draws_as_one_device(self) -> bool:
-        """Whether random layers draw the numbers of one device."""
-        return super().draws_as_one_device or bool(self.notes.get(ALL_ROWS_HERE))
 
     def on_all_rows(self) -> StepContext:
         """The step of one replica that holds all rows: for code that is given the gathered rows."""

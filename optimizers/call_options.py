@@ -94,6 +94,5 @@ def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Seq
     step = current_step()
     if step is None or step.take_gradients is None:
         return False
-    if step.observer is None or not current_options().skip_aggregation:
-        step.take_gradients(optimizer, zip(gradients, variables))
+    step.take_gradients(optimizer, zip(gradients, variables))
     return True

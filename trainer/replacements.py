@@ -17,17 +17,15 @@ from ..compat.replaced import provide
 from ..compat.variables import direct_writes, raw_value, stateless_scope
 from ..distribute.collectives import refuse_collective
 from ..distribute.devices import computes_on_gpu, runs_on_gpu
-from ..distribute.join_rules import numbered
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import all_reduce_sum_packed, num_replicas, once_per_copy, shares_variables
-from ..distribute.step_context import WEIGHTED, StepContext, current_step, drawing_step, step_scope
+from ..distribute.replicas import all_reduce_sum_packed, once_per_copy, shares_variables
+from ..distribute.step_context import current_step, drawing_step, step_scope
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
-from .step import gathered_layers, kept_tensors, nested_graphs, tape_gradients, xla_random
+from .step import nested_graphs, xla_random
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
-from .step.global_loss import divides_by_weights, loss_of_rows, reduces_by_itself
-from .step.observed_draws import only_looked_at, spread
+from .step.global_loss import loss_of_rows, reduces_by_itself
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 
@@ -53,15 +51,8 @@ def _unscaling(original: Any) -> Any:
 def _loss(original: Any) -> Any:
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        if step is None or not reduces_by_itself(self):
+        if step is None or not step.shares or not reduces_by_itself(self):
             return original(self, y_true, y_pred, sample_weight)
-        if not step.shares:
-            if step.num_replicas == 1 or not divides_by_weights(self, y_pred, sample_weight):
-                return original(self, y_true, y_pred, sample_weight)
-            # The same number, as a ratio of two: replicas can join those.
-            own = dataclasses.replace(step, num_replicas=1, global_rows=step.rows, totals=None)
-            with step_scope(own):
-                return loss_of_rows(self, own, y_true, y_pred, sample_weight)
         own = dataclasses.replace(step, shares=False)
         with step_scope(own):
             loss = loss_of_rows(self, own, y_true, y_pred, sample_weight)
@@ -134,41 +125,16 @@ def _synchronized_moments(original: Any) -> Any:
         alive = tf.cast(step.alive, x.dtype)
         total = tf.reduce_sum(x, axis=axes, keepdims=True)
         count = tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True)
-        total, count = _summed([total * alive, count * alive], step)
+        total, count = all_reduce_sum_packed([total * alive, count * alive])
         mean = total / count
-        (squares,) = _summed(
-            [tf.reduce_sum(tf.math.squared_difference(x, mean), axis=axes, keepdims=True) * alive], step
-        )
+        own = tf.reduce_sum(tf.math.squared_difference(x, mean), axis=axes, keepdims=True)
+        (squares,) = all_reduce_sum_packed([own * alive])
         variance = squares / count
         if keepdims:
             return mean, variance
         return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
     return moments
-
-
-def _summed(parts: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:
-    """The sums over replicas, with the gradient of the global loss.
-
-    What arrives on the way back is added up over the replicas. The loss of a `train_step` of one's own is weighted after
-    its gradient was taken, when the parts of other replicas are in it already: each must have its own weight before.
-    """
-    if num_replicas() == 1 or step.observer is not None or step.shares or step.notes.get(WEIGHTED):
-        return all_reduce_sum_packed(parts)
-    if step.rules.tapes:
-        rule = numbered(step.rules.tapes, step.notes.get("tape calls", 0))
-    else:
-        rule = numbered(step.rules.gradients, step.notes.get("optimizer calls", 0))
-    weight = step.weight(rule, tf.float64)
-    sums = all_reduce_sum_packed(
-        [_with_gradient_times(part, tf.math.reciprocal_no_nan(weight)) for part in parts]
-    )
-    return [_with_gradient_times(each, weight) for each in sums]
-
-
-@tf.custom_gradient
-def _with_gradient_times(value: tf.Tensor, factor: tf.Tensor) -> Any:
-    return tf.identity(value), lambda gradient: (gradient * tf.cast(factor, gradient.dtype), None)
 
 
 def _clear_losses(original: Any) -> Any:
@@ -195,10 +161,6 @@ def _add_loss(original: Any) -> Any:
 def _uniform(original: Any) -> Any:
     def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
         dtype = dtype or keras.config.floatx()
-        if only_looked_at():
-            drawn_seed(seed)
-            minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-            return spread(shape, dtype) * (maxval - minval) + minval
         if not xla_random.spelled_out(dtype):
             return original(shape, minval, maxval, dtype, seed)
         minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
@@ -210,9 +172,6 @@ def _uniform(original: Any) -> Any:
 def _normal(original: Any) -> Any:
     def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
         dtype = dtype or keras.config.floatx()
-        if only_looked_at():
-            drawn_seed(seed)
-            return tf.fill(shape, tf.cast(mean + stddev / 2, dtype))
         if not xla_random.spelled_out(dtype):
             return original(shape, mean, stddev, dtype, seed)
         return xla_random.normal(shape, drawn_seed(seed), dtype) * tf.cast(stddev, dtype) + tf.cast(
@@ -224,9 +183,6 @@ def _normal(original: Any) -> Any:
 
 def _dropout(original: Any) -> Any:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        if only_looked_at():
-            drawn_seed(seed)
-            return inputs
         if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
             return original(inputs, rate, noise_shape, seed)
         seed = drawn_seed(seed)
@@ -280,13 +236,12 @@ for _key, _make in {
     "Variable.handle": _handle,
     "SeedGenerator.next": _seed,
     "BaseOptimizer.apply": _apply,
-    "_MirroredReplicaContext._merge_call": kept_tensors.merge_call,
+    "_MirroredReplicaContext._merge_call": nested_graphs.merge_call,
     "random.uniform": _uniform,
     "random.normal": _normal,
     "random.dropout": _dropout,
     "random_ops_util._get_key_counter": _key_counter,
     "Loss.__call__": _loss,
-    "Layer.__call__": gathered_layers.layer_call,
     "Layer._maybe_build": _maybe_build,
     "nn._compute_moments_sync": _synchronized_moments,
     "FuncGraph._create_op_internal": _new_operation,
@@ -294,6 +249,5 @@ for _key, _make in {
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
-    "GradientTape.gradient": tape_gradients.gradient,
 }.items():
     provide(_key, _make, once_where_asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from ...compat.pruning import drawing_operations
+from ...compat.random_operations import drawing_operations
 from ...compat.variables import raw_value
 from ..fit_state import FitState
 from ..trained_model import CompiledModel

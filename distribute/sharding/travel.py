@@ -84,7 +84,7 @@ def numbers_are_known(rows: tf.Tensor) -> bool:
     Context: replica.
     """
     step = current_step()
-    if tf.executing_eagerly() or not computes_on_gpu() or (step is not None and step.observer is not None):
+    if tf.executing_eagerly() or not computes_on_gpu():
         return False
     strategy = tf.distribute.get_strategy()
     if len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync:

@@ -147,8 +147,8 @@ def own_copy(variable: Any) -> Any:
 
 
 @contextlib.contextmanager
-def seen_through(stand_in: Callable[[ShardedValue], Any]) -> Iterator[None]:
-    """Code of this thread finds `stand_in(value)`, a variable, in place of each `ShardedValue`."""
+def seen_through(stand_in: Callable[[ShardedValue], Any] | None) -> Iterator[None]:
+    """Code of this thread finds `stand_in(value)`, a variable, in place of each `ShardedValue`; None: the value itself."""
     outer, _seen.stand_in = _seen.stand_in, stand_in
     try:
         yield

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from ...compat.tapes import record_as_read, variable_without_value
 from ..replicas import in_replica_context
-from ..step_context import current_step
 from ..workers.peer_watch import meeting
 from .moments import whole_for_a_moment
 from .travel import scattered_from_first
@@ -40,9 +39,7 @@ class ShardedWeight(ShardedValue):
 
     def read_value(self) -> tf.Tensor:
         """The whole weight, or what stands for it here."""
-        step = current_step()
-        looked_at = step is not None and step.observer is not None
-        if self.is_seen_through() or looked_at or not (in_replica_context() and tf.distribute.has_strategy()):
+        if self.is_seen_through() or not (in_replica_context() and tf.distribute.has_strategy()):
             value = super().read_value()
         else:
             value = whole_for_a_moment(self.own().read_value, self.shape.as_list())

@@ -16,8 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.edges import graph_of_replica
-from ...distribute.join_rules import SAME, numbered
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import checks
@@ -57,15 +55,11 @@ def aggregate_alone(
     Context: replica.
     """
     inner, step = inner or optimizer, current_step()
-    observer = None if step is None else step.observer
     on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None
     if taken and not on_replica:  # the step is traced for its variables alone
         return list(grads_and_vars)
-    if step is not None and taken and observer is None:
-        raise step.notes.get(NOT_AGGREGATED) or ValueError(
-            "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
-            "give what changes the gradients to the optimizer, as `gradient_transformers`."
-        )
+    if step is not None and NOT_AGGREGATED in step.notes:
+        raise step.notes[NOT_AGGREGATED]
     if not on_replica:
         raise RuntimeError(
             "`aggregate_gradients` was called outside of `strategy.run`: call it inside, where each replica has its own."
@@ -73,17 +67,10 @@ def aggregate_alone(
     given = checks.checked_pairs(grads_and_vars)
     present = checks.with_gradients(inner, given)
     widened = [(g if widen is None else widen(g), v) for g, v in present]
-    take = None if step is None else step.take_gradients
-    if take is not None and observer is not None:  # the step is looked at
-        take(optimizer, widened)
-        totals = zip(observer.sums([g for g, _ in widened]), [v for _, v in widened])
-    else:
-        options = current_options()
-        sent, weight = with_errors(inner, widened, options, replica_weight(options), scale)
-        totals = [
-            (unique_rows(g) if is_on_gpu() else g, v) for g, v in aggregate(inner, sent, options, weight)
-        ]
-        carry_on(inner, sent, options, scale)
+    options = current_options()
+    sent, weight = with_errors(inner, widened, options, replica_weight(options), scale)
+    totals = [(unique_rows(g) if is_on_gpu() else g, v) for g, v in aggregate(inner, sent, options, weight)]
+    carry_on(inner, sent, options, scale)
     pairs = unscale(inner, list(totals), scale)
     memory = _memory(optimizer)
     memory.update({id(v): _Memory(_reference(g)) for g, v in given if g is not None})
@@ -99,12 +86,6 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     """
     if not in_replica_context():  # nothing is aggregated there
         return pairs, options
-    if _come_joined(options):
-        in_branch = graph_of_replica() not in (
-            None,
-            tf.compat.v1.get_default_graph(),
-        )  # where no replica can meet another
-        return pairs if in_branch else _alike(pairs), dataclasses.replace(options, skip_aggregation=True)
     memory = _memory(optimizer)
     known = [(g, v) for g, v in pairs if g is not None and id(v) in memory]
     if not known or options.unscaled:
@@ -133,17 +114,6 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     for _, variable in known:
         memory[id(variable)].applied = True
     return _alike(pairs), dataclasses.replace(options, unscaled=True)
-
-
-def _come_joined(options: CallOptions) -> bool:
-    """Whether this call is given what the replicas have joined where a tape gave it; the call is then counted."""
-    step = current_step()
-    if step is None or not step.rules.tapes or options.skip_aggregation:
-        return False
-    joined = numbered(step.rules.gradients, step.notes.get("optimizer calls", 0)) == SAME
-    if joined:
-        step.count("optimizer calls")
-    return joined
 
 
 def forget_applied(optimizer: Any) -> None:

@@ -24,7 +24,6 @@ import tensorflow as tf
 from ...compat.guarded_writes import writes_only_where
 from ...compat.optimizers import call_count, check_known, overwritten_by_gradient, trained_variables
 from ...compat.variables import direct_writes
-from ...distribute.join_rules import numbered
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id
 from ...distribute.step_context import current_step
@@ -263,15 +262,13 @@ def _weight_total(options: CallOptions) -> Any:
 def replica_weight(options: CallOptions) -> Any:
     """What this replica's gradients are multiplied with; None: nothing.
 
-    It is None outside of a step, in a step of shares, and where the loss or the caller has seen to it.
-
-    Inside a step they are means over this replica's rows, or what was found for this call of an optimizer.
+    It is None outside of a step, in a step of shares, and where the loss or the caller has seen to it. Inside a step they
+    are means over this replica's rows.
     """
     step = current_step()
     if step is None or step.shares or options.skip_aggregation:
         return None
-    rule = numbered(step.rules.gradients, step.count("optimizer calls"))
-    return None if options.contributions else step.weight(rule, tf.float64)
+    return None if options.contributions else step.share(tf.float64)
 
 
 def _in_every_replica(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -65,6 +66,12 @@ def takes_gradients_itself(optimizer: Any) -> bool:
     """Whether a user's class has an `apply` or `apply_gradients` of its own, which may look at all gradients at once."""
     own = [vars(each) for each in _classes(optimizer) if not _is_known(each)]
     return any("apply" in names or "apply_gradients" in names for names in own)
+
+
+def apply_of(optimizer: Any) -> Callable[..., None]:
+    """The `apply` of an optimizer without what a user's class does before it calls that of its base class."""
+    known = next(each for each in type(optimizer).__mro__ if _is_known(each) and "apply" in vars(each))
+    return functools.partial(known.apply, optimizer)
 
 
 def is_of_users(optimizer: Any) -> bool:

@@ -11,18 +11,12 @@ from helpers import FLOAT64, assert_close, mirrored, scope
 import unisono
 from unisono.trainer.partition import step_partition
 from unisono.trainer.partition.traced_step import TracedStep
-from unisono.trainer.run.step_function import StepFunction
 
-pytestmark = pytest.mark.usefixtures("float64", "partitioned")
+pytestmark = pytest.mark.usefixtures("float64")
 _R = np.random.default_rng(0)
 X, X2, T, Y = _R.normal(size=(12, 4)), _R.normal(size=(12, 4)), _R.normal(size=(12, 3)), _R.integers(0, 3, 12)
 TOKENS, MASK, IMAGES = _R.integers(1, 7, (12, 6)), _R.random((12, 6)) > 0.6, _R.normal(size=(12, 4, 4, 2))
 mean, total = tf.reduce_mean, tf.reduce_sum
-
-
-@pytest.fixture
-def partitioned(monkeypatch):
-    monkeypatch.setattr(StepFunction, "partitions_steps", True)
 
 
 def mlp(inputs, outputs):

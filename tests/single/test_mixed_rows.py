@@ -158,7 +158,7 @@ class Rolled(L.Layer):
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_layers_that_mix_rows_have_those_of_all_replicas(layer, replicas):
     values, said = fit(layer, replicas)
-    assert len(said) == 1 and "suspect" in said[0] and "dense" not in said[0] and "gather" in said[0]
+    assert said == []
     expected, nothing = fit(layer, 1)
     assert nothing == []
     assert_close(
@@ -181,7 +181,7 @@ def test_predictions_of_a_layer_that_mixes_rows_are_those_of_one_device():
 
 
 @pytest.mark.parametrize("layer", [CenteredByAll, OfEachRow, Recurrent])
-def test_layers_that_do_not_are_not_named(layer):
+def test_layers_that_do_not_mix_rows_match_one_device(layer):
     values, said = fit(layer, 2)
     assert said == []
-    assert_close(values, fit(layer, 1)[0], FLOAT32, "variables")
+    assert_close(values, fit(layer, 1)[0], 1e-4, "variables")  # biases before a normalization get no gradient

@@ -366,33 +366,24 @@ def test_statistics_of_all_rows_are_refused_where_there_are_several_micro_batche
 
 
 class Adds(layers.Layer):
-    """Adds a loss: a mean over the rows, and a sum over them."""
+    """Adds a loss of which nobody says whether it is a mean or a sum over the samples."""
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        squares = tf.reduce_sum(tf.square(x), -1)
-        self.add_loss(0.1 * tf.reduce_mean(squares))
-        self.add_loss(0.01 * tf.reduce_sum(squares))
+        self.add_loss(0.1 * tf.reduce_mean(tf.square(x)))
         return x
 
 
-def adding_model() -> keras.Model:
-    kinds = [layers.Dense(8, activation="tanh"), Adds(), layers.Dense(5), Adds(), layers.Dense(CLASSES)]
-    return unisono.Sequential([keras.Input((FEATURES,)), *kinds])
-
-
-def test_losses_that_layers_add_are_those_of_one_device():
-    keras.config.set_floatx("float64")
-    x, y = golden_data(11)
-    fit = {"x": x, "y": y, "batch_size": 5, "epochs": 2}
-    case = adding_model, lambda: {"optimizer": "sgd", "loss": "mse"}, fit
-    plain = train(*case, on=None, eager=True)
-    for schedule, rematerialize, replicas, eager in [
-        ("gpipe", False, 2, True),
-        ("gpipe", True, 1, True),
-        ("1f1b", True, 1, False),
-    ]:
-        each = pipeline(2, 4 // replicas, replicas, schedule=schedule, rematerialize=rematerialize)
-        helpers.assert_close(train(*case, on=each, eager=eager), plain, helpers.FLOAT64, schedule)
+def test_loss_that_user_code_adds_is_rejected_but_for_a_single_micro_batch():
+    for on, wrong in ((pipeline(2, 2), True), (pipeline(2, 1), False)):
+        with on.scope():
+            model = unisono.Sequential(
+                [keras.Input((FEATURES,)), layers.Dense(8), Adds(name="adds"), layers.Dense(CLASSES)]
+            )
+            model.compile("sgd", "mse")
+        x, y = golden_data(8)
+        raised = pytest.raises(ValueError, match=r"'adds' adds a loss.*2 micro-batches.*compute_loss")
+        with raised if wrong else contextlib.nullcontext():
+            model.fit(x, y, batch_size=4, verbose=0)
 
 
 def normalized_model() -> keras.Model:

@@ -12,8 +12,7 @@ from keras import ops
 import unisono
 from tests.helpers import mirrored
 from unisono.distribute import gather
-from unisono.trainer.step import collected_writes
-from unisono.trainer.step.find_rules import RuleFinder
+from unisono.trainer.partition import traced_step
 
 pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
@@ -377,12 +376,6 @@ def test_own_losses_and_states_give_the_numbers_of_one_device(name):
     assert_same(trained(make, 1, **arguments), trained(make, 3, **arguments))
 
 
-def test_gradients_that_look_across_rows_are_named_with_the_cure():
-    make = own_step(lambda m, y, p: contrastive(y, p))
-    with pytest.warns(UserWarning, match=r"`train_step` looks across the rows.*distribute\.gather"):
-        trained(make, 2, weighted=False)
-
-
 class Logs(Net):
     """Its logs are a mean of rows, two that are none and made of none, and one made of a metric's result."""
 
@@ -405,23 +398,13 @@ class Logs(Net):
         return {**logs, "inner": {"spread": ops.std(errors)}}
 
 
-def test_logs_that_are_neither_means_nor_sums_are_named_once():
-    with mirrored(2).scope():
-        model = Logs()
-        model.compile(keras.optimizers.SGD(0.05))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
-    (said,) = [str(each.message) for each in caught if "neither means" in str(each.message)]
-    assert "(what the metric 'tracked' is updated with, the log 'median', the log 'inner/spread')" in said
+def test_logs_of_any_kind_are_those_of_one_device():
+    assert_same(trained(Logs, 1, weighted=False), trained(Logs, 3, weighted=False))
 
 
-def test_gradients_that_look_across_rows_later_are_named_at_once():
-    make = own_step(lambda m, y, p: tf.reduce_mean((y - p) ** 2) + begun(m, 100) * contrastive(y, p))
-    with pytest.warns(
-        UserWarning, match=r"gradient in call 0 .*looks across the rows.*unisono.distribute.gather"
-    ):
-        trained(make, 2, weighted=False)
+def test_gradient_that_begins_to_compare_samples_later_is_that_of_one_device():
+    make = own_step(lambda m, y, p: tf.reduce_mean((y - p) ** 2) + begun(m, 3) * contrastive(y, p))
+    assert_same(trained(make, 1, weighted=False), trained(make, 2, weighted=False))
 
 
 def test_sum_with_a_regularizer_is_exact_as_with_its_part_of_it_on_each_replica():
@@ -539,7 +522,7 @@ class Writes(L.Layer):
         return x
 
 
-def test_variables_of_tensorflow_that_a_layer_writes_do_not_hide_the_rules():
+def test_variables_of_tensorflow_that_a_layer_writes_are_those_of_one_device():
     made = []
 
     def make():
@@ -554,18 +537,18 @@ def test_variables_of_tensorflow_that_a_layer_writes_do_not_hide_the_rules():
 
 def test_what_replicas_add_up_has_a_dtype_of_collectives(monkeypatch):
     """The tests add up on one device, which takes every dtype."""
-    seen, add_up = set(), collected_writes.all_reduce_sum_packed
+    seen, add_up = set(), traced_step.all_reduce_sum_packed
 
     def noted(tensors):
         seen.update(tensor.dtype for tensor in tensors)
         return add_up(tensors)
 
-    monkeypatch.setattr(collected_writes, "all_reduce_sum_packed", noted)
+    monkeypatch.setattr(traced_step, "all_reduce_sum_packed", noted)
     trained(Net, 2, loss=MSE, between=Late)
-    assert tf.int32 in seen and seen <= {tf.int32, tf.int64, tf.float64}
+    assert seen and seen <= {tf.int32, tf.int64, tf.float64}
 
 
-def test_rules_are_found_before_an_iterator_goes_on_and_no_batch_is_lost_or_seen_twice():
+def test_no_batch_of_a_generator_is_lost_or_seen_twice():
     drawn = []
 
     def batches():
@@ -589,7 +572,7 @@ def test_rules_are_found_before_an_iterator_goes_on_and_no_batch_is_lost_or_seen
     assert_same(*results)
 
 
-def test_loss_that_begins_later_is_waited_for():
+def test_loss_that_begins_later_is_that_of_one_device():
     class Late(L.Layer):
         def build(self, shape):
             self.step = self.add_weight((), "zeros", "float64", trainable=False)
@@ -603,7 +586,7 @@ def test_loss_that_begins_later_is_waited_for():
     assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
 
 
-def test_counts_that_are_zero_at_first_are_waited_for():
+def test_counts_that_are_zero_at_first_are_those_of_one_device():
     class Counting(own_step(STEPS["a mean"])):
         def __init__(self):
             super().__init__()
@@ -627,7 +610,7 @@ def test_counts_that_are_zero_at_first_are_waited_for():
     assert_same(*found)
 
 
-def test_rules_are_part_of_backups_and_a_resumed_run_does_not_look_again(tmp_path, monkeypatch):
+def test_resumed_run_with_user_code_has_the_same_bits(tmp_path):
     make = own_step(STEPS["a sum"])
 
     def fit(*callbacks):
@@ -643,7 +626,6 @@ def test_rules_are_part_of_backups_and_a_resumed_run_does_not_look_again(tmp_pat
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: 1 / epoch)
     with pytest.raises(ZeroDivisionError):
         fit(unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1), stop)
-    monkeypatch.setattr(RuleFinder, "look", lambda *_: pytest.fail("looked again"))
     for one, other in zip(left_alone, fit(unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1))):
         assert np.array_equal(one, other)
 
@@ -773,25 +755,57 @@ def test_sums_and_counts_that_are_written_in_predictions_are_those_of_one_device
     assert_same(*found)
 
 
-def test_state_of_own_layers_in_a_pipeline_is_that_of_one_device():
-    states = []
-    for scope in (
-        contextlib.nullcontext(),
-        unisono.distribute.Pipeline(["CPU:0", "CPU:1"], micro_batches=3).scope(),
-    ):
-        keras.utils.set_random_seed(3)
-        with scope:
-            counts = Counts()
-            hidden = counts(L.Dense(6, activation="tanh")(inputs := keras.Input((5,))))
-            model = unisono.Model(inputs, L.Dense(2)(hidden))
-            model.compile(unisono.optimizers.SGD(0.05), "mse")
-        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
-        states.append([variable.numpy() for variable in counts.variables])
-    for one, several in zip(*states):
-        np.testing.assert_allclose(several, one, rtol=1e-12, atol=1e-13)
+class Declared(L.Layer):
+    """Says how its state is reduced, but for what is equal on all micro-batches."""
+
+    def build(self, shape):
+        self.total = self.add_weight((6,), "zeros", trainable=False, aggregation="sum", name="total")
+        self.mean = self.add_weight((6,), "zeros", trainable=False, aggregation="mean", name="mean")
+        self.steps = self.add_weight((), "zeros", "int64", trainable=False, name="steps")
+
+    def call(self, x, training=False):
+        if training:
+            self.total.assign_add(ops.sum(x, 0))
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, 0))
+            self.steps.assign_add(1)
+        return x
 
 
-def test_looking_for_the_rules_leaves_no_trace():
+class Undeclared(L.Layer):
+    def build(self, shape):
+        self.total = self.add_weight((6,), "zeros", trainable=False, name="total")
+
+    def call(self, x):
+        self.total.assign_add(ops.sum(x, 0))
+        return x
+
+
+def state_in(scope, layer):
+    keras.utils.set_random_seed(3)
+    with scope:
+        hidden = layer(L.Dense(6, activation="tanh")(inputs := keras.Input((5,))))
+        model = unisono.Model(inputs, L.Dense(2)(hidden))
+        model.compile(unisono.optimizers.SGD(0.05), "mse")
+    model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    return [variable.numpy() for variable in layer.variables]
+
+
+def three_micro_batches():
+    return unisono.distribute.Pipeline(["CPU:0", "CPU:1"], micro_batches=3).scope()
+
+
+def test_declared_state_of_layers_in_a_pipeline_is_that_of_one_device():
+    one, several = state_in(contextlib.nullcontext(), Declared()), state_in(three_micro_batches(), Declared())
+    for a, b in zip(one, several, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-13)
+
+
+def test_undeclared_state_that_differs_between_micro_batches_is_rejected():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"undeclared/total.*nothing says.*aggregation="):
+        state_in(three_micro_batches(), Undeclared())
+
+
+def test_tracing_a_step_has_no_side_effects():
     class Drawing(Net):
         def train_step(self, data):
             seen.append(tf.inside_function())

@@ -25,7 +25,6 @@ from unisono.compat import datasets
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
 from unisono.trainer.inputs import make_source, worker_pipelines
-from unisono.trainer.run import rules_first
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
@@ -63,14 +62,9 @@ NEIGHBOURS = {
     ],
     "one pipeline made by two workers": ["trainer/inputs/worker_pipelines.py check_same_pipeline"],
     "custom step on two replicas": [
-        "trainer/run/rules_first.py _look_at",
-        "trainer/step/find_rules.py _say_statistics",
-        "trainer/step/find_rules.py _could_not_look",
-        "trainer/step/find_rules.py _say_no_means",
-        "trainer/step/find_rules.py _all_rows",
-        "trainer/step/find_rules.py _not_joined",
-        "trainer/step/find_rules.py _warn",
-        "trainer/step/find_rules.py _fallback",
+        "trainer/partition/step_partition.py _trace",
+        "trainer/partition/step_partition.py _warn",
+        "trainer/parameter_servers/synchronous.py __init__",
     ],
     "one process, devices of one kind": [
         "callbacks/places.py check_launched_alone",
@@ -205,12 +199,10 @@ def one_pipeline_made_by_two_workers(tmp_path, monkeypatch):
 
 
 class RowByRow(keras.layers.Layer):
-    """A layer with code of its own that makes of each row what belongs to it; declares how its state is joined."""
+    """A layer with code of its own that treats each sample by itself, and whose state has statistics of all."""
 
     def build(self, shape):
-        self.seen = self.add_weight(
-            name="seen", initializer="zeros", trainable=False, aggregation="only_first_replica"
-        )
+        self.seen = self.add_weight(name="seen", initializer="zeros", trainable=False)
 
     def call(self, x):
         self.seen.assign(keras.ops.std(x))
@@ -218,7 +210,7 @@ class RowByRow(keras.layers.Layer):
 
 
 class Contrasting(unisono.Model):
-    """Compares the rows of all replicas, and has a log that is zero in the first of the steps in which rules are found."""
+    """Compares the samples of all replicas."""
 
     def __init__(self):
         super().__init__()
@@ -247,9 +239,7 @@ class Contrasting(unisono.Model):
 
 
 def custom_step_on_two_replicas(tmp_path, monkeypatch):
-    monkeypatch.setattr(rules_first, "_MOST_BATCHES", 2)
     x, y = arrays()
-    x[:4, 0] = 0.0
     with mirrored(2).scope():
         model = Contrasting()
         model.compile("sgd")

@@ -160,19 +160,17 @@ def test_states_of_the_programs_reach_their_bounds():
     assert any(v.shape == () and v in (0.0, 1.0) for v in values)
 
 
-def test_declared_state_is_joined_as_declared():
+def test_state_that_declares_an_aggregation_is_written_as_one_device_writes_it():
     class Declared(Adaptive):
         def build(self, shape):
             self.probability = self.add_weight(
                 shape=(), initializer="zeros", trainable=False, aggregation="sum"
             )
 
-    with mirrored(2).scope():
-        model = network(Declared)
-        model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="BatchNormalization"):  # what it reads again is that of its own rows
-        model.fit(X, Y, batch_size=7, epochs=1, shuffle=False, verbose=0)
-    assert not model.train_function._rules.rules.parts
+    (_, one, _), (_, two, said) = (trained(lambda: network(Declared), replicas) for replicas in (1, 2))
+    assert said == []
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(b, a, rtol=FLOAT64, atol=FLOAT64)
 
 
 def test_state_that_a_branch_writes_is_left_to_the_end_of_the_step():

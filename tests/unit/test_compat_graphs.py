@@ -2,9 +2,7 @@
 
 import warnings
 
-import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from unisono.compat.graphs import (
@@ -15,7 +13,6 @@ from unisono.compat.graphs import (
     graph_function,
     only_graph,
 )
-from unisono.compat.pruning import depends_on_inputs, prune_to
 from unisono.compat.variables import plain_variable
 
 
@@ -140,88 +137,3 @@ def test_graph_for_runs_the_graph_of_arguments_that_came_before():
     ragged = tf.ragged.constant([[1], [2, 3]])
     for _ in range(2):
         assert graph_for(function, ({"a": ragged}, None)) is function
-
-
-def test_a_pruned_function_computes_what_it_returns_and_nothing_else():
-    counter, weight = tf.Variable(0.0), tf.Variable(3.0)
-
-    def step(x):
-        counter.assign_add(1.0)
-        return {"product": x * weight, "drawn": tf.random.stateless_uniform([2], [1, 2])}
-
-    pruned = prune_to(step, [tf.TensorSpec([None], tf.float32)])
-    found = pruned(tf.constant([1.0, 2.0]))
-    np.testing.assert_array_equal(found["product"], [3.0, 6.0])
-    weight.assign(4.0)
-    np.testing.assert_array_equal(pruned(tf.constant([1.0]))["product"], [4.0])
-    assert pruned.draws_numbers and found["drawn"].shape == (2,)
-    assert float(counter) == 0.0
-    assert prune_to(lambda x: {}, [tf.TensorSpec([], tf.float32)])(tf.constant(1.0)) == {}
-
-
-def test_what_is_read_after_a_write_is_what_was_there_before():
-    counter = tf.Variable(2.0)
-    pruned = prune_to(lambda x: x + counter.assign_add(x), [tf.TensorSpec([], tf.float32)])
-    assert pruned(tf.constant(3.0)) == 5.0 and float(counter) == 2.0
-
-
-def test_what_depends_on_a_side_effect_cannot_be_pruned():
-    def calls_python(x):
-        return x + tf.numpy_function(lambda a: a, [x], tf.float32)
-
-    with pytest.raises(RuntimeError, match="leaves a trace: PyFunc"):
-        prune_to(calls_python, [tf.TensorSpec([], tf.float32)])
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda x: tf.nn.sampled_softmax_loss(
-            tf.ones([9, 2]), tf.zeros([9]), tf.constant([[1], [2]]), x, 3, 9
-        ),
-        lambda x: tf.debugging.check_numerics(x, "not finite"),
-        lambda x: keras.ops.ctc_loss([[1], [2]], tf.ones([2, 3, 4]) * x[0, 0], [1, 1], [3, 3]),
-    ],
-    ids=["sampled softmax", "check_numerics", "ctc_loss"],
-)
-def test_operations_that_only_seem_to_leave_a_trace_are_pruned(loss):
-    pruned = prune_to(loss, [tf.TensorSpec([2, 2], tf.float32)])
-    assert np.isfinite(pruned(tf.ones([2, 2]))).all()
-
-
-def test_a_loop_draws_nothing():
-    def counted(x):
-        return tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (0, x))[1]
-
-    pruned = prune_to(counted, [tf.TensorSpec([], tf.float32)])
-    assert pruned(tf.constant(1.0)) == 8.0 and not pruned.draws_numbers
-
-
-def test_what_variables_and_constants_alone_make_depends_on_no_input():
-    variable, constant = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
-    rows = iter(tf.data.Dataset.from_tensors([5.0, 6.0]).repeat())
-    found = {}
-
-    @tf.function(autograph=False)
-    def run(given):
-        with tf.control_dependencies([given + 1.0]):  # waits for an input, and is computed of none
-            same = tf.boolean_mask(variable + constant, [True, False])
-        read = next(rows)
-
-        def body(i, total):
-            found["in a loop"], found["total of a loop"] = (
-                depends_on_inputs(same * 2.0),
-                depends_on_inputs(total),
-            )
-            found["given, in a loop"] = depends_on_inputs(given * 2.0)
-            return i + 1, total + same
-
-        tf.while_loop(lambda i, total: i < 2, body, (0, same))
-        found.update({"same": depends_on_inputs(same), "read": depends_on_inputs(read * 2.0)})
-        found["given"] = depends_on_inputs(same + tf.reduce_sum(given))
-        return same
-
-    run(tf.constant([7.0, 8.0]))
-    of_none = [name for name, depends in found.items() if not depends]
-    assert of_none == ["in a loop", "same"] and len(found) == 6
-    assert not depends_on_inputs(constant)

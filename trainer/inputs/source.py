@@ -6,12 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
-from ...compat.graphs import graph_function
 from .calendar import Calendar
 from .class_weights import ClassWeights, weighted_parts, weighted_reader, weighted_spec
-from .rows import batch_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +44,6 @@ class Chunk:
     usual_rows: int | None = None
     spec: Any = None
     part_reader: Callable[..., Any] | None = None
-
-
-def spec_of_batches(chunk: Chunk) -> Any:
-    """The nest of `tf.TypeSpec` of the chunk's batches; nothing is drawn from an iterator."""
-    found: list[Any] = []
-
-    def read(inputs: Any) -> tf.Tensor:
-        batch = chunk.reader(inputs, tf.constant(0))
-        found.append(batch_spec(batch.get_value() if chunk.open_ended else batch))
-        return tf.constant(0)
-
-    graph_function(read).get_concrete_function(chunk.inputs if chunk.signature is None else chunk.signature)
-    return found[0]
 
 
 class Source:

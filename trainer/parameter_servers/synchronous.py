@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,27 +24,14 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...compat.training import loss_tracker
-from ...distribute.join_rules import (
-    EACH_ROW,
-    EQUAL,
-    FIRST,
-    LARGEST,
-    MEAN,
-    SAME,
-    SMALLEST,
-    SUM,
-    JoinRules,
-    WriteRule,
-    declared,
-    numbered,
-)
 from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
 from ...distribute.parameter_servers.worker_pool import Phase
-from ...distribute.step_context import StepContext, WeightTotals, step_scope
+from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope
+from ...distribute.write_rules import FIRST, MEAN, declared
 from ...optimizers.call_options import CallOptions, call_options
-from ..inputs.rows import batch_spec, row_count, slice_rows
+from ..inputs.rows import row_count, slice_rows
+from ..partition.step_partition import has_user_code
 from ..step.collected_writes import CollectedWrites
-from ..step.find_rules import RuleFinder
 from ..step.global_metrics import metrics_of, numbers_of_part
 from ..step.replica_slices import replica_bounds
 from .pieces import HOST, Piece
@@ -85,54 +73,19 @@ class SynchronousSteps(WorkerSteps):
         self._updates: dict[int, Any] = {}
         self._taken: list[tuple[Any, list[Any]]] = []
         self._state: list[Any] = []
-        self._rules: JoinRules | None = None
+        if self._num_parts > 1 and has_user_code(model, "train_step"):
+            self._num_parts = 1
+            warnings.warn(
+                f"The steps of {type(model).__name__} have user code: with `backup_workers={backups}` one worker computes "
+                "each batch as a whole, and the others wait. Train without `backup_workers`, or with "
+                "MultiWorkerMirroredStrategy, for all of them to share the work.",
+                stacklevel=2,
+            )
 
     @property
     def fixed_steps(self) -> int:
         """A piece is one step."""
         return 1
-
-    def prepare(self, piece: Piece) -> None:
-        """Finds from the first rows how user code's numbers of the parts are joined, and traces. Context: host.
-
-        Raises:
-            ValueError: the parts of the batch do not give what the whole batch gives.
-        """
-        if self._rules is None:
-            self._rules = JoinRules() if self._num_parts == 1 else self._found_rules(piece)
-        super().prepare(piece)
-
-    def _found_rules(self, piece: Piece) -> JoinRules:
-        finder = RuleFinder(self._model, "train_step", gathers=False)
-        if not finder.needed:
-            return JoinRules()
-        with self._strategy.scope(), tf.device(HOST):
-            batch = piece.reader(piece.resident if piece.place is None else (piece.resident, piece.place), 0)
-            if not finder.anything_to_join(batch_spec(batch)):
-                return JoinRules()
-            finder.look(batch)
-        rules = finder.rules()
-        joined = {
-            "compute_loss": [rules.loss],
-            "add_loss": rules.added.values(),
-            "a metric": rules.fed.values(),
-        }
-        joined["a log"] = rules.logs.values()
-        if rules.parts or rules.tapes or rules.on_one:
-            raise ValueError(
-                f"the code of {type(self._model).__name__} computes numbers that are neither means over the rows of a batch "
-                f"nor sums over them, and synchronous steps on parameter servers (`backup_workers={self._backups}`) join "
-                "means alone: make them means, train without `backup_workers`, or with MultiWorkerMirroredStrategy."
-            )
-        for where, found in joined.items():
-            other = next((rule for rule in found if rule not in (MEAN, EACH_ROW, SAME)), None)
-            if other is not None:
-                raise ValueError(
-                    f"the value that the code of {type(self._model).__name__} gives to {where} is {other}, and "
-                    f"synchronous steps on parameter servers (`backup_workers={self._backups}`) join means alone: make "
-                    "it a mean, train without `backup_workers`, or with MultiWorkerMirroredStrategy."
-                )
-        return rules
 
     def results(
         self,
@@ -250,6 +203,10 @@ class SynchronousSteps(WorkerSteps):
         taken: list[tuple[Any, list[Any]]] = []
         number = worker if self._num_workers > 1 else 0
         step = StepContext(number, 1, rows, rows, totals=WeightTotals())
+        step.notes[NOT_AGGREGATED] = ValueError(
+            "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
+            "give what changes the gradients to the optimizer, as `gradient_transformers`."
+        )
         step.take_gradients = lambda optimizer, pairs: taken.append((optimizer, list(pairs)))
         with tf.distribute.ReplicaContext(self._strategy, 0):
             of_batch = dataclasses.replace(step, global_rows=total)
@@ -269,21 +226,19 @@ class SynchronousSteps(WorkerSteps):
     def _update(self, parts: list[Any]) -> tf.Tensor:
         weights = tf.stack([weight for weight, _, _ in parts])
         shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axis=0))
-        step, rules = StepContext(0, 1, 1, 1), self._rules or JoinRules()
+        step = StepContext(0, 1, 1, 1)
         with tf.distribute.ReplicaContext(self._strategy, 0), step_scope(step):
             for index, (optimizer, variables) in enumerate(self._taken):
-                summed = numbered(rules.gradients, index) == SUM
-                factors = tf.ones_like(shares[:, 0]) if summed else shares[:, 0]
                 of_parts = [gradients[index] for _, gradients, _ in parts]
                 total = []
                 for variable, *each in zip(variables, *of_parts):
                     with beside(variable.value):
-                        total.append(_weighted_sum(each, factors))
+                        total.append(_weighted_sum(each, shares[:, 0]))
                 with call_options(CallOptions(weight_total=tf.reduce_sum(weights[:, 0]))):
                     optimizer.apply(total, variables)
             applied = tf.constant(True) if step.applied is None else step.applied
             of_variables = zip(self._state, zip(*(state for _, _, state in parts)))
-            values = [_state_of(v, list(each), shares[:, 1], rules) for v, each in of_variables]
+            values = [_state_of(v, list(each), shares[:, 1]) for v, each in of_variables]
             write_state(list(zip(self._state, values)), {}, applied, alone=True)
         return applied
 
@@ -297,28 +252,16 @@ def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
     return tf.add_n([g * tf.cast(shares[i], g.dtype) for i, g in enumerate(dense)])
 
 
-def _state_of(
-    variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor, rules: JoinRules
-) -> tf.Tensor:
+def _state_of(variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
     """The value of all parts, by the rule of the variable."""
-    dtype = values[0].dtype
-    rule = rules.writes.get(id(variable)) or declared(variable)
-    rule = rule or WriteRule(MEAN if dtype.is_floating else FIRST)
-    if rule.kind == FIRST:
+    rule = declared(variable) or (MEAN if values[0].dtype.is_floating else FIRST)
+    if rule == FIRST:
         return values[0]
-    if rule.kind in (LARGEST, SMALLEST):
-        return (tf.reduce_max if rule.kind == LARGEST else tf.reduce_min)(tf.stack(values), axis=0)
-    if rule.kind == SUM or (rule.kind == EQUAL and dtype.is_integer):
-        with beside(variable.value):
-            old = tf.convert_to_tensor(variable.value)
-        kept = old if rule.kept == 1.0 else old * tf.constant(rule.kept, dtype)
-        total = kept + tf.add_n([value - kept for value in values])
-    else:
-        total = _mean(values, shares)
-    if rule.kind != EQUAL:
-        return total
-    equal = tf.reduce_all([tf.reduce_all(tf.equal(value, values[0])) for value in values])
-    return tf.where(equal, values[0], total)
+    if rule == MEAN:
+        return _mean(values, shares)
+    with beside(variable.value):
+        old = tf.convert_to_tensor(variable.value)
+    return old + tf.add_n([value - old for value in values])
 
 
 def _mean(values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:

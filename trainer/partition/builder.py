@@ -15,6 +15,7 @@ from .labels import (
     MEAN_OF_STATISTICS,
     PARTIAL_SUM,
     REPLICATED,
+    SAMPLES,
     STATISTIC,
     Label,
     is_sharded,
@@ -103,6 +104,9 @@ class Builder:
         have = self.label(number)
         if want == MEAN_OF_STATISTICS and have != STATISTIC:
             want = REPLICATED
+        if want == SAMPLES:
+            as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
+            want = None if as_it_is else REPLICATED
         if want is None or have in (want, EMPTY) or self.program.values[number].dtype == tf.resource:
             return number
         if (number, want) in self.made:

@@ -62,6 +62,10 @@ MEAN_OF_STATISTICS = Label("mean of statistics")
 """Wanted of a STATISTIC that is written: the mean over the replicas, weighted with their samples."""
 
 
+SAMPLES = Label("samples")
+"""Wanted of an output of `predict_step`: sharded along the first axis where it is, else replicated."""
+
+
 def sharded(axis: int, blocks: int = 1, chosen: Any = None, counts: tuple[int, int] | bool = False) -> Label:
     """A tensor whose axis has the samples of the batch."""
     return Label("sharded", axis, blocks, chosen, counts)

@@ -23,16 +23,19 @@ from ...distribute.replicas import (
     shares_variables,
 )
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
-from ...optimizers.call_options import CallOptions, call_options
+from ...optimizers.adoption import adopt
+from ...optimizers.call_options import CallOptions, call_options, current_options
+from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.stages.aggregated_gradients import after_aggregation
+from ...optimizers.stages.users_code import apply_of
 from ..checks import checked_logs
 from ..inputs.rows import row_count
 from ..step.collected_writes import CollectedWrites
-from ..step.kept_tensors import tensors_kept_by
 from ..step.variable_placement import accumulates
 from .builder import APPLY
 from .conversions import Exchange, Replica, Request
 from .errors import NotPartitioned
-from .labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED
+from .labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, SAMPLES, is_sharded
 from .partition import partitioned
 from .program import Program
 from .rebuild import rebuilt
@@ -48,6 +51,7 @@ class Application:
         kinds: of each gradient: "none", "dense" or "slices", whose values and indices are two tensors.
         written: variables that the step has assigned before.
         is_weighted: whether the last tensor is what the loss was divided by.
+        options: of the call.
     """
 
     optimizer: Any
@@ -55,6 +59,7 @@ class Application:
     kinds: list[str]
     written: list[keras.Variable]
     is_weighted: bool
+    options: CallOptions
 
     def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:
         """The gradients and their variables."""
@@ -73,9 +78,9 @@ class TracedStep:
 
     Args:
         model: the model.
-        step_fn: `fn(data)`: its logs.
+        step_fn: `fn(data)`: its logs, or the outputs of `predict_step`.
         spec: nest of `tf.TensorSpec` and None: of a global batch.
-        training: whether its optimizer may run.
+        name: of the step: "train_step", "test_step" or "predict_step".
 
     Raises:
         NotPartitioned: the step cannot be partitioned.
@@ -83,9 +88,10 @@ class TracedStep:
     Context: any; it is traced outside of the graph that is being made.
     """
 
-    def __init__(self, model: TrainedModel, step_fn: Callable[[Any], Any], spec: Any, training: bool) -> None:
+    def __init__(self, model: TrainedModel, step_fn: Callable[[Any], Any], spec: Any, name: str) -> None:
         self._model, self._step_fn, self._spec = model, step_fn, spec
-        self._own_logs = model._has_own_logs(training)
+        self._predicts, training = name == "predict_step", name == "train_step"
+        self._own_logs = not self._predicts and model._has_own_logs(training)
         self._weighs_losses = training and accumulates(model.optimizer)
         self._applications: list[Application] = []
         self._logs: Any = {}
@@ -101,7 +107,7 @@ class TracedStep:
             for index, variable in enumerate(self._variables)
             if sums_on_read(raw_value(variable)) and not shares_variables(model.distribute_strategy)
         }
-        wanted = [REPLICATED] * logs
+        wanted = [SAMPLES if self._predicts else REPLICATED] * logs
         wanted += [
             PARTIAL_SUM if n in self._partial else MEAN_OF_STATISTICS for n in range(len(self._variables))
         ]
@@ -125,12 +131,16 @@ class TracedStep:
         rows = row_count(batch)
         step = StepContext(0, 1, rows, rows, totals=WeightTotals() if self._weighs_losses else None)
         step.take_gradients = self._take
-        step.notes[NOT_AGGREGATED] = NotPartitioned("it calls `aggregate_gradients`")
-        with step_scope(step), tensors_kept_by(self._model), CollectedWrites() as writes:
+        if any(each.gradient_aggregator is not None for each in map(adopt, optimizers_of(self._model))):
+            step.notes[NOT_AGGREGATED] = NotPartitioned(
+                "it calls `aggregate_gradients` of an optimizer that has a `gradient_aggregator`"
+            )
+        with step_scope(step), CollectedWrites() as writes:
             step.writes = writes
             logs = self._step_fn(batch)
-            name = getattr(self._step_fn, "__name__", "train_step")
-            logs = checked_logs(logs, name) if self._own_logs else {}
+            if not self._predicts:
+                name = getattr(self._step_fn, "__name__", "train_step")
+                logs = checked_logs(logs, name) if self._own_logs else {}
             self._logs = keras.tree.map_structure(
                 tf.convert_to_tensor, logs
             )  # can be variables that the step has written
@@ -138,7 +148,8 @@ class TracedStep:
         return [*tf.nest.flatten(self._logs), *(value for _, value in writes.items())]
 
     def _take(self, optimizer: Any, pairs: Any) -> None:
-        pairs = list(pairs)
+        pairs, options = after_aggregation(optimizer, list(pairs), current_options())
+        options = dataclasses.replace(options, skip_aggregation=False, contributions=True)
         tensors, kinds = [], []
         for gradient, _ in pairs:
             if isinstance(gradient, tf.IndexedSlices):
@@ -154,12 +165,16 @@ class TracedStep:
         weight = this_step().weight_total
         tensors += [] if weight is None else [tf.convert_to_tensor(weight)]
         variables = [v for _, v in pairs]
-        self._applications.append(Application(optimizer, variables, kinds, written, weight is not None))
+        self._applications.append(
+            Application(optimizer, variables, kinds, written, weight is not None, options)
+        )
         if tensors:
             tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{number}")
 
     def __call__(self, data: Any) -> Any:
-        """Runs the step on a replica's samples; returns its logs, the same on every replica.
+        """Runs the step on a replica's samples; returns its logs, the same on every replica, or the outputs for them.
+
+        Outputs that are the same on every replica are those of the first one with samples.
 
         Context: replica, inside of a step that collects writes.
         """
@@ -175,7 +190,11 @@ class TracedStep:
         outputs = _with_collectives(run)
         logs = len(tf.nest.flatten(self._logs))
         self._write(outputs[logs:], step)
-        return tf.nest.pack_sequence_as(self._logs, outputs[:logs])
+        found = outputs[:logs]
+        if self._predicts:
+            labels = [self.program.values[number].label for number in self.program.outputs]
+            found = [t if is_sharded(v) else _if_first(t, step) for t, v in zip(found, labels)]
+        return tf.nest.pack_sequence_as(self._logs, found)
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
         application = self._applications[number]
@@ -184,8 +203,8 @@ class TracedStep:
         gradients, variables = application.pairs(tensors[:count])
         for variable, value in zip(application.written, _of_first(tensors[count:])):
             this_step().writes.add_update((variable, value))
-        with call_options(CallOptions(contributions=True, weight_total=weight)):
-            application.optimizer.apply(gradients, variables)
+        with call_options(dataclasses.replace(application.options, weight_total=weight)):
+            apply_of(application.optimizer)(gradients, variables)
 
     def _write(self, values: list[tf.Tensor], step: StepContext) -> None:
         """Writes what the step has assigned, if it was not skipped; numbers of all replicas are the first one's."""
@@ -204,6 +223,10 @@ class TracedStep:
                 copy.assign(value if applied is None else tf.where(applied, value, copy))
 
         once_per_copy(write)(values, applied)
+
+
+def _if_first(output: tf.Tensor, step: StepContext) -> tf.Tensor:
+    return output[: tf.where(step.holds_first_row, tf.shape(output)[0], 0)]
 
 
 def _of_first(values: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ...compat.functional import flat_inputs, pack_outputs, run_node
-from ...compat.layers import forget_losses
+from ...compat.layers import forget_losses, is_own, losses_of_layers
 from ...distribute.pipeline.schedule import Job, recomputed
 from ...distribute.step_context import StepContext, step_scope
 from ..step.added_losses import added_by
@@ -170,11 +171,22 @@ class PipelinedStep:
             watched = [(key, watch(tape, value)) for key, value in inputs.items()]
             watched += [(id(v), watch(tape, value)) for v, value in mapping if id(v) in trainable]
             made = self._run_layers(stage, inputs)
-            losses = added_by(stage.layers, self.steps[q])
+            self._check_added(stage)
+            losses = added_by(stage.layers)
             added = [tf.reduce_sum(loss) for loss in losses if loss.dtype.is_floating]
             for layer in stage.layers:
                 forget_losses(layer, scope.losses)
         return Pass(inputs, mapping, made, added, watched, tape, scope)
+
+    def _check_added(self, stage: Stage) -> None:
+        """Rejects a loss that user code adds for each micro-batch: nobody says whether these are means or sums."""
+        for layer, _, _ in itertools.chain.from_iterable(map(losses_of_layers, stage.layers)):
+            if len(self.steps) > 1 and is_own(layer):
+                raise ValueError(
+                    f"The layer {layer.name!r} adds a loss with `add_loss`, and a pipeline computes it for each of "
+                    f"{len(self.steps)} micro-batches: return it from `compute_loss`, which gets the whole batch, or use "
+                    "`micro_batches=1`."
+                )
 
     def _run_layers(self, stage: Stage, inputs: dict[int, Any]) -> dict[int, Any]:
         values = dict(inputs)

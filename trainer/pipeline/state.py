@@ -13,10 +13,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.layers import layers_of
+from ...compat.layers import is_own, layers_of, own_state
+from ...compat.random_state import is_random_state
 from ...compat.variables import raw_value, stored_dtype
-from ...distribute.join_rules import EQUAL, FIRST, LARGEST, MEAN, SMALLEST, SUM, declared
 from ...distribute.step_context import StepContext
+from ...distribute.write_rules import EQUAL, FIRST, MEAN, SUM, declared
 
 
 class NotedWrites(keras.StatelessScope):
@@ -102,12 +103,12 @@ def normalizations(layers: Iterable[Any]) -> dict[int, tuple[Any, float]]:
 
 
 def merge(
-    writes: Sequence[dict[int, tuple[Any, tf.Tensor]]],
-    steps: Sequence[StepContext],
-    normalized: dict[int, tuple[Any, float]],
+    writes: Sequence[dict[int, tuple[Any, tf.Tensor]]], steps: Sequence[StepContext], layers: Sequence[Any]
 ) -> list[tuple[Any, tf.Tensor]]:
-    """(variable, value) pairs from each micro-batch's writes by the variable's id; `normalized`: of `normalizations`."""
-    result = []
+    """(variable, value) pairs from each micro-batch's writes, which are by the variable's id; `layers`: that write them."""
+    result, normalized = [], normalizations(layers)
+    every = (part for layer in layers for part in layers_of(layer))
+    own = {id(v) for layer in filter(is_own, every) for v in own_state(layer)}
     for key, (variable, _) in writes[0].items():
         values = [of_one[key][1] for of_one in writes]
         mean_of, momentum = normalized.get(key, (None, 1.0))
@@ -115,32 +116,29 @@ def merge(
             means = [of_one[id(mean_of)][1] for of_one in writes]
             result.append((variable, variance_of_all(values, means, momentum, steps)))
         else:
-            result.append((variable, _joined(variable, values, steps)))
+            result.append((variable, _joined(variable, values, steps, key in own)))
     return result
 
 
-def _joined(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
+def _joined(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepContext], own: bool) -> tf.Tensor:
     """One value of those that the micro-batches give a variable, by the rule by which replicas join theirs."""
-    rule = steps[0].rules.writes.get(id(variable)) or declared(variable)
-    if rule is None or rule.kind == MEAN or len(values) == 1:
+    rule = declared(variable)
+    if rule is None and own and not is_random_state(variable):
+        rule = EQUAL
+    if rule in (None, MEAN) or len(values) == 1:
         return mean_over_micro_batches(values, steps)
     alive, first = [step.alive for step in steps], values[-1]
     for value, has_rows in zip(values[::-1], alive[::-1]):
         first = tf.where(has_rows, value, first)
-    if rule.kind == FIRST:
+    if rule == FIRST:
         return first
-    if rule.kind in (LARGEST, SMALLEST):
-        reduce = tf.reduce_max if rule.kind == LARGEST else tf.reduce_min
-        return reduce(tf.stack([tf.where(a, value, first) for value, a in zip(values, alive)]), axis=0)
-    old = tf.convert_to_tensor(raw_value(variable))
-    old = old if rule.kept == 1.0 else old * tf.constant(rule.kept, old.dtype)
-    if rule.kind == SUM or (rule.kind == EQUAL and old.dtype.is_integer):
-        total = old + tf.add_n(
-            [tf.where(a, value - old, tf.zeros_like(old)) for value, a in zip(values, alive)]
-        )
-    else:
-        total = mean_over_micro_batches(values, steps)
-    if rule.kind == SUM:
-        return total
-    equal = [tf.reduce_all(tf.equal(tf.where(a, value, first), first)) for value, a in zip(values, alive)]
-    return tf.where(tf.reduce_all(equal), first, total)
+    if rule == SUM:
+        old = tf.convert_to_tensor(raw_value(variable))
+        return old + tf.add_n([tf.where(a, v - old, tf.zeros_like(old)) for v, a in zip(values, alive)])
+    equal = [tf.reduce_all(tf.equal(tf.where(a, v, first), first)) for v, a in zip(values, alive)]
+    words = (
+        f"The micro-batches of a pipeline give {variable.path!r} different values, and nothing says how they become one: "
+        'declare it with `add_weight(aggregation="mean")`, "sum" or "only_first_replica".'
+    )
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(equal), [words])]):
+        return tf.identity(first)

@@ -131,5 +131,5 @@ def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
 
 def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool) -> PipelinedStep:
     replicas = plan.settings.replicas
-    steps = micro_steps(step.rows, plan.settings.micro_batches * replicas, step.rules)
+    steps = micro_steps(step.rows, plan.settings.micro_batches * replicas)
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training)

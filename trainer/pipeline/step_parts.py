@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...distribute.join_rules import JoinRules
 from ...distribute.step_context import StepContext
 from .graph import Stage
 from .state import NotedWrites
@@ -17,14 +16,13 @@ from .state import NotedWrites
 Head = Callable[[int | None, Any], tuple[tf.Tensor, tf.Tensor]]
 
 
-def micro_steps(global_rows: Any, count: int, rules: JoinRules | None = None) -> list[StepContext]:
+def micro_steps(global_rows: Any, count: int) -> list[StepContext]:
     """The Q parts of the global batch of n rows: micro-batch q has the rows floor(q n / Q) to floor((q + 1) n / Q) - 1.
 
     Random layers draw a mask of its own for each, as they do for each replica.
     """
-    rules = rules or JoinRules()
     edges = [(q * global_rows) // count for q in range(count + 1)]
-    return [StepContext(q, count, edges[q + 1] - edges[q], global_rows, rules=rules) for q in range(count)]
+    return [StepContext(q, count, edges[q + 1] - edges[q], global_rows) for q in range(count)]
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ...compat.random_state import global_seed_generator_state
 from ...distribute.step_context import StepContext
 from .graph import Stage
-from .state import NotedWrites, merge, normalizations
+from .state import NotedWrites, merge
 from .tensors import add_gradients, flatten
 
 State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its value
@@ -108,6 +108,6 @@ class Totals:
             own = {id(v) for v in stage.weights}
             writes = [{k: pair for k, pair in of_one.items() if k in own} for of_one in self._writes]
             with tf.device(stage.devices[0]):
-                result += merge(writes, self._steps, normalizations(block.layer for block in stage.blocks))
+                result += merge(writes, self._steps, stage.layers)
         drawn = [pair for key, pair in self._random[0].items() if pair[1] is not self._start[key][1]]
         return result + drawn + list(self._other.values())

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import scratch_graph
 from ...compat.layers import layers_of
-from ...compat.strategies import LookedAtReplica, pretending_replicas
+from ...compat.one_device import as_on_one_device
 from ...compat.training import (
     build_symbolically,
     compiled_loss,
@@ -27,13 +27,11 @@ from ...compat.training import (
 from ...compat.variables import raw_value
 from ...distribute.sharding.value import ShardedValue, read_together
 from ...distribute.step_context import StepContext, step_scope
-from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of
 from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
-from ..step.observed import Observed
 from .misfits import explained
 
 
@@ -130,11 +128,8 @@ def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext
     step = StepContext(0, 1, 1, 1)
     with contextlib.ExitStack() as contexts:
         if built and copied:
-            strategy = model.distribute_strategy
             contexts.enter_context(read_together(model.variables))
-            step.observer = Observed()
-            contexts.enter_context(LookedAtReplica(strategy, first_local_replica(strategy)))
-            contexts.enter_context(pretending_replicas(1))
+            contexts.enter_context(as_on_one_device())
         contexts.enter_context(step_scope(step))
         yield step
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,7 +15,6 @@ from ...compat.graphs import graph_for, graph_function
 from ...compat.random_state import thread_state
 from ...distribute.devices import wait_for_accelerators
 from ...distribute.gathered_rows import rows_of_all_workers
-from ...distribute.join_rules import JoinRules
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
@@ -24,13 +22,14 @@ from ...distribute.workers.peer_watch import meeting
 from ..inputs.checks import check_rows
 from ..inputs.rows import concat_rows
 from ..inputs.source import Chunk
+from ..partition.step_partition import StepPartition
+from ..partition.whole_step import WholeStep
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import predict_on_replica
 from . import worker_batches
 from .compiled import has_absent
 from .executions import Execution, noted
 from .predict_loop import PredictLoop
-from .rules_first import RulesFirst
 
 
 class PredictFunction:
@@ -51,7 +50,7 @@ class PredictFunction:
         self._in_loops = in_loops and self._alone and not model.run_eagerly
         self._compiled: dict[Any, Any] = {}
         self._loops: dict[Any, PredictLoop] = {}
-        self._rules: RulesFirst | None = None
+        self._partition = StepPartition(model, "predict_step", predict_step)
         self._reached: int | None = None
 
     def __call__(self, execution: Execution, step: int = 0) -> tuple[int, list[Any]]:
@@ -65,7 +64,7 @@ class PredictFunction:
             The number of batches, and their outputs, in order: of each, or of several joined.
         """
         done, outputs = 0, []
-        for chunk in itertools.chain.from_iterable(map(self._parts_of, execution.chunks)):
+        for chunk in execution.chunks:
             with meeting(familiar=bool(self._compiled)), noted(self.reached, step + done):
                 ran, new = self._run(chunk)
             done += ran
@@ -73,12 +72,6 @@ class PredictFunction:
             if ran < chunk.steps:
                 break
         return done, outputs
-
-    def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
-        """The chunk, or parts of it while the rules are found by which replicas join what layers write."""
-        if self._rules is None:
-            self._rules = RulesFirst(self._model, "predict_step")
-        return self._rules.parts_with_rules(chunk, self._compiled.clear)
 
     def reached(self) -> int | None:
         """After an error: the batches of the last call that were predicted before; None where that is not known."""
@@ -166,23 +159,24 @@ class PredictFunction:
     def _outputs(
         self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, part: Any = None
     ) -> Any:
-        strategy, predict_step, rules = self._strategy, self._predict_step, self._rules
+        strategy = self._strategy
         own_step = self._model._overrides_step("predict_step")
         after = []
         if not self._alone and part is None:
             after = (
                 check_rows(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
             )
-        joined = JoinRules() if rules is None else rules.rules
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, rules=joined)
+        own = self._partition.of(batch)
+        whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
         thread = thread_state() if runs_in_threads(strategy) else None
         several_workers = spans_workers(strategy)
 
         def on_replica(parts: list[Any]) -> Any:
             if thread is not None:
                 thread.enter()
-            data, own = slices.of_this_replica(parts)
-            step = StepContext(**vars(own), rules=joined)
+            data, held = slices.of_this_replica(parts)
+            step = StepContext(**vars(held))
             with tf.control_dependencies(after):
                 outputs = predict_on_replica(predict_step, data, step)
             return rows_of_all_workers(outputs, step) if several_workers else outputs

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
@@ -20,14 +18,14 @@ from ...compat.graph_optimizer import optimized_briefly
 from ...compat.graphs import effects, first_graph, graph_for, graph_function, only_graph
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
-from ...distribute.join_rules import JoinRules
-from ...distribute.replicas import copies_of, runs_in_threads, sums_of_replicas
+from ...distribute.replicas import copies_of, runs_in_threads
 from ...distribute.workers.peer_watch import meeting
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.calls_on_host import CallsOnHost
 from ..inputs.checks import check_rows, refuse_unequal_parts
 from ..inputs.source import Chunk
 from ..partition.step_partition import StepPartition
+from ..partition.whole_step import WholeStep
 from ..step.global_regularizers import whole_batch_values
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, replica_step
@@ -36,7 +34,6 @@ from . import other_loops, xla_loops
 from .carried_logs import CarriedLogs
 from .compiled import GRAPH, XLA, Compiled, signed
 from .executions import UNKNOWN, Execution, noted
-from .rules_first import RulesFirst
 from .step_recorder import StepRecorder
 
 LARGE = 100  # variables: an MLP's step is 4 % slower with what is saved before it, those of larger models are no slower
@@ -58,14 +55,11 @@ class StepFunction:
         usual_steps: int; the length of executions that was found, for the next epoch.
         call_seconds: about what a call takes beside its steps, where that is much: each variable is handed over.
         measured: what was measured, for each layout of the input; see `xla_choice`.
-        plan: of the fit that runs: choices that a resumed run repeats; see `rules_first`.
+        plan: of the fit that runs: choices that a resumed run repeats.
         recorder: what keeps the logs of each step for callbacks; None where none wants them. See `told_steps`.
         reached_steps: int32 variable; the steps of the last call that had been run before an error, or UNKNOWN.
         carried: the logs that loops carry.
-        partitions_steps: whether steps with user code are partitioned (design 0026): not yet, outside of tests.
     """
-
-    partitions_steps = False
 
     def __init__(self, model: TrainedModel, training: bool, step_fn: Callable[[Any], Any]) -> None:
         self.model, self.training, self._step_fn = model, training, step_fn
@@ -79,8 +73,7 @@ class StepFunction:
         self.after_execution: Callable[[Execution, int, float], None] | None = None
         self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
-        self._rules: RulesFirst | None = None
-        self._partition = StepPartition(model, training, step_fn)
+        self._partition = StepPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
@@ -99,7 +92,7 @@ class StepFunction:
             The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
         """
         done, logs, self.fresh = 0, {}, False
-        for chunk in itertools.chain.from_iterable(map(self._parts_of, execution.chunks)):
+        for chunk in execution.chunks:
             (function, arguments), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0, read_value=False)
             with meeting(familiar), noted(self.reached, step + done), self._optimization():
@@ -126,15 +119,6 @@ class StepFunction:
         self._is_large = variables >= LARGE
         if not self.model.run_eagerly:
             self.call_seconds = _EACH_INPUT * (variables + slots) * replicas
-
-    def _parts_of(self, chunk: Chunk) -> Iterator[Chunk]:
-        """The chunk, or parts of it while the rules of the steps are found."""
-        if self.partitions_steps and self._partition.takes(chunk):
-            return iter([chunk])
-        if self._rules is None:
-            self._rules = RulesFirst(self.model, "train_step" if self.training else "test_step")
-        self._rules.note(self.plan)
-        return self._rules.parts_with_rules(chunk, self._compiled.clear)
 
     def reached(self) -> int | None:
         """After an error: the steps of the last call that were run before; None where that is not known."""
@@ -270,23 +254,21 @@ class StepFunction:
             after = [*after, *check_rows(batch, sharers)]
         elif worker_rows is not None:
             after = [*after, *refuse_unequal_parts(batch)]
-        rules = JoinRules() if self._rules is None else self._rules.rules
-        traced = self._partition.of(batch) if self.partitions_steps else None
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, rules=rules)
+        own = self._partition.of(batch)
+        whole = isinstance(own, WholeStep)
+        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
         own_logs = model._has_own_logs(self.training)
         tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
-        tracing.rules, tracing.partitioned = rules, traced is not None
+        tracing.partitioned = own is not None
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
-        with effects() as made, whole_batch_values(model, several=not self.alone, with_results=own_logs):
-            on_replica = functools.partial(replica_step, model, traced or self._step_fn, slices, tracing)
+        with effects() as made, whole_batch_values(model, several=not self.alone):
+            on_replica = functools.partial(replica_step, model, own or self._step_fn, slices, tracing)
             logs: Any = strategy.run(on_replica, (slices.parts,))
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary
-        if traced is not None:
+        if own is not None:
             logs = tf.nest.map_structure(lambda log: strategy.experimental_local_results(log)[0], logs)
-        elif not self.alone:
-            logs = keras.tree.pack_sequence_as(logs, sums_of_replicas(strategy, keras.tree.flatten(logs)))
         if self.recorder is not None:
             with tf.control_dependencies(made):
                 self.recorder.record(logs)

@@ -14,7 +14,6 @@ from ...compat.graphs import is_inside, made_in_this_graph
 from ...compat.layers import forget_losses
 from ...compat.random_state import is_random_state
 from ...compat.variables import is_read_together, raw_value, stored_dtype
-from ...distribute.join_rules import EQUAL, FIRST, LARGEST, MEAN, SMALLEST, SUM, WriteRule, declared
 from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -22,14 +21,11 @@ from ...distribute.replicas import (
     once_per_copy,
     shares_variables,
 )
-from ...distribute.step_context import StepContext, current_step
-from .number_parts import number_of_all
+from ...distribute.step_context import ON_FIRST_REPLICA, StepContext
+from ...distribute.write_rules import EQUAL, FIRST, MEAN, SUM, declared
 
 SETTLED = "settled"
 """In the notes of a step: ids of the variables whose copy on this replica shall hold what the replica wrote."""
-
-OF_ALL_ROWS = "written from all rows"
-"""In the notes of a step: ids of the variables that every replica has written from the rows of all replicas."""
 
 
 class WriteInNestedGraph(BaseException):
@@ -85,13 +81,10 @@ class CollectedWrites(keras.StatelessScope):
             self._reads_here = before
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Notes one assignment (Keras calls this); where rules were found for its parts, that of the whole batch."""
+        """Notes one assignment (Keras calls this)."""
         variable, value = update
         if self._is_in_nested_graph:
             raise WriteInNestedGraph
-        step, what = current_step(), ("write", id(variable))
-        if step is not None and what in step.rules.parts:
-            value = number_of_all(what, tf.convert_to_tensor(value), step)
         self.variables[id(variable)] = variable
         super().add_update((variable, tf.cast(value, stored_dtype(variable))))
 
@@ -120,24 +113,6 @@ class CollectedWrites(keras.StatelessScope):
             self._reads_here is not None and id(variable) not in self.state_mapping
         )
         return variable.trainable and floating and known and raw_value(variable) is not None
-
-    def noted(self) -> tuple[dict[int, keras.Variable], dict[int, Any]]:
-        """What is noted now, for `tried_from`."""
-        return dict(self.variables), dict(self.state_mapping)
-
-    @contextlib.contextmanager
-    def tried_from(self, noted: tuple[dict[int, keras.Variable], dict[int, Any]]) -> Iterator[None]:
-        """What is computed in it begins with what was `noted`, and its own writes are dropped."""
-        kept = self.variables, self.state_mapping
-        self.variables, self.state_mapping = (dict(part) for part in noted)
-        try:
-            yield
-        finally:
-            self.variables, self.state_mapping = kept
-
-    def written_since(self, noted: tuple[dict[int, keras.Variable], dict[int, Any]]) -> set[int]:
-        """The ids of the variables that were written after this was `noted`."""
-        return {key for key in self.variables if self.state_mapping[key] is not noted[1].get(key)}
 
     def items(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """(variable, last value) pairs, in the order of the first assignment."""
@@ -173,8 +148,8 @@ def make_writes(
 
     - metrics: this replica's copy. They are summed when they are read. What the step notes as `SETTLED` is written as it is,
       anything else only if the replica has rows.
-    - everything else: one value for all replicas, by a `WriteRule`: the one that was found for the variable, or that its
-      `aggregation` declares; else floating-point values become the mean weighted with each replica's share of the rows
+    - everything else: one value for all replicas, by a rule (see `write_rules.py`): the one that the `aggregation` of the
+      variable declares; else floating-point values become the mean weighted with each replica's share of the rows
       (BatchNormalization's averages), and integers are EQUAL. The state of random generators is equal already, because a
       replica without rows counts too.
 
@@ -190,7 +165,7 @@ def make_writes(
     applied = step.applied
     old = {id(variable): local_copy(variable) for variable, _ in writes}
     new: list[tf.Tensor] = []
-    rules: dict[int, WriteRule] = {}
+    rules: dict[int, str] = {}
     of_metrics: set[int] = set()
     for index, (variable, value) in enumerate(writes):
         if id(variable) in metrics or is_read_together(raw_value(variable)):
@@ -199,7 +174,7 @@ def make_writes(
                 value = tf.where(step.alive, value, old[id(variable)])
             of_metrics.add(index)
             if shares_variables():
-                rules[index] = WriteRule(SUM)
+                rules[index] = SUM
         else:
             rule = _rule_of(variable, step)
             if rule is not None:
@@ -218,23 +193,21 @@ def make_writes(
     once_per_copy(write)(new, applied)
 
 
-def _rule_of(variable: keras.Variable, step: StepContext) -> WriteRule | None:
+def _rule_of(variable: keras.Variable, step: StepContext) -> str | None:
     """How the values of the replicas become one; None: they are equal already."""
-    if id(variable) in step.notes.get(OF_ALL_ROWS, ()) and not is_random_state(variable):
-        return WriteRule(FIRST)
-    found, said = step.rules.writes.get(id(variable)), declared(variable)
+    if step.notes.get(ON_FIRST_REPLICA):
+        return FIRST
+    said = declared(variable)
     if said is not None:
-        return found if found is not None and found.kind == said.kind else said
-    if found is not None:
-        return found
+        return said
     if tf.as_dtype(variable.dtype).is_floating:
-        return WriteRule(MEAN)
-    return None if is_random_state(variable) else WriteRule(EQUAL)
+        return MEAN
+    return None if is_random_state(variable) else EQUAL
 
 
 @made_once()
 def _joined(
-    rules: dict[int, WriteRule],
+    rules: dict[int, str],
     old: dict[int, Any],
     new: Sequence[tf.Tensor],
     step: StepContext,
@@ -253,30 +226,28 @@ def _joined(
 
     for index, rule in rules.items():
         value, dtype = values[index], values[index].dtype
-        if rule.kind in (LARGEST, SMALLEST):
-            joined[index] = _extreme(value, rule.kind, step)
-        elif rule.kind == FIRST:
+        if rule == FIRST:
             parts[index] = _of_first(value, step)
-        elif dtype.is_floating and rule.kind in (MEAN, EQUAL):
+        elif dtype.is_floating and rule in (MEAN, EQUAL):
             parts[index] = tf.math.multiply_no_nan(value, step.share(dtype))
-        elif rule.kind == MEAN:  # of the changes, which have few digits
+        elif rule == MEAN:  # of the changes, which have few digits
             change = tf.cast(value - before(index), tf.float64)
             parts[index] = tf.math.multiply_no_nan(change, step.share(tf.float64))
         else:
-            added = value - _kept(before(index), rule)
+            added = value - before(index)
             counts = True if index in of_metrics else step.alive
             parts[index] = tf.where(counts, added, tf.zeros_like(added))
-        if rule.kind == EQUAL:
+        if rule == EQUAL:
             parts["first", index] = _of_first(value, step)
     for key, total in zip(parts, all_reduce_sum_packed(list(parts.values()))):
         joined[key] = total
     for index, rule in rules.items():
         dtype = values[index].dtype
-        if rule.kind == SUM or (rule.kind == EQUAL and not dtype.is_floating):
-            joined[index] = _kept(before(index), rule) + joined[index]
-        elif rule.kind == MEAN and not dtype.is_floating:
+        if rule == SUM or (rule == EQUAL and not dtype.is_floating):
+            joined[index] = before(index) + joined[index]
+        elif rule == MEAN and not dtype.is_floating:
             joined[index] = before(index) + tf.cast(tf.round(joined[index]), dtype)
-    firsts = {index: joined.pop(("first", index)) for index, rule in rules.items() if rule.kind == EQUAL}
+    firsts = {index: joined.pop(("first", index)) for index, rule in rules.items() if rule == EQUAL}
     differ = [tf.logical_and(step.alive, tf.reduce_any(values[i] != first)) for i, first in firsts.items()]
     others = all_reduce_sum_packed([tf.cast(each, tf.int32) for each in differ])
     for (index, first), differing in zip(firsts.items(), others):
@@ -298,17 +269,3 @@ def _as_written(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def _of_first(value: tf.Tensor, step: StepContext) -> tf.Tensor:
     return tf.where(step.holds_first_row, value, tf.zeros_like(value))
-
-
-def _kept(old: tf.Tensor, rule: WriteRule) -> tf.Tensor:
-    return old if rule.kept == 1.0 else old * tf.constant(rule.kept, old.dtype)
-
-
-def _extreme(value: tf.Tensor, kind: str, step: StepContext) -> tf.Tensor:
-    """The largest or smallest value of the replicas that have rows, element by element."""
-    neutral, reduce = (
-        (value.dtype.min, tf.reduce_max) if kind == LARGEST else (value.dtype.max, tf.reduce_min)
-    )
-    own = tf.where(step.alive, value, tf.fill(tf.shape(value), tf.constant(neutral, value.dtype)))
-    everyone = tf.distribute.get_replica_context().all_gather(own[None], axis=0)
-    return tf.ensure_shape(reduce(everyone, axis=0), value.shape)

@@ -24,14 +24,13 @@ Context: replica, inside a `StepContext`. Source: keras.losses.Loss, whose reduc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import get_keras_mask
 from ...compat.training import (
     compiled_loss,
     entries_of,
@@ -146,13 +145,6 @@ def reduces_by_itself(loss: keras.losses.Loss) -> bool:
     return type(loss).__call__ is keras.losses.Loss.__call__ and loss.reduction not in (None, "none")
 
 
-def divides_by_weights(loss: keras.losses.Loss, y_pred: Any, sample_weight: Any) -> bool:
-    """Whether Keras' own `__call__` divides by a sum of weights, or by what a mask leaves."""
-    weighted = loss.reduction == "mean_with_sample_weight" and sample_weight is not None
-    masked = loss.reduction != "sum" and isinstance(y_pred, tf.Tensor) and get_keras_mask(y_pred) is not None
-    return weighted or masked
-
-
 def loss_of_rows(
     loss: keras.losses.Loss, step: StepContext, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
@@ -169,26 +161,18 @@ def loss_of_rows(
 def _gathered(y_true: Any, y_pred: Any, sample_weight: Any) -> list[Any]:
     """Of all replicas."""
     _may_gather()
-    _note_gathered(keras.tree.flatten(y_pred))
     true, weight = (own_rows_of_all(each, is_data=True) for each in (y_true, sample_weight))
     return [true, own_rows_of_all(y_pred), weight]
-
-
-def _note_gathered(outputs: Sequence[Any]) -> None:
-    observer = this_step().observer
-    if observer is not None:
-        observer.gathers(outputs)
 
 
 def _may_gather() -> None:
     refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
 
 
-def on_all_rows(call: Callable[..., Any], *arguments: Any, without_rows: Sequence[int] = ()) -> Any:
+def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:
     """`call(*arguments)` on the rows of all replicas, on each of them, with the gradient of this replica's rows.
 
-    The last two arguments are the outputs and the sample weights, those before them data. The tensors with the numbers
-    `without_rows` have no rows: they are as each replica has them.
+    The last two arguments are the outputs and the sample weights, those before them data.
 
     A function that looks at the whole batch (contrastive, Dice, a mean of its own) has its value of one device. Weighted
     with the replicas' shares, the gradients add up to that of one device.
@@ -199,11 +183,7 @@ def on_all_rows(call: Callable[..., Any], *arguments: Any, without_rows: Sequenc
     leaves = keras.tree.flatten(arguments)
     first = len(keras.tree.flatten(arguments[:-2]))  # of the outputs
     last = first + len(keras.tree.flatten(arguments[-2]))
-    _note_gathered([leaf for n, leaf in enumerate(leaves) if first <= n < last and n not in without_rows])
-    leaves = [
-        leaf if n in without_rows else own_rows_of_all(leaf, is_data=not first <= n < last)
-        for n, leaf in enumerate(leaves)
-    ]
+    leaves = [own_rows_of_all(leaf, is_data=not first <= n < last) for n, leaf in enumerate(leaves)]
     with step_scope(this_step().on_all_rows()):
         return call(*keras.tree.pack_sequence_as(arguments, leaves))
 

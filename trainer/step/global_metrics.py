@@ -6,9 +6,8 @@ update is made is told by what the metric is and what it is fed (`own_rows_suffi
 - a stock metric fed with rows adds up sums and counts: every replica counts its own rows;
 - `Mean` or `Sum` fed with one number for the whole batch (a loss) counts it with this replica's share of the rows, so that
   all replicas together count it once;
-- what has no rows (a mean for each output) or is computed from gathered rows counts once, too;
-- any other update may be any function of the batch: it is made with the rows of all replicas, or with their numbers joined
-  to the one of the batch, as on one device, and the first replica keeps what it writes.
+- any other update may be any function of the batch: it is made with the rows of all replicas, as on one device, and the
+  first replica keeps what it writes.
 
 So an update leaves in each replica's copy what belongs there; it is noted as settled (see `make_writes`).
 """
@@ -30,12 +29,9 @@ from ...compat.training import CompileMetrics, Mean, MetricsList, Sum, held_metr
 from ...compat.variables import raw_value, stateless_scope
 from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
-from ...distribute.join_rules import EACH_ROW, MEAN, SAME
 from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, local_copy, shares_variables
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
-from .added_losses import in_units_of_a_mean
 from .collected_writes import SETTLED
-from .fed_metrics import has_no_rows, rules_of_fed, with_joined_parts
 from .metric_kinds import is_stock, own_rows_suffice
 
 
@@ -58,13 +54,12 @@ def metrics_of(model: TrainedModel) -> list[Any]:
 
 
 @contextlib.contextmanager
-def exact_updates(metrics: list[Any], loss_metrics: list[Any], with_results: bool = False) -> Iterator[None]:
+def exact_updates(metrics: list[Any], loss_metrics: list[Any]) -> Iterator[None]:
     """While a step is traced, `update_state` of each metric does what the module says.
 
     Args:
         metrics: the model's metrics.
         loss_metrics: those among them that Keras feeds with the loss of one output; they count rows.
-        with_results: whether the step looks at `result()`, which is then made the one over all replicas there and then.
 
     Context: cross-replica, around `strategy.run`; the updates happen in replica context.
     """
@@ -73,9 +68,6 @@ def exact_updates(metrics: list[Any], loss_metrics: list[Any], with_results: boo
             by_rows = any(metric is other for other in loss_metrics)
             update = functools.partial(_exact_update, metric, by_rows=by_rows)
             stack.enter_context(shared_attribute(metric, "update_state", update))
-            if with_results:
-                result = functools.partial(_exact_result, metric)
-                stack.enter_context(shared_attribute(metric, "result", result))
         yield
 
 
@@ -86,8 +78,6 @@ def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> C
             # Where all rows are gathered, each replica counts the loss of all of them with the rows that are its own.
             step = step.notes.get("gathered_in", step)
             args, kwargs = args[:1], {"sample_weight": step.rows}
-        if step is not None and "gathered_in" in step.notes:
-            return _update_of_all_rows(metric, original, step.notes["gathered_in"], args, kwargs)
         if step is None or step.num_replicas == 1:
             return original(*args, **kwargs)
         if by_rows:
@@ -101,10 +91,6 @@ def _exact_update(metric: Any, original: Callable[..., Any], by_rows: bool) -> C
 def exact_update(metric: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`original(*args, **kwargs)`, the update of a metric, as the module says. Context: a step on several replicas."""
     step = this_step()
-    args, kwargs = with_joined_parts(args, kwargs, step)
-    rules = rules_of_fed(metric, args, kwargs, step)
-    if has_no_rows(args, kwargs, rules):
-        return _update_on_all_rows(metric, original, step, args, kwargs, rules)
     if own_rows_suffice(metric, args, kwargs):
         with _settled(metric, step, step.alive):
             return original(*args, **kwargs)
@@ -113,31 +99,19 @@ def exact_update(metric: Any, original: Callable[..., Any], *args: Any, **kwargs
             with _settled(metric, step, True):
                 return _update_mean_of_shares(original, step, *args, **kwargs)
         with _settled(metric, step, step.alive):
-            return _update_mean(original, step, rules, *args, **kwargs)
-    return _update_on_all_rows(metric, original, step, args, kwargs, rules)
+            return _update_mean(original, step, *args, **kwargs)
+    return _update_on_all_rows(metric, original, step, args, kwargs)
 
 
-def _update_on_all_rows(
-    metric: Any, original: Any, step: StepContext, args: Any, kwargs: Any, rules: dict[int, str]
-) -> Any:
+def _update_on_all_rows(metric: Any, original: Any, step: StepContext, args: Any, kwargs: Any) -> Any:
     """The update of one device, of which the first replica keeps the writes."""
     refuse_collective(
         f"the metric {metric.name!r}, which may look at the whole batch (see `unisono.rowwise`),"
     )
-    args, kwargs = _rows_of_all((args, kwargs), step, rules)
+    args, kwargs = _rows_of_all((args, kwargs), step)
     if step.shares and not is_stock(metric):
         _begin_with_the_whole_state(metric, step)
     with _settled(metric, step, step.replica_id == 0), step_scope(step.on_all_rows()):
-        return original(*args, **kwargs)
-
-
-def _update_of_all_rows(metric: Any, original: Any, step: StepContext, args: Any, kwargs: Any) -> Any:
-    """The update of one device by code that every replica gives the rows of all; the first replica keeps the writes.
-
-    `step` is that of the replica, whose code was given the rows. There what metrics are fed with is counted in any case.
-    """
-    rules_of_fed(metric, args, kwargs, step, looked_at=False)
-    with _settled(metric, step, step.replica_id == 0):
         return original(*args, **kwargs)
 
 
@@ -153,37 +127,30 @@ def _begin_with_the_whole_state(metric: Any, step: StepContext) -> None:
         step.notes.setdefault(SETTLED, set()).add(id(variable))
 
 
-def _rows_of_all(structure: Any, step: StepContext, rules: dict[int, str]) -> Any:
+def _rows_of_all(structure: Any, step: StepContext) -> Any:
     """The rows of all replicas of each tensor; those of one tensor are gathered once in a step."""
     known = step.notes.setdefault("rows of all", {})
 
     def gather(value: Any) -> Any:
         if not tf.is_tensor(value):  # an option, say
             return value
-        rule = rules.get(id(value), MEAN if value.shape.rank == 0 else EACH_ROW)
-        if rule == SAME:
-            return value
-        number = isinstance(value, tf.Tensor) and rule != EACH_ROW
+        number = isinstance(value, tf.Tensor) and value.shape.rank == 0
         key = id(value), id(tf.compat.v1.get_default_graph())  # a branch has a graph of its own
         if key not in known:
-            known[key] = value, _joined_number(value, step, rule) if number else own_rows_of_all(value)
+            known[key] = value, _joined_number(value, step) if number else own_rows_of_all(value)
         return known[key][1]
 
     return keras.tree.map_structure(gather, structure)
 
 
-def _joined_number(value: tf.Tensor, step: StepContext, rule: str) -> tf.Tensor:
-    """The number of the whole batch: those of the replicas, joined by the rule that was found for it."""
+def _joined_number(value: tf.Tensor, step: StepContext) -> tf.Tensor:
+    """The number of the whole batch: a mean over samples; in a custom loop the sum of the replicas' shares."""
     if not (value.dtype.is_floating or value.dtype.is_integer):
         return value
     if step.shares:
         return value if _is_constant(value) else all_reduce_sum([value])[0]
-    if step.observer is not None:
-        return value
-    if not value.shape.is_fully_defined():
-        step.shapes_vary = True
     dtype = value.dtype if value.dtype.is_floating else tf.float64
-    (total,) = all_reduce_sum([tf.math.multiply_no_nan(tf.cast(value, dtype), step.weight(rule, dtype))])
+    (total,) = all_reduce_sum([tf.math.multiply_no_nan(tf.cast(value, dtype), step.share(dtype))])
     return total if value.dtype.is_floating else tf.cast(tf.round(total), value.dtype)
 
 
@@ -226,19 +193,9 @@ def _update_of_part(original: Callable[..., Any], part: StepContext) -> Callable
     def update_state(values: Any, sample_weight: Any = None) -> Any:
         if not _is_one_number(values, sample_weight):
             return original(values, sample_weight=sample_weight)
-        return _update_mean(original, part, {}, values, sample_weight)
+        return _update_mean(original, part, values, sample_weight)
 
     return update_state
-
-
-def _exact_result(metric: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    def result(*args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step is None or step.num_replicas == 1:
-            return original(*args, **kwargs)
-        return exact_result(metric, original, *args, **kwargs)
-
-    return result
 
 
 def exact_result(metric: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -272,16 +229,12 @@ def _is_one_number(values: Any, sample_weight: Any = None) -> bool:
     return all(part is None or tf.convert_to_tensor(part).shape.rank == 0 for part in (values, sample_weight))
 
 
-def _update_mean(
-    original: Any, step: StepContext, rules: dict[int, str], values: Any, sample_weight: Any = None
-) -> Any:
-    rule = rules.get(id(values), MEAN)
+def _update_mean(original: Any, step: StepContext, values: Any, sample_weight: Any = None) -> Any:
     values = tf.convert_to_tensor(values)
     values = values if values.dtype.is_floating else tf.cast(values, tf.float32)
-    values = in_units_of_a_mean(values, rule, step)
     if sample_weight is None:
         return original(values, sample_weight=step.share(values.dtype))
-    return original(values, sample_weight=_part_of_weight(sample_weight, step, rules.get(id(sample_weight))))
+    return original(values, sample_weight=_part_of_weight(sample_weight, step))
 
 
 def _update_mean_of_shares(original: Any, step: StepContext, values: Any, sample_weight: Any = None) -> Any:
@@ -294,16 +247,12 @@ def _update_mean_of_shares(original: Any, step: StepContext, values: Any, sample
     return original(values * step.num_replicas, sample_weight=weight / step.num_replicas)
 
 
-def _part_of_weight(weight: Any, step: StepContext, rule: str | None) -> Any:
+def _part_of_weight(weight: Any, step: StepContext) -> Any:
     """This replica's part of the weight of one number.
 
     What the program computes from its rows (their number, a count of words) is a part already. A number that is written in
     the program, or is the same on every replica, is the weight of the whole batch.
     """
-    if rule is not None:
-        weight = tf.convert_to_tensor(weight)
-        weight = weight if weight.dtype.is_floating else tf.cast(weight, tf.float32)
-        return weight * step.weight(rule, weight.dtype)
     return tf.cast(weight, tf.float32) * step.share() if _is_written(weight, step) else weight
 
 

@@ -26,14 +26,13 @@ _SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 @contextlib.contextmanager
-def whole_batch_values(model: TrainedModel, several: bool, with_results: bool) -> Iterator[None]:
+def whole_batch_values(model: TrainedModel, several: bool) -> Iterator[None]:
     """While a step is traced, metrics and activity regularizers have their values of the whole global batch.
 
     Args:
         model: the model.
         several: whether there are several replicas; with one, only the metrics of losses are not
             Keras' own: they count rows.
-        with_results: whether the step may look at the result of a metric.
 
     Context: cross-replica, around `strategy.run`.
     """
@@ -43,7 +42,7 @@ def whole_batch_values(model: TrainedModel, several: bool, with_results: bool) -
         with exact_updates(losses, losses):
             yield
     else:
-        with exact_updates(metrics_of(model), losses, with_results), exact_regularizers(model):
+        with exact_updates(metrics_of(model), losses), exact_regularizers(model):
             yield
 
 

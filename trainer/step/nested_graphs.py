@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.graphs import compiled_apart, inlined, is_of_keras, scratch_graph
+from ...compat.graphs import compiled_apart, inlined, scratch_graph
 from ...compat.variables import raw_value, stateless_scope
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
@@ -33,9 +33,7 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
         computed = inlined(self) if scope is not None else None
         if computed is None or scope is None or step is None:
             return original(self, *args, **kwargs)
-        # What is looked at is seen through; what Keras compiles itself runs in no other manner on some devices.
-        looked_through = step.observer is not None and not is_of_keras(self)
-        apart = None if looked_through else compiled_apart(self)
+        apart = compiled_apart(self)
         if apart is None:
             return computed(*args, **kwargs)
         nested = _Nested(scope, step)
@@ -49,6 +47,18 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def merge_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The `_merge_call` of replicas with threads."""
+
+    def merge(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        scope = stateless_scope()
+        if isinstance(scope, CollectedWrites) and scope.is_in_function:
+            raise WriteInNestedGraph
+        return original(self, fn, args, kwargs)
+
+    return merge
+
+
 def cond(original: Callable[..., Any]) -> Callable[..., Any]:
     """`tf.cond`."""
 
@@ -59,8 +69,6 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
         def with_writes(nested: _Nested) -> Any:
             branches = [true_fn, false_fn]
             written = nested.written_by(branches)
-            if nested.only_looked_at:
-                return nested.both(pred, branches, written)
 
             def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
                 return lambda: nested.run(fn, written)
@@ -146,23 +154,6 @@ class _Nested:
         self._scope, self._step = scope, step
         self._before = dict(scope.state_mapping), dict(scope.variables), dict(step.notes)
         self._verdicts, self._losses = len(step.verdicts), len(scope.losses or ())
-
-    @property
-    def only_looked_at(self) -> bool:
-        """Whether the step is traced to find its rules."""
-        return self._step.observer is not None
-
-    def both(self, pred: Any, branches: list[Callable[[], Any]], written: list[keras.Variable]) -> Any:
-        """What a branch gives, from both of them in this graph: what they compute can be noted, and nothing is applied."""
-        with self._step.observer.in_branch() if self._step.observer is not None else contextlib.nullcontext():
-            (result, values, verdict), other = (self.run(fn, written) for fn in branches)
-
-        def chosen(one: Any, two: Any) -> Any:
-            return one if one is two or one is None else tf.where(pred, one, two)
-
-        result = tf.nest.map_structure(chosen, result, other[0])
-        self.note(written, [chosen(*each) for each in zip(values, other[1])], chosen(verdict, other[2]))
-        return result
 
     def restore(self) -> None:
         """Forgets what was noted since."""

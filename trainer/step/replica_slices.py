@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from ...distribute.gathered_rows import own_rows_of_all
-from ...distribute.join_rules import JoinRules
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaRows, StepContext, step_scope
 from ...distribute.workers.agreement import place_among_workers
@@ -32,9 +30,6 @@ def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[A
     return (replica * global_rows) // num_replicas, ((replica + 1) * global_rows) // num_replicas
 
 
-_NO_RULES = JoinRules()
-
-
 class ReplicaSlices:
     """One global batch, cut into the rows of each replica.
 
@@ -53,9 +48,7 @@ class ReplicaSlices:
         part: `part(replica, first, last)` reads rows `first` to `last - 1` on a replica of this worker; None: they are cut
             out of `batch`, on the host.
         in_units: whether the arrays of a batch may have different rows. Not with `rows`, `worker_rows` or `part`.
-        rules: of the step. With those of parts of numbers, or of layers that are given all rows, the code on a replica must
-            not know its number of rows while it is traced, as where they were found. With `on_one` all rows count on the
-            first replica; the others compute with them, too, for nothing: what needs an even number of rows, say, gets it.
+        whole: whether the first replica of each worker gets the whole batch, and all rows count on the first of all.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -68,11 +61,10 @@ class ReplicaSlices:
         worker_rows: tf.Tensor | None = None,
         part: Callable[[int, Any, Any], Any] | None = None,
         in_units: bool = False,
-        rules: JoinRules = _NO_RULES,
+        whole: bool = False,
     ) -> None:
         self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
-        self._part, self._on_one = part, rules.on_one
-        self._open_rows = bool(rules.parts or rules.gathered_layers)
+        self._part, self._whole = part, whole
         self.shapes_vary = False
         self._replicas = strategy.num_replicas_in_sync
         self._in_units = (
@@ -95,25 +87,15 @@ class ReplicaSlices:
         """
         present = iter(parts)
         own = [None if leaf is None else next(present) for leaf in keras.tree.flatten(self._batch)]
-        if self._open_rows:
-            own = [_with_open_rows(leaf) if isinstance(leaf, tf.Tensor) else leaf for leaf in own]
         data = keras.tree.pack_sequence_as(self._batch, own)
         if self._replicas == 1:
             return data, ReplicaRows(0, 1, self.global_rows, self.global_rows)
         replica = global_replica_id(self._strategy)
-        if self._on_one:
+        if self._whole:
             data = data if self._worker_rows is None else self._gathered(data, replica)
             rows, before = (self.global_rows, 0) if replica == 0 else (0, self.global_rows)
-            return data, self._told(ReplicaRows(replica, self._replicas, rows, self.global_rows, before))
-        return data, self._told(self._own_rows(replica))
-
-    def _told(self, rows: ReplicaRows) -> ReplicaRows:
-        """What the code on a replica is told of its rows."""
-        if not self._open_rows or tf.executing_eagerly():
-            return rows
-        number, total = (tf.cast(n, tf.int32) for n in (rows.rows, rows.global_rows))
-        number, total = (tf.raw_ops.PlaceholderWithDefault(input=n, shape=[]) for n in (number, total))
-        return dataclasses.replace(rows, rows=number, global_rows=total)
+            return data, ReplicaRows(replica, self._replicas, rows, self.global_rows, before)
+        return data, self._own_rows(replica)
 
     def _own_rows(self, replica: int) -> ReplicaRows:
         first, last, before = self._bounds(replica)
@@ -129,8 +111,9 @@ class ReplicaSlices:
     def _slice(self, context: Any) -> list[Any]:
         with tf.device("CPU:0"):
             first, last, _ = self._bounds(context.replica_id_in_sync_group)
-            if self._on_one and self._worker_rows is None:
-                first, last = 0, self.global_rows
+            if self._whole and self._worker_rows is None:
+                here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
+                first, last = (0, 1) if here else (0, self.global_rows)
             rows = last - first
             if isinstance(rows, int):
                 first, last = (first, last) if rows else (0, 1)
@@ -152,12 +135,6 @@ class ReplicaSlices:
         me, _ = place_among_workers(self._strategy)
         bounds = replica_bounds(self._worker_rows[me], each, replica % each)
         return (*bounds, tf.reduce_sum(self._worker_rows[:me]))
-
-
-def _with_open_rows(value: tf.Tensor) -> tf.Tensor:
-    if tf.executing_eagerly() or not value.shape.rank:
-        return value
-    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
 
 
 def global_replica_id(strategy: tf.distribute.Strategy) -> int:

@@ -11,13 +11,9 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import losses_overridden
 from ...compat.training import KerasTrainer, aggregated_loss, compute_loss
-from ...distribute.gathered_rows import own_rows_of_all
-from ...distribute.join_rules import ACROSS_ROWS
-from ...distribute.step_context import StepContext, current_step, this_step
-from .added_losses import in_units_of_a_mean, losses_in_step
-from .collected_writes import OF_ALL_ROWS
-from .global_loss import compiled_loss_of, on_all_rows
-from .kept_tensors import kept_rows_become
+from ...distribute.step_context import current_step
+from .added_losses import losses_in_step
+from .global_loss import compiled_loss_of
 
 
 def default_compute_loss(
@@ -63,8 +59,7 @@ def losses_of(model: TrainedModel, original: Callable[[], list[Any]]) -> list[An
     step = current_step()
     if step is None or losses_overridden(model):
         return original()
-    several = step.num_replicas > 1 or "gathered_in" in step.notes
-    return losses_in_step(model, step) if several else original()
+    return losses_in_step(model, step) if step.num_replicas > 1 else original()
 
 
 def overrides_compute_loss(model: TrainedModel) -> bool:
@@ -72,39 +67,8 @@ def overrides_compute_loss(model: TrainedModel) -> bool:
     return type(model).compute_loss is not default_compute_loss or "compute_loss" in vars(model)
 
 
-def _of_all_rows(loss_of: Callable[..., tf.Tensor], step: StepContext, *rows: Any) -> tf.Tensor:
-    """A loss that compares rows, which may be arguments or what a layer has kept."""
-    with kept_rows_become(own_rows_of_all, step.rows):
-        return on_all_rows(loss_of, *rows, without_rows=step.rules.without_rows)
-
-
 def loss_on_replica(
     model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
-    """`model.compute_loss` in units of a mean over this replica's rows, joined as the rule for it says.
-
-    Arguments as `default_compute_loss`. Context: replica, inside a `StepContext`.
-    """
-    step = this_step()
-
-    def loss_of(*rows: Any) -> tf.Tensor:
-        x, y, y_pred, sample_weight = rows
-        return compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
-
-    if step.num_replicas == 1 or not overrides_compute_loss(model):
-        return loss_of(x, y, y_pred, sample_weight)
-    before = step.writes.noted()
-    if step.rules.loss == ACROSS_ROWS:
-        loss = _of_all_rows(loss_of, step, x, y, y_pred, sample_weight)
-        step.notes[OF_ALL_ROWS] = step.writes.written_since(before)
-        return loss
-    loss = loss_of(x, y, y_pred, sample_weight)
-
-    def again(*rows: Any) -> tf.Tensor:
-        """With the state of the first time, of which the writes count."""
-        with step.writes.tried_from(before):
-            return loss_of(*rows)
-
-    if step.observer is not None:
-        step.observer.loss(loss, again, (x, y, y_pred, sample_weight))
-    return in_units_of_a_mean(loss, step.rules.loss, step)
+    """`model.compute_loss` in units of a mean over this replica's rows. Arguments as `default_compute_loss`."""
+    return compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)

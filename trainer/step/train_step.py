@@ -18,7 +18,6 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.equal_operations import made_once
 from ...compat.layers import takes_training
 from ...compat.training import TensorFlowTrainer, loss_tracker, unpack_x_y_sample_weight
-from ...distribute.join_rules import MEAN, JoinRules
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import (
@@ -35,11 +34,8 @@ from ..checks import checked_logs
 from ..inputs.rows import row_count
 from .collected_writes import CollectedWrites, make_writes
 from .global_metrics import metrics_of, variable_ids
-from .kept_tensors import tensors_kept_by
-from .number_parts import number_of_all
 from .replica_slices import ReplicaSlices
 from .step_loss import loss_on_replica
-from .tape_gradients import OF_THE_TRAINER
 
 
 @dataclasses.dataclass
@@ -53,7 +49,6 @@ class Tracing:
         in_xla: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
         enter_thread: called first on each replica, which may have a thread of its own.
-        rules: see `StepContext`.
         partitioned: whether the logs that the step returns are those of the global batch.
         calls: see `StepContext`.
         shapes_vary: bool; set while tracing, see `StepContext`.
@@ -65,7 +60,6 @@ class Tracing:
     in_xla: bool = False
     after: Sequence[Any] = ()
     enter_thread: Callable[[], None] | None = None
-    rules: JoinRules = dataclasses.field(default_factory=JoinRules)
     partitioned: bool = False
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
@@ -89,8 +83,7 @@ def replica_step(
         parts: `slices.parts` on this replica.
 
     Returns:
-        The step's own logs, each weighted with this replica's share: their sum over replicas is the log. Those of a
-        partitioned step as they are.
+        The step's own logs.
     """
     if tracing.enter_thread is not None:
         tracing.enter_thread()
@@ -102,10 +95,9 @@ def replica_step(
             compute=tracing.compute,
             in_xla=tracing.in_xla,
             totals=WeightTotals() if tracing.weigh_losses else None,
-            rules=tracing.rules,
             calls=tracing.calls,
         )
-        with step_scope(step), tensors_kept_by(model if step.num_replicas > 1 else None):
+        with step_scope(step):
             with CollectedWrites() as writes:
                 step.writes = writes
                 logs = step_fn(data)
@@ -115,22 +107,9 @@ def replica_step(
             return logs
         if not tracing.own_logs:
             return {}
-        return part_of_logs(checked_logs(logs, getattr(step_fn, "__name__", "train_step")), step)
-
-
-def part_of_logs(value: Any, step: StepContext, name: str = "") -> Any:
-    """The logs, each weighted so that the sum over replicas is the log; context: inside of the step."""
-    if isinstance(value, dict):
-        return {key: part_of_logs(v, step, f"{name}/{key}") for key, v in value.items()}
-    value = tf.convert_to_tensor(value)
-    value = number_of_all(("log", name), value, step)
-    if step.observer is not None:
-        step.observer.note(("log", name), value)
-    if step.num_replicas == 1:
-        return value
-    dtype = value.dtype if value.dtype.is_floating else tf.float32
-    weight = step.weight(step.rules.logs.get(name, MEAN), dtype)
-    return tf.math.multiply_no_nan(tf.cast(value, dtype), weight)
+        return keras.tree.map_structure(
+            tf.convert_to_tensor, checked_logs(logs, getattr(step_fn, "__name__", "train_step"))
+        )
 
 
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
@@ -191,7 +170,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
         loss = loss_on_replica(model, x, y, y_pred, sample_weight, training=True)
         contribution = loss if step.num_replicas == 1 else loss * step.share(loss.dtype)
         scaled = contribution if model.optimizer is None else model.optimizer.scale_loss(contribution)
-    with made_once(), step.noting(OF_THE_TRAINER):
+    with made_once():
         gradients = gradient(tape, scaled, variables) if variables else []
     if step.num_replicas > 1 and not step.certainly_alive:
         gradients = [None if g is None else _zero_unless(step.alive, g) for g in gradients]

@@ -112,8 +112,3 @@ class View:
     def names(self, number: int) -> str:
         """For messages: an input's label."""
         return str(self.labels[number])
-
-
-def with_axis(label: Label, axis: int) -> Label:
-    """A SHARDED label along another axis of another tensor."""
-    return label._replace(axis=axis, counts=False)

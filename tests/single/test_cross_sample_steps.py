@@ -1,4 +1,4 @@
-"""Numbers of user code that are neither means over rows nor sums: uneven replicas, compared with one device."""
+"""Steps whose numbers depend on several samples at once: uneven replicas, compared with one device."""
 
 import warnings
 
@@ -10,8 +10,6 @@ from keras import ops
 
 import unisono
 from tests.helpers import FLOAT64, assert_close, mirrored
-from unisono.distribute.join_rules import MEAN
-from unisono.trainer.step.find_rules import RuleFinder
 
 pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
@@ -262,15 +260,7 @@ class Contrastive(Net):
 
 class ContrastiveWithStatistics(Contrastive):
     def __init__(self):
-        super().__init__(L.BatchNormalization)
-
-
-class ContrastiveWithDraws(Contrastive):
-    """Of what TensorFlow draws the first replica draws what one device does."""
-
-    def loss_of(self, x, y, training):
-        noise = tf.random.stateless_normal(tf.shape(x), [1, 2], dtype=x.dtype)
-        return Contrastive.loss_of(self, x + 0.1 * noise, y, training)
+        super().__init__(lambda: L.BatchNormalization(synchronized=True))
 
 
 class Queue(Net):
@@ -307,7 +297,7 @@ def trained(make, replicas, **settings):
         warnings.simplefilter("always")
         history = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
         evaluated = model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
-    said = [str(each.message) for each in caught if "rows" in str(each.message)]
+    said = [str(each.message) for each in caught if "one replica" in str(each.message)]
     return (model.get_weights(), history, evaluated), said
 
 
@@ -326,46 +316,44 @@ SHARED = [
     TracksNorms,
     SharpnessAware,
     Projected,
-    AccumulatesInBranch,
     Embeds,
+    Contrastive,
+    ContrastiveWithStatistics,
+    Queue,
 ]
-"""All replicas compute their rows of these, and nothing is warned of."""
+"""All replicas share the work of these, and nothing is warned of."""
 
 
 @pytest.mark.parametrize("make", SHARED)
-def test_what_no_rule_joins_is_joined_earlier(make):
+def test_partitioned_step_matches_one_device(make):
     wanted, _ = trained(make, 1)
     found, said = trained(make, 2)
     assert_close(found, wanted, FLOAT64)
     assert said == []
 
 
-ON_ONE = [Contrastive, ContrastiveWithStatistics, ContrastiveWithDraws, Queue]
-
-
-@pytest.mark.parametrize("make", ON_ONE)
-def test_what_compares_rows_is_computed_on_one_replica_and_named_with_the_cure(make):
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(HasSideEffects, "PyFunc"), (AccumulatesInBranch, "an optimizer is called in a branch")],
+    ids=["Python code", "branch"],
+)
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_step_that_cannot_be_partitioned_runs_on_one_replica_and_says_why(make, reason, replicas):
     wanted, _ = trained(make, 1)
-    found, said = trained(make, 3)
+    found, said = trained(make, replicas)
     assert_close(found, wanted, FLOAT64)
-    assert any("first replica computes each batch as a whole" in words for words in said)
-    assert any("unisono.distribute.gather" in words for words in said)
+    assert len(said) == 1 and reason in said[0]
 
 
-def test_a_step_that_cannot_be_looked_at_is_computed_on_one_replica(caplog):
-    wanted, _ = trained(HasSideEffects, 1)
-    found, _ = trained(HasSideEffects, 2)
-    assert_close(found, wanted, FLOAT64)
-    assert "the first replica computes each batch as a whole" in caplog.text
-
-
-def test_eager_steps_are_joined_too():
-    for make in (Clipped, MaskedMean):
+def test_eager_step_matches_one_device():
+    for make in (Clipped, MaskedMean, Contrastive, Queue):
         wanted, _ = trained(make, 1, run_eagerly=True)
-        assert_close(trained(make, 2, run_eagerly=True)[0], wanted, FLOAT64)
+        found, said = trained(make, 3, run_eagerly=True)
+        assert_close(found, wanted, FLOAT64)
+        assert said == []
 
 
-def test_an_added_loss_is_joined_in_the_standard_step_too():
+def test_added_loss_of_the_standard_step_matches_one_device():
     def make():
         return unisono.Sequential([keras.Input((5,)), L.Dense(6), Balanced(), L.Dense(2)])
 
@@ -387,7 +375,7 @@ class Views(unisono.Model):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_outputs_in_another_order_than_that_of_the_replicas_are_those_of_one_device(eager):
+def test_outputs_in_another_order_match_one_device(eager):
     def views(y, z):
         z = z / ops.norm(z, axis=1, keepdims=True)
         rows = ops.shape(z)[0] // 2
@@ -399,38 +387,4 @@ def test_outputs_in_another_order_than_that_of_the_replicas_are_those_of_one_dev
     wanted, _ = trained(Views, 1, loss=views)
     found, said = trained(Views, 3, loss=views, run_eagerly=eager)
     assert_close(found, wanted, FLOAT64)
-    assert any("in another order" in each for each in said)
-
-
-def rules_of(make, **settings):
-    with mirrored(2).scope():
-        model = make()
-        model.compile("sgd", **settings)
-        model(X)
-    finder = RuleFinder(model, "train_step")
-    batch = tuple(map(tf.constant, (X, Y)))
-    assert finder.anything_to_join(
-        tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch)
-    )
-    before = [v.numpy() for v in model.variables]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        finder.look(batch)
-    for variable, value in zip(model.variables, before):
-        np.testing.assert_array_equal(variable.numpy(), value)
-    return finder.rules()
-
-
-def test_a_plain_step_is_joined_as_before():
-    rules = rules_of(Net)
-    assert not (rules.tapes or rules.parts or rules.on_one) and rules.gradients == (MEAN,)
-
-
-def test_a_limit_that_is_reached_later_is_found_at_once():
-    rules = rules_of(ClippedLater)
-    assert rules.tapes == (MEAN,) and not (rules.parts or rules.on_one)
-
-
-def test_no_state_is_touched_while_a_way_is_found():
-    assert rules_of(Contrastive).on_one
-    assert rules_of(SharpnessAware).tapes and rules_of(LearnedWeights).parts
+    assert said == []

@@ -1,4 +1,4 @@
-"""Numbers that the first rows of a fit do not show for what they are: three uneven replicas, compared with one device.
+"""Numbers that the first samples of a fit do not show for what they are: three uneven replicas, compared with one device.
 
 Tolerance: float64 sums in another order.
 """
@@ -147,7 +147,6 @@ def fitted(make, x, replicas, **compiled):
     return [*model.get_weights(), *logs.values(), *found.values()]
 
 
-@pytest.mark.filterwarnings("ignore:.*So the first replica computes")
 @pytest.mark.parametrize(
     ("make", "x"),
     [
@@ -165,10 +164,3 @@ def fitted(make, x, replicas, **compiled):
 def test_what_the_first_rows_do_not_show_is_that_of_one_device(make, x):
     for three, one in zip(fitted(make, x, 3), fitted(make, x, 1)):
         np.testing.assert_allclose(three, one, rtol=1e-11, atol=1e-11)
-
-
-def test_in_eager_mode_a_loss_with_a_floor_is_computed_on_one_replica():
-    with pytest.warns(UserWarning, match="So the first replica computes"):
-        three = fitted(Flooded, X, 3, run_eagerly=True)
-    for a, b in zip(three, fitted(Flooded, X, 1)):
-        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)

@@ -1,0 +1,223 @@
+"""A step with user code that is not partitioned: the first replica computes it on the whole batch, as one device does.
+
+The other replicas wait, and take part where tensors are exchanged: they add zeros to the gradients and take over the values
+of variables. User code runs once in each process, as often as under plain Keras.
+
+Context: replica. The threads of replicas take turns: the first one of a process runs until it needs the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.strategies import LookedAtReplica, pretending_replicas
+from ...compat.variables import raw_value, sums_on_read
+from ...distribute.replicas import (
+    all_reduce_sum_packed,
+    local_copy,
+    local_replica_index,
+    shares_variables,
+)
+from ...distribute.sharding.value import ShardedValue, TensorInPlace, seen_through
+from ...distribute.step_context import (
+    ON_FIRST_REPLICA,
+    StepContext,
+    WeightTotals,
+    step_scope,
+    this_step,
+)
+from ...distribute.workers.agreement import first_local_replica
+from ...optimizers.call_options import CallOptions, call_options, current_options
+from ...optimizers.stages.aggregated_gradients import after_aggregation
+from ...optimizers.stages.users_code import apply_of
+from ..checks import checked_logs
+from ..step.collected_writes import SETTLED
+from ..step.global_metrics import metrics_of
+from ..step.variable_placement import accumulates
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call of an optimizer: its gradients and their variables, and the variables that the step assigned before."""
+
+    optimizer: Any
+    pairs: list[tuple[Any, Any]]
+    written: list[tuple[Any, tf.Tensor]]
+    weight: Any
+    options: CallOptions
+
+
+class WholeStep:
+    """One step on the whole batch.
+
+    Args:
+        model: the model.
+        step_fn: `fn(data)`: its logs, or the outputs of `predict_step`.
+        name: of the step: "train_step", "test_step" or "predict_step".
+
+    It is made for one step (in a graph: for the trace of one) and called on every replica of this process.
+    """
+
+    def __init__(self, model: TrainedModel, step_fn: Any, name: str) -> None:
+        self._model, self._step_fn, self._name = model, step_fn, name
+        self._own_logs = name != "predict_step" and model._has_own_logs(name == "train_step")
+        self._weighs_losses = name == "train_step" and accumulates(model.optimizer)
+        self._calls: list[_Call] = []
+        self._writes: list[tuple[Any, tf.Tensor]] = []
+        self._result: Any = {}
+        self._ended = False
+        self._updated_inside: dict[int, Any] = {}
+        metrics = [v for metric in metrics_of(model) for v in metric.variables]
+        self._totals = [v for v in metrics if sums_on_read(raw_value(v))]
+        self._sharded = [v for v in map(raw_value, model.variables) if isinstance(v, ShardedValue)]
+
+    def __call__(self, data: Any) -> Any:
+        """Runs the step; returns its logs, the same on every replica, or the outputs.
+
+        Context: inside of a step that collects writes.
+        """
+        step = this_step()
+        step.notes[ON_FIRST_REPLICA] = True
+        state = _State(self._totals, self._sharded)
+        if local_replica_index() == 0:
+            self._compute(data, step, state)
+            self._writes, self._ended = step.writes.items(), True
+        else:
+            self._follow(step, state)
+            for variable, value in self._writes:
+                step.writes.add_update((variable, tf.zeros_like(value)))
+        self._settle_metrics(step)
+        self._hand_over(step)
+        if self._name == "predict_step":
+            return self._result
+        leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._result)]
+        return tf.nest.pack_sequence_as(self._result, _of_first(leaves, step))
+
+    def _compute(self, data: Any, step: StepContext, state: _State) -> None:
+        """Runs the user's code as on one device."""
+        strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
+        rows = step.global_rows
+        totals = WeightTotals() if self._weighs_losses else None
+        own = StepContext(0, 1, rows, rows, totals=totals, writes=step.writes)
+
+        def take(optimizer: Any, pairs: Any) -> None:
+            if (
+                tf.compat.v1.get_default_graph() is not graph
+            ):  # a branch or a loop, where no replica can wait for others
+                self._apply_inside(own, optimizer, list(pairs))
+                return
+            pairs, options = after_aggregation(optimizer, list(pairs), current_options())
+            options = dataclasses.replace(options, skip_aggregation=False, contributions=True)
+            noted = step.writes.variables
+            written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
+            call = _Call(optimizer, pairs, written, own.weight_total, options)
+            self._calls.append(call)
+            with context, pretending_replicas(None), seen_through(None), step_scope(step):
+                self._apply(call, step, state)
+
+        own.take_gradients, graph = take, tf.compat.v1.get_default_graph()
+        step.writes.state_mapping.update(state.totals)
+        alone = LookedAtReplica(strategy, first_local_replica(strategy), lambda tensors: tensors)
+        with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
+            result = self._step_fn(data)
+            if self._own_logs:
+                result = checked_logs(result, getattr(self._step_fn, "__name__", self._name))
+            elif self._name != "predict_step":
+                result = {}
+            self._result = tf.nest.map_structure(_tensor, result)
+
+    def _follow(self, step: StepContext, state: _State) -> None:
+        """Takes part in what the first replica of this process does."""
+        number = 0
+        while number < len(self._calls) or not self._ended:
+            self._apply(self._calls[number], step, state)
+            number += 1
+
+    def _apply(self, call: _Call, step: StepContext, state: _State) -> None:
+        """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
+        first = step.replica_id == 0
+        values = _of_first([value for _, value in call.written], step)
+        for (variable, _), value in zip(call.written, values):
+            step.writes.add_update((variable, value))
+        weight = call.weight
+        if weight is not None:
+            (weight,) = _of_first([weight], step)
+        gradients = [g if first or g is None else _nothing_of(g) for g, _ in call.pairs]
+        with call_options(dataclasses.replace(call.options, weight_total=weight)):
+            apply_of(call.optimizer)(gradients, [v for _, v in call.pairs])
+        state.read()
+
+    def _apply_inside(self, own: StepContext, optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
+        """Calls the optimizer on the first replica alone."""
+        variables = [v for _, v in pairs]
+        take, own.take_gradients = own.take_gradients, None
+        try:
+            apply_of(optimizer)([g for g, _ in pairs], variables)
+        finally:
+            own.take_gradients = take
+        self._updated_inside.update({id(v): v for v in [*variables, *optimizer.variables]})
+
+    def _hand_over(self, step: StepContext) -> None:
+        """Gives the other replicas what the first one alone has updated."""
+        copies = [local_copy(v) for v in self._updated_inside.values()]
+        for copy, value in zip(copies, _of_first([tf.identity(copy) for copy in copies], step)):
+            copy.assign(value)
+
+    def _settle_metrics(self, step: StepContext) -> None:
+        """Leaves the whole state of a metric on the first replica. A copy that all replicas share stays on the others."""
+        for variable, _ in self._writes:
+            if not any(variable is each for each in self._totals) or step.replica_id == 0:
+                continue
+            copy = local_copy(raw_value(variable))
+            kept = tf.identity(copy) if shares_variables() else tf.zeros_like(copy)
+            step.writes.add_update((variable, kept))
+        step.notes.setdefault(SETTLED, set()).update(id(variable) for variable, _ in self._writes)
+
+
+class _State:
+    """What user code reads and no replica has by itself: the totals of metrics, and weights that are sharded.
+
+    Attributes:
+        totals: by the id of a metric's variable.
+    """
+
+    def __init__(self, totals: list[Any], sharded: list[ShardedValue]) -> None:
+        copies = [tf.identity(local_copy(raw_value(v))) for v in totals]
+        copies = copies if shares_variables() else all_reduce_sum_packed(copies)
+        self.totals = {id(variable): total for variable, total in zip(totals, copies)}
+        self._sharded = sharded
+        self._whole: dict[int, TensorInPlace] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Gathers the weights, which an optimizer may have changed."""
+        for value in self._sharded:
+            whole = ShardedValue.read_value(
+                value
+            )  # not for a moment: its backward pass would gather it again
+            self._whole[id(value)] = TensorInPlace(value.key, whole, value.name)
+
+    def whole(self, value: ShardedValue) -> Any:
+        """What stands for a sharded weight."""
+        return self._whole[id(value)]
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(value)
+
+
+def _of_first(values: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:
+    """The values of the first replica, on every replica."""
+    first = step.replica_id == 0
+    return all_reduce_sum_packed([value if first else tf.zeros_like(value) for value in values])
+
+
+def _nothing_of(gradient: Any) -> Any:
+    """What adds nothing to a gradient."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0], gradient.dense_shape)
+    return tf.zeros_like(gradient)
