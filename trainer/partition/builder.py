@@ -23,7 +23,7 @@ from .labels import (
     same_samples,
 )
 from .operation_labels import has_effects, labels_of, settled
-from .program import LOOPS, Apply, Convert, Copy, Program, Value, shape_of
+from .program import LOOPS, Apply, Convert, Copy, Program, Read, Value, shape_of
 from .rules import View
 from .rules.lists import EMPTY
 
@@ -32,6 +32,8 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 IGNORED = ("NoOp", "Placeholder")
 APPLY = "unisono_apply_"
 """Names an operation that stands for a call of an optimizer; its number follows."""
+READ = "unisono_read_"
+"""Names a placeholder that stands for a sharded weight; the number of the read follows."""
 
 
 class Builder:
@@ -146,10 +148,13 @@ class Builder:
     # operations
 
     def _operation(self, op: tf.Operation, known: dict[int, int], shapes: Sequence[dict[str, Any]]) -> None:
+        name = op.name.rpartition("/")[2]
+        if op.type == "Placeholder" and name.startswith(READ):
+            known[id(op.outputs[0])] = self._read_weight(op)
         if op.type in IGNORED:
             return
         inputs = [known[id(tensor)] for tensor in op.inputs]
-        if op.name.rpartition("/")[2].startswith(APPLY):
+        if name.startswith(APPLY):
             self._apply(op, inputs)
             outputs = inputs
         elif op.type in CALLS and "_XlaMustCompile" not in op.node_def.attr:
@@ -244,6 +249,14 @@ class Builder:
             given += [values, indices]
         given += [self.converted(value, REPLICATED, op) for value in rest]
         self.program.nodes.append(Apply(number, given))
+
+    def _read_weight(self, op: tf.Operation) -> int:
+        tensor = op.outputs[0]
+        shape = shape_of(tensor.shape)
+        target = self.add(Value(tensor.dtype, (shape, shape), REPLICATED))
+        number = int(op.name.rpartition("/")[2].removeprefix(READ).partition("_")[0])
+        self.program.nodes.append(Read(number, [], [target]))
+        return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:
         if self.label(number) not in (PARTIAL_SUM, REPLICATED):

@@ -94,7 +94,22 @@ class Apply:
     inputs: list[int]
 
 
-Node = Copy | Convert | Apply
+@dataclasses.dataclass
+class Read:
+    """A sharded weight is gathered, for the operations that read it here.
+
+    Attributes:
+        number: of the read.
+        inputs: none.
+        outputs: the number of the value.
+    """
+
+    number: int
+    inputs: list[int]
+    outputs: list[int]
+
+
+Node = Copy | Convert | Apply | Read
 
 
 @dataclasses.dataclass
@@ -145,6 +160,8 @@ class Program:
                 stage = max([stage, *before, applied if held or node.op.op_def.is_stateful else 0])
                 touched.update(dict.fromkeys(held, stage))
                 of_operation[id(node.op)] = stage
+            elif isinstance(node, Read):
+                stage = max(stage, applied)
             elif isinstance(node, Apply):
                 stage = applied = max([stage, applied, *touched.values()])
             while len(stages) <= stage:

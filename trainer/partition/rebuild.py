@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...compat.one_device import body_of, copied_into_graph, new_function, on_replica, subgraphs
 from .conversions import Exchange, Replica, after, exchanged, local, where
 from .labels import PARTIAL_SUM, Label, is_sharded
-from .program import Apply, Convert, Copy, Node, Program
+from .program import Apply, Convert, Copy, Node, Program, Read
 
 
 def rebuilt(
@@ -18,6 +18,7 @@ def rebuilt(
     inputs: Sequence[tf.Tensor],
     replica: Replica,
     apply: Callable[[int, list[tf.Tensor]], None] | None = None,
+    read: Callable[[int], tf.Tensor] | None = None,
 ) -> Exchange:
     """Copies a step into the current graph, for one replica.
 
@@ -26,6 +27,7 @@ def rebuilt(
         inputs: this replica's part of the batch.
         replica: which.
         apply: called with the number of an optimizer's call, and this replica's parts of the gradients.
+        read: called with the number of a read of a sharded weight; returns the whole weight.
 
     Yields:
         What is asked of all replicas after each stage; is sent the answers.
@@ -33,7 +35,7 @@ def rebuilt(
     Returns:
         The outputs of the step.
     """
-    copier = _Copier(program, replica, apply)
+    copier = _Copier(program, replica, apply, read)
     values = copier.values
     values.update(zip(program.inputs, inputs))
     values.update((number, on_replica(outer, replica.copy)) for outer, number in program.captures)
@@ -51,9 +53,9 @@ def rebuilt(
 class _Copier:
     """Copies nodes; owns the tensors that they gave."""
 
-    def __init__(self, program: Program, replica: Replica, apply: Any) -> None:
+    def __init__(self, program: Program, replica: Replica, apply: Any, read: Any = None) -> None:
         self.values: dict[int, Any] = {}
-        self._program, self._replica, self._apply = program, replica, apply
+        self._program, self._replica, self._apply, self._read = program, replica, apply, read
         self._copies: dict[int, tf.Operation] = {}
 
     def add(self, node: Node) -> None:
@@ -62,6 +64,8 @@ class _Copier:
         if isinstance(node, Convert):
             have, want = labels[node.source].label, labels[node.target].label
             self.values[node.target] = local(self.values[node.source], have, want, self._replica)
+        elif isinstance(node, Read):
+            self.values[node.outputs[0]] = self._read(node.number)
         elif isinstance(node, Apply):
             assert self._apply is not None
             alive = self._replica.alive

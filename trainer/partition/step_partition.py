@@ -17,8 +17,6 @@ from ...callbacks.backup.generators import reached
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import holds_own_code, layers_of
 from ...compat.training import given_metrics
-from ...compat.variables import raw_value
-from ...distribute.sharding.value import ShardedValue
 from ..inputs.rows import batch_spec
 from ..step.global_metrics import metrics_of, variable_ids
 from ..step.step_loss import overrides_compute_loss
@@ -64,8 +62,6 @@ class StepPartition:
 
     def _trace(self, spec: Any) -> TracedStep | None:
         try:
-            if any(isinstance(raw_value(v), ShardedValue) for v in self._model.variables):
-                raise NotPartitioned("the weights of the model are sharded")
             return TracedStep(self._model, self._step_fn, spec, self._name)
         except NotPartitioned as error:
             self._warn(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from ...distribute.replicas import (
     once_per_copy,
     shares_variables,
 )
+from ...distribute.sharding.value import ShardedValue, TensorInPlace, seen_through
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ...optimizers.adoption import adopt
 from ...optimizers.call_options import CallOptions, call_options, current_options
@@ -32,7 +34,7 @@ from ..checks import checked_logs
 from ..inputs.rows import row_count
 from ..step.collected_writes import CollectedWrites
 from ..step.variable_placement import accumulates
-from .builder import APPLY
+from .builder import APPLY, READ
 from .conversions import Exchange, Replica, Request
 from .errors import NotPartitioned
 from .labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, SAMPLES, is_sharded
@@ -94,6 +96,7 @@ class TracedStep:
         self._own_logs = not self._predicts and model._has_own_logs(training)
         self._weighs_losses = training and accumulates(model.optimizer)
         self._applications: list[Application] = []
+        self._reads: list[ShardedValue] = []
         self._logs: Any = {}
         self._variables: list[keras.Variable] = []
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
@@ -135,7 +138,8 @@ class TracedStep:
             step.notes[NOT_AGGREGATED] = NotPartitioned(
                 "it calls `aggregate_gradients` of an optimizer that has a `gradient_aggregator`"
             )
-        with step_scope(step), CollectedWrites() as writes:
+        seen = functools.partial(self._seen, tf.compat.v1.get_default_graph())
+        with step_scope(step), seen_through(seen), CollectedWrites() as writes:
             step.writes = writes
             logs = self._step_fn(batch)
             if not self._predicts:
@@ -146,6 +150,14 @@ class TracedStep:
             )  # can be variables that the step has written
         self._variables = [variable for variable, _ in writes.items()]
         return [*tf.nest.flatten(self._logs), *(value for _, value in writes.items())]
+
+    def _seen(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
+        """What stands for a sharded weight that the step reads."""
+        with graph.as_default(), tf.control_dependencies(None):
+            name = f"{READ}{len(self._reads)}"
+            whole = tf.compat.v1.placeholder(weight.dtype, weight.shape, name=name)
+        self._reads.append(weight)
+        return TensorInPlace(weight.key, whole, weight.name)
 
     def _take(self, optimizer: Any, pairs: Any) -> None:
         pairs, options = after_aggregation(optimizer, list(pairs), current_options())
@@ -186,7 +198,8 @@ class TracedStep:
         replica = Replica(
             int(step.replica_id), step.rows, held, step.global_rows, step.rows_before, local_replica_index()
         )
-        run = rebuilt(self.program, leaves, replica, self._apply)
+        read = lambda number: self._reads[number].read_value()  # noqa: E731
+        run = rebuilt(self.program, leaves, replica, self._apply, read)
         outputs = _with_collectives(run)
         logs = len(tf.nest.flatten(self._logs))
         self._write(outputs[logs:], step)

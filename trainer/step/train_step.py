@@ -107,9 +107,8 @@ def replica_step(
             return logs
         if not tracing.own_logs:
             return {}
-        return keras.tree.map_structure(
-            tf.convert_to_tensor, checked_logs(logs, getattr(step_fn, "__name__", "train_step"))
-        )
+        named = checked_logs(logs, getattr(step_fn, "__name__", "train_step"))
+        return cast(dict[str, Any], keras.tree.map_structure(tf.convert_to_tensor, named))
 
 
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
