@@ -187,7 +187,16 @@ def test_retracing_names_the_part_of_the_batch_that_changes():
         )
 
 
-def test_diagnosis_of_a_healthy_run_is_silent():
+def test_diagnosis_of_a_healthy_run_is_silent(monkeypatch):
+    """Time goes on while steps are computed, and only then."""
+    clock, lap = Clock(), Times.lap
+
+    def noted(times, part):
+        clock.sleep(float(part == "compute"))
+        lap(times, part)
+
+    monkeypatch.setattr(Times.__init__, "__defaults__", (clock.time,))
+    monkeypatch.setattr(Times, "lap", noted)
     x, y = data()
     make_model(two()).fit(
         x, y, batch_size=7, epochs=2, verbose=0, callbacks=[ours.Diagnosis(least_seconds=0.0)]

@@ -149,7 +149,7 @@ class Builder:
 
     def _operation(self, op: tf.Operation, known: dict[int, int], shapes: Sequence[dict[str, Any]]) -> None:
         name = op.name.rpartition("/")[2]
-        if op.type == "Placeholder" and name.startswith(READ):
+        if op.type == "Placeholder" and name.startswith(READ) and id(op.outputs[0]) not in known:
             known[id(op.outputs[0])] = self._read_weight(op)
         if op.type in IGNORED:
             return
