@@ -10,6 +10,8 @@ import re
 import socket
 from pathlib import Path
 
+from ..distribute.launcher.guard import stat_of
+
 # `.NAME.PLACE-PID-STARTED.tmp.SUFFIXES`: an incomplete file, with the process that writes it.
 _TEXT = re.compile(r"([0-9a-f]{8})-([0-9]{1,19})-([0-9]{1,19})")
 
@@ -66,15 +68,10 @@ def _place() -> str:
 
 def _started(pid: int) -> int | None:
     """When a process of this machine was started; None where it has ended, 0 where only its number is known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-    except OSError:
-        return None
-    else:
+    if fields := stat_of(pid):
         return None if fields[0] in "ZX" else int(fields[19])
+    if Path("/proc/self/stat").exists():
+        return None
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -27,6 +27,7 @@ from tensorflow.python.profiler import profiler_v2
 _LEVEL = "_ZN3tsl8profiler8internal13g_trace_levelE"
 _NOT_RECORDING = -1
 _FORKS = 2  # that may write a profile
+_POLL = 0.01
 _RETURN = b"\xc3"  # the instruction of an x86-64
 
 
@@ -36,19 +37,22 @@ def can_be_written_in_fork() -> bool:
     return on_host and bool(_levels())
 
 
-def write_in_fork(seconds: float) -> str | None:
+def write_in_fork(seconds: float, most: float, state: Callable[[int], tuple[bool, float]]) -> str | None:
     """Writes the profile that was begun, and ends it. It takes 0.05 s for 10,000 events, beside copying the page tables.
 
     Args:
-        seconds: how long that may take. A fork has what another thread was in the middle of, a lock that it held, say: one
-            that fails, or has taken half of the time, is followed by another.
+        seconds: how long that may take; what a fork waits for a processor does not count. A fork has what another thread
+            was in the middle of, a lock that it held, say: one that fails, or has taken half of the time, is followed by
+            another.
+        most: how long it may take by the clock.
+        state: whether a process computes or waits for a processor now, and the seconds that it has computed.
 
     Returns:
         None, or why nothing was written.
     """
     session, reason = profiler_v2._profiler, None
     for _ in range(_FORKS):
-        reason = _written_in_fork(session, seconds / _FORKS)
+        reason = _written_in_fork(session, lambda fork: _ended(fork, seconds / _FORKS, most / _FORKS, state))
         if reason is None:
             break
     del session  # else it would not end below
@@ -56,7 +60,7 @@ def write_in_fork(seconds: float) -> str | None:
     return reason
 
 
-def _written_in_fork(session: Any, seconds: float) -> str | None:
+def _written_in_fork(session: Any, ended: Callable[[int], str | None]) -> str | None:
     keep_what_is_freed = _keeper()
     with warnings.catch_warnings():
         # Python warns of forks beside threads: this one takes no lock of Python's, and runs no code of the user's.
@@ -67,7 +71,7 @@ def _written_in_fork(session: Any, seconds: float) -> str | None:
             return f"no process could be made to write it ({error.strerror})"
     if not fork:
         _write_and_exit(session, keep_what_is_freed)
-    return _ended(fork, seconds)
+    return ended(fork)
 
 
 def discard() -> None:
@@ -111,29 +115,31 @@ def _keeper() -> Callable[[], object]:
     return lambda: change(page, mmap.PAGESIZE, everything) or ctypes.memmove(free, _RETURN, 1)
 
 
-def _ended(fork: int, seconds: float) -> str | None:
+def _ended(fork: int, seconds: float, most: float, state: Callable[[int], tuple[bool, float]]) -> str | None:
     """Waits for the fork, at most so long and a second after it was killed; None if it wrote the profile, or why not."""
-    status = _status(fork, seconds)
+    status = _status(fork, seconds, most, state)
     if status is None:
         os.kill(fork, signal.SIGKILL)
-        _status(fork, 1.0)  # on a disk that hangs it ends later
+        _status(fork, 1.0, 1.0, state)  # on a disk that hangs it ends later
         return f"TensorFlow did not write it within {_FORKS * seconds:g} s"
     if status < 0:
         return f"TensorFlow failed with {signal.Signals(-status).name} while it wrote it"
     return "TensorFlow could not write it" if status else None
 
 
-def _status(fork: int, seconds: float) -> int | None:
+def _status(fork: int, seconds: float, most: float, state: Callable[[int], tuple[bool, float]]) -> int | None:
     """How a child ended, a signal as a negative number; None: it has not after so long."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until, asleep, computed = time.monotonic() + most, 0.0, 0.0
+    while asleep + computed < seconds and time.monotonic() < until:
         try:
             ended, status = os.waitpid(fork, os.WNOHANG)
         except ChildProcessError:  # the program ignores SIGCHLD, or waits for all its children itself
             return 0
         if ended:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
+        time.sleep(_POLL)
+        runs, computed = state(fork)
+        asleep += 0.0 if runs else _POLL
     return None
 
 

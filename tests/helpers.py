@@ -20,8 +20,8 @@ import tensorflow as tf
 FLOAT32 = 1e-5
 # The same in float64 (53 bits), where nothing else may differ.
 FLOAT64 = 1e-12
-# Seconds for a thread that has been told to end.
-GRACE = 10.0
+# Seconds after which a thread that has been told to end is taken to hang.
+GRACE = 120.0
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:

@@ -103,24 +103,23 @@ def children() -> list[int]:
 
 def state_of(pid: int) -> str:
     """The state of a process as proc(5) has it: "T" is stopped by a signal; "" where that is not known."""
-    found = _stat(str(pid))
-    return "" if found is None else found[0]
+    return (stat_of(pid) or [""])[0]
+
+
+def stat_of(pid: int) -> list[str] | None:
+    """What proc(5) has of a process from its state on; None where it has ended or is not known."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split() or None
+    except OSError:
+        return None
 
 
 def _processes() -> dict[int, tuple[str, int]]:
     if not os.path.isdir("/proc/self"):
         return {}
-    names = [name for name in os.listdir("/proc") if name.isdigit()]
-    return {int(name): found for name in names if (found := _stat(name)) is not None}
-
-
-def _stat(name: str) -> tuple[str, int] | None:
-    try:
-        with open(f"/proc/{name}/stat", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return fields[0], int(fields[1])
-    except (OSError, IndexError, ValueError):
-        return None
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return {pid: (found[0], int(found[1])) for pid in pids if (found := stat_of(pid)) is not None}
 
 
 def _send(pid: int, number: int) -> None:

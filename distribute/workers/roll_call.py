@@ -26,6 +26,7 @@ _SEEN = b"seen\n"
 _UNSEEN = b"unseen\n"
 _PAUSE = 0.1
 _ASK = 2.0  # seconds for one conversation
+_LATE = 0.01
 _LONGEST = 200
 _MOST_CONVERSATIONS = 128
 
@@ -215,12 +216,10 @@ class _RollCall:
 
 def _line(connection: socket.socket, until: float) -> bytes:
     """What the other side says, up to the end of a line or the greeting of gRPC; b"" where it says nothing in time."""
-    data = b""
-    while not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST:
+    data, left = b"", 1.0
+    while left > 0 and not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST:
         left = until - time.monotonic()
-        if left <= 0:
-            return b""
-        connection.settimeout(left)
+        connection.settimeout(max(left, _LATE))  # this process may have come too late to what is there
         more = connection.recv(_LONGEST - len(data))
         if not more:
             return data

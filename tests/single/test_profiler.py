@@ -18,6 +18,7 @@ import pytest
 from helpers import Clock
 
 import unisono
+from unisono.callbacks import profile_end
 from unisono.compat import profiles
 from unisono.distribute.workers.addresses import free_ports
 
@@ -75,6 +76,38 @@ def test_profile_that_cannot_be_written_ends_no_training(
     monkeypatch.undo()
     model().fit(X, Y, batch_size=8, verbose=0, callbacks=[make()])
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_profile_that_waits_for_a_processor_is_waited_for(tmp_path, monkeypatch):
+    free, clock = tmp_path / "free", Clock()
+
+    def sleep(seconds):
+        clock.now += seconds
+        if clock.now > 1000:
+            free.touch()
+            time.sleep(0.001)
+
+    def write():
+        while not free.exists():
+            time.sleep(0.001)
+
+    clock.sleep = sleep
+    monkeypatch.setattr(profiles, "time", clock)
+    monkeypatch.setattr(profile_end, "_state", lambda pid: (True, 0.0))
+    monkeypatch.setattr(profiles, "profiler_v2", types.SimpleNamespace(_profiler=Session(write)))
+    model().fit(X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))])
+    assert clock.now > 1000
+
+
+def test_profile_that_computes_without_end_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "time", Clock())
+    monkeypatch.setattr(profile_end, "_state", lambda pid: (True, 11.0))
+    monkeypatch.setattr(
+        profiles, "profiler_v2", types.SimpleNamespace(_profiler=Session(lambda: time.sleep(600)))
+    )
+    profiler = unisono.callbacks.Profiler(tmp_path, steps=(2, 3))
+    with pytest.warns(UserWarning, match="did not write it within 20 s"):
+        model().fit(X, Y, batch_size=8, verbose=0, callbacks=[profiler])
 
 
 def test_profile_whose_first_fork_is_lost_is_written_by_another(tmp_path, monkeypatch):

@@ -115,6 +115,14 @@ def test_roll_call_refuses_a_peer_with_another_script_and_tells_both():
     assert all("runs another script" in str(told[n]) for n in (0, 1)), told
 
 
+def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
+    """The peer ends two seconds after it has refused this worker, which may have waited longer for a processor."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"refused\n")
+        assert roll_call_module._line(ours, time.monotonic() - 1.0) == b"refused\n"
+
+
 class Peer:
     """Somebody who listens at an address and says the same to all; forever a byte at a time if `slowly`."""
 

@@ -165,11 +165,16 @@ class Launched:
 
 @pytest.fixture
 def launch_forks(forked, tmp_path):
-    """`launch_forks(*arguments)`: as `launch`, for programs that train: no task imports TensorFlow again."""
+    """`launch_forks(*arguments)`: as `launch`, for programs that train: no task imports TensorFlow again.
+
+    A task that is only slow is no error: `--timeout` is ten minutes, where the test does not give it.
+    """
     started = []
 
     def run(*arguments):
-        started.append(Launched(forked, arguments, tmp_path / f"launched-{len(started)}"))
+        started.append(
+            Launched(forked, ("--timeout", 600, *arguments), tmp_path / f"launched-{len(started)}")
+        )
         return started[-1]
 
     yield run

@@ -27,9 +27,7 @@ def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(
     killed.kill(0)  # as the launcher does
     shutil.copytree(backup, tmp_path / "backup-for-one")
 
-    process = launch_forks(
-        "--workers", 2, "--restarts", 1, "--timeout", 15, KILLED, tmp_path, backup, f"0:0:{second}"
-    )
+    process = launch_forks("--workers", 2, "--restarts", 1, KILLED, tmp_path, backup, f"0:0:{second}")
     out, err = process.communicate()
     assert process.returncode == 0, out[-3000:] + err[-6000:]
     assert (tmp_path / "result").read_text() == expected

@@ -40,9 +40,9 @@ def misbehave():
 for number in range(60):
     if number == 50:
         print("at step 50", flush=True)
-        peer_watch.time = types.SimpleNamespace(monotonic=lambda: 20 * time.monotonic())
+        if fault == "sleeps":
+            peer_watch.time = types.SimpleNamespace(monotonic=lambda: 20 * time.monotonic())
         if worker == 1:
-            time.sleep(1)  # so that the other waits for this one
             misbehave()
     try:
         with meeting(familiar=number > 0):

@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import threading
+import time
+import types
 from pathlib import Path
 
 import keras
@@ -11,32 +13,51 @@ import numpy as np
 
 import unisono
 from unisono.distribute import auto_strategy, worker_index
-from unisono.distribute.workers import record
+from unisono.distribute.workers import peer_watch, record
 
 who, fault = sys.argv[1].split(":")
+records = Path(os.environ["UNISONO_RECORDS"])
+os.environ["UNISONO_TIMEOUT"] = "600"  # the launcher's own is short: it takes none for lost that is only slow
+hangs = records / "hangs"
 
 
 def recorded():
-    """Whether this worker's record, which is written once a second, says where training is."""
-    found = record.read(Path(os.environ["UNISONO_RECORDS"]), os.getpid())
-    return found is not None and "epoch" in found.position
+    """This worker's record, which is written once a second."""
+    return record.read(records, os.getpid()) or record.Record("", 0, 0.0)
+
+
+def hang():
+    """Hangs; the clock of the other, which waits, goes faster once this worker's record says where."""
+
+    def tell():
+        while not recorded().place.startswith("hang ("):
+            time.sleep(0.01)
+        hangs.touch()
+
+    threading.Thread(target=tell, daemon=True).start()
+    lock = threading.Lock()
+    for _ in range(2):
+        lock.acquire()
 
 
 class Misbehaves(keras.callbacks.Callback):
     """Misbehaves after 20 steps or more."""
 
     def on_train_batch_end(self, batch, logs=None):
-        if worker_index() == int(who) and self.model.optimizer.iterations.numpy() >= 20 and recorded():
+        if (
+            worker_index() == int(who)
+            and self.model.optimizer.iterations.numpy() >= 20
+            and "epoch" in recorded().position
+        ):
             print("misbehaves", flush=True)
             if fault == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             if fault == "exit":
                 sys.exit(0)
-            lock = threading.Lock()
-            for _ in range(2):
-                lock.acquire()
+            hang()
 
 
+peer_watch.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() * (1000 if hangs.exists() else 1))
 with auto_strategy().scope():
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
