@@ -23,13 +23,13 @@ from ...compat.parameter_servers import (
     schedule_python,
     scheduled_error,
 )
+from ..server_watch import ServerWatch, answers
 from ..workers.addresses import listens
-from .server_watch import ServerWatch
 
-_TICK = 0.2  # seconds between two looks at errors
-_QUIET = 3.0  # seconds without a result after which the servers are asked whether they are there
-_PROBE = 2.0  # seconds that a server has for answering
-_RESPONSE = 20.0  # seconds that a task has for running a small operation
+_TICK = 0.2  # seconds between two checks for errors
+_QUIET = 3.0  # seconds without a result after which the servers are checked
+_PROBE = 2.0  # seconds that a process has for accepting a connection
+_RESPONSE = 20.0  # seconds that a worker has for one answer, at most
 
 
 class ParameterServerError(RuntimeError):
@@ -49,19 +49,26 @@ class WorkerPool:
         self.timeout = timeout
         self.addresses = {k: list(v) for k, v in resolver_of(strategy).cluster_spec().as_dict().items()}
         self.num_workers = len(self.addresses["worker"])
-        recover_in_part(self.coordinator, self.answers)
-        self._watch = ServerWatch(
-            self.addresses["ps"],
-            lambda index, seconds: self.responds("ps", index, seconds),
-            lambda index: self.answers("ps", index),
-            lambda: self.timeout,
-        )
-        self.watching = self._watch.watching
+        self._servers = self._new_watch()
+        self._is_watching = False
+        recover_in_part(self.coordinator, self.listens)
 
-    @property
-    def complaint(self) -> str | None:
-        """What the watch over the servers found; None: all of them do something."""
-        return self._watch.complaint
+    def _new_watch(self) -> ServerWatch:
+        return ServerWatch(dict(enumerate(self.addresses["ps"])), self.timeout)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches the parameter servers until the block is left. May be entered again inside of itself."""
+        if self._is_watching:
+            yield
+            return
+        self._servers, self._is_watching = self._new_watch(), True
+        self._servers.start()
+        try:
+            yield
+        finally:
+            self._servers.stop()
+            self._is_watching = False
 
     @contextlib.contextmanager
     def phase(
@@ -92,45 +99,17 @@ class WorkerPool:
         phase.close()
         phase.end()
 
-    def answers(self, kind: str, index: int) -> bool:
-        """Whether a process listens at the address of a task."""
+    def listens(self, kind: str, index: int) -> bool:
+        """Whether a process listens at the address of a task; one that is stopped does."""
         return listens(self.addresses[kind][index], _PROBE)
 
     def check_servers(self, cause: BaseException | None = None) -> None:
-        """Raises if a parameter server does not answer, now and once more after a moment, or was silent for too long."""
-        if self.complaint is not None:
-            raise ParameterServerError(self.complaint) from cause
-        for index, address in enumerate(self.addresses["ps"]):
-            if self.answers("ps", index):
-                continue
-            time.sleep(_TICK)
-            if not self.answers("ps", index):
-                raise ParameterServerError(
-                    f"Parameter server {index} at {address} does not answer, and the variables on it are lost: start "
-                    "the cluster again; a fit with `BackupAndRestore` then continues from the last backup."
-                ) from cause
-
-    def responds(self, kind: str, index: int, seconds: float | None = None) -> bool:
-        """Whether a task runs one small operation in time: a process that is stopped listens, but does nothing.
-
-        Args:
-            kind: "worker" or "ps".
-            index: which one.
-            seconds: float; None: `timeout`, but at most 20 s.
-        """
-        done = threading.Event()
-        number = tf.constant(0)  # made there, it would hold Python's lock until the task answers
-
-        def ask() -> None:
-            with (
-                contextlib.suppress(tf.errors.OpError),
-                tf.device(f"/job:{kind}/replica:0/task:{index}/device:CPU:0"),
-            ):
-                tf.identity(number)
-                done.set()
-
-        threading.Thread(target=ask, name="unisono-ask", daemon=True).start()
-        return done.wait(min(_RESPONSE, self.timeout) if seconds is None else seconds)
+        """Raises a `ParameterServerError` if a parameter server has died or hangs."""
+        for index, problem in self._servers.lost().items():
+            raise ParameterServerError(
+                f"Parameter server {index} at {self.addresses['ps'][index]} {problem}. Start the cluster again: a fit with "
+                "`BackupAndRestore` then continues from the last backup."
+            ) from cause
 
 
 class Phase:
@@ -231,15 +210,16 @@ class Phase:
             return
         with self._changed:
             at_work = sorted(self._holding)
-        if not at_work and not any(pool.answers("worker", index) for index in range(pool.num_workers)):
+        if not at_work and not any(pool.listens("worker", index) for index in range(pool.num_workers)):
             raise ParameterServerError(
                 f"None of the {pool.num_workers} worker(s) has answered for {pool.timeout:g} s: start them again."
             )
         for index in at_work:
-            if pool.answers("worker", index) and not pool.responds("worker", index):
+            address = pool.addresses["worker"][index]
+            if pool.listens("worker", index) and not answers(address, min(_RESPONSE, pool.timeout)):
                 raise ParameterServerError(
-                    f"The worker {index} at {pool.addresses['worker'][index]} listens but does nothing, and no step has "
-                    f"ended for {pool.timeout:g} s: end that process and start it again."
+                    f"The worker {index} at {address} listens but does not answer, and no step has ended for "
+                    f"{pool.timeout:g} s: end that process and start it again."
                 )
 
     # Called by the workers' threads.
@@ -247,7 +227,7 @@ class Phase:
     def loop(self) -> None:
         """Takes pieces until the list is closed. Context: host, in the thread of a worker."""
         worker = current_worker()
-        while not self._closed and not self._pool.answers("worker", worker):
+        while not self._closed and not self._pool.listens("worker", worker):
             time.sleep(_TICK)
         with self._changed:
             self._steps_of[worker] = min(self._steps_of.values(), default=0)

@@ -16,16 +16,16 @@ from typing import Any
 import tensorflow as tf
 
 from ..environment import STAGES, peer_timeout, stage_addresses
+from ..server_watch import ServerWatch, answers
 from ..workers.addresses import connect as connect_to
 from ..workers.addresses import free_ports, join_address, split_address
 from ..workers.ticker import ended_in_time
-from .stage_watch import StageWatch, answers
 
 JOB = "worker"
 _LOCAL = "localhost"
 _JOINING = 10.0  # seconds beyond the timeout: so a process that is silent has been noticed by then
 
-_watch: StageWatch | None = None
+_watch: ServerWatch | None = None
 
 
 class StageError(RuntimeError):
@@ -66,7 +66,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
         deadline = time.monotonic() + seconds
         for address in given:
             _wait_for(address, deadline, seconds)
-        watch = StageWatch(dict(enumerate(given, start=1)), seconds)
+        watch = ServerWatch(dict(enumerate(given, start=1)), seconds)
         watch.start()
         atexit.register(watch.stop)
         _join(watch, given)
@@ -74,7 +74,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
     return [_best_device(None)] + [_best_device(task) for task in range(1, len(given) + 1)]
 
 
-def _join(watch: StageWatch, addresses: Sequence[str]) -> None:
+def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
     """Has TensorFlow join the cluster, in a thread: it would wait without end for a process that is lost meanwhile."""
     cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
 
@@ -117,7 +117,7 @@ def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None
     _raise_if_lost(_watch, cause, stages_of)
 
 
-def _raise_if_lost(watch: StageWatch, cause: Exception, stages_of: dict[int, list[int]]) -> None:
+def _raise_if_lost(watch: ServerWatch, cause: Exception, stages_of: dict[int, list[int]]) -> None:
     lost = watch.lost()
     if isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError):
         # A server that was started again in the meantime answers, but knows nothing of this training.

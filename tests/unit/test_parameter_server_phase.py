@@ -8,7 +8,6 @@ import types
 import pytest
 
 from unisono.distribute.parameter_servers import worker_pool
-from unisono.distribute.parameter_servers.server_watch import ServerWatch
 from unisono.distribute.parameter_servers.worker_pool import Phase
 
 Piece = collections.namedtuple("Piece", "number steps")
@@ -41,7 +40,7 @@ class Workers:
         self.begun = [0] * count
         self.most_ahead = 0
         self.lock = threading.Lock()
-        pool = types.SimpleNamespace(answers=lambda kind, index: True, coordinator=None)
+        pool = types.SimpleNamespace(listens=lambda kind, index: True, coordinator=None)
         self.phase = Phase(pool, self._run, lambda worker: None, max_staleness)
         self.phase._changed = self.waiters = Waiters()
 
@@ -103,26 +102,3 @@ def test_without_a_bound_nobody_waits_for_the_slowest(monkeypatch):
         workers.wait_until(lambda: workers.done[1] >= 29)
     finally:
         workers.end()
-
-
-@pytest.mark.parametrize(
-    ("answers", "listens", "complains"),
-    [([False, False], True, True), ([False, False], False, False), ([False, True], True, False)],
-    ids=["stopped", "dead", "late once"],
-)
-def test_only_a_server_that_listens_and_is_silent_twice_is_said_to_hang(answers, listens, complains):
-    asked = threading.Semaphore(0)
-    left = list(answers)
-
-    def responds(index, seconds):
-        asked.release()
-        return left.pop(0) if left else True
-
-    watch = ServerWatch(["127.0.0.1:9"], responds, lambda index: listens, lambda: 0.04)
-    with watch.watching():
-        for _ in range(2 if complains else 3):
-            asked.acquire()
-        while complains and watch.complaint is None:
-            time.sleep(0.005)
-    assert (watch.complaint is not None) == complains
-    assert not complains or watch.complaint.startswith("The parameter server 0 at 127.0.0.1:9 listens")

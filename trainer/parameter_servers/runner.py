@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from ...callbacks.fit_state import FitState
 from ...callbacks.step_logs import logs_of_one_step, tell_steps
@@ -137,10 +136,10 @@ class ParameterServerRunner(PlainRunner):
         with pool.watching():
             try:
                 yield
+            except ParameterServerError:
+                raise
             except Exception as error:
-                hangs = pool.complaint is not None and not isinstance(error, ParameterServerError)
-                if hangs or isinstance(error, tf.errors.OpError):
-                    pool.check_servers(error)
+                pool.check_servers(error)
                 raise
             finally:
                 if model.fit_state is None:

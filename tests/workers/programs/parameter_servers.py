@@ -81,7 +81,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
-from unisono.distribute import ParameterServerError
+from unisono.distribute import ParameterServerError, server_watch
 from unisono.distribute.parameter_servers.strategy import ParameterServerStrategy, pool_of
 
 FOUND = {}
@@ -621,10 +621,9 @@ def watched():
     FOUND["own_board"] = sorted(tags(f"{OUT}/own") - {"keras"})
     FOUND["own_step"] = history.history
 
-    pool, stopped = pool_of(strategy), []
-    responds = pool.responds
+    pool, stopped, answers = pool_of(strategy), [], server_watch.answers
     pool.timeout = 4.0
-    pool.responds = lambda *who: not stopped or responds(*who)  # before, it is at most slow
+    server_watch.answers = lambda *who: not stopped or answers(*who)  # before, it is at most slow
 
     class Stopped(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -15,7 +15,8 @@ import keras
 import numpy as np
 
 import unisono
-from unisono.distribute.pipeline import StageError, connect, stage_watch
+from unisono.distribute import server_watch
+from unisono.distribute.pipeline import StageError, connect
 
 OUT = Path(sys.argv[1])
 START = int(os.environ["UNISONO_RESTART"])
@@ -59,7 +60,7 @@ class Struck(keras.callbacks.Callback):
 
 def main():
     keras.config.set_floatx("float64")
-    stage_watch.time = types.SimpleNamespace(monotonic=clock)
+    server_watch.time = types.SimpleNamespace(monotonic=clock, sleep=time.sleep)
     devices = connect()
     kwargs = {
         "schedule": "1f1b",

@@ -1,4 +1,4 @@
-"""Watching the processes of stages: who answers, who is lost, and whose connections are ended."""
+"""Watching servers: who answers, who is lost, and whose connections are ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import threading
 import pytest
 from helpers import Clock
 
-from unisono.distribute.pipeline import stage_watch
-from unisono.distribute.pipeline.stage_watch import StageWatch, answers
+from unisono.distribute import server_watch
+from unisono.distribute.server_watch import ServerWatch, answers
 from unisono.distribute.workers.connections import end_connections, keep_alive
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first bytes of a gRPC server: an empty SETTINGS frame of HTTP/2
@@ -71,7 +71,7 @@ def test_only_the_connections_to_the_address_are_ended(talks):
             to_other.sendall(b"still open")
 
 
-def test_the_kernel_is_asked_to_look_after_connections(talks):
+def test_the_kernel_is_asked_to_check_after_connections(talks):
     with server(talks) as address, connected(address) as connection:
         assert not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         keep_alive(address, 8.0)
@@ -82,25 +82,25 @@ def test_the_kernel_is_asked_to_look_after_connections(talks):
 
 def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talks, monkeypatch):
     clock, asked = Clock(0.0), []
-    monkeypatch.setattr(stage_watch, "time", clock)
-    monkeypatch.setattr(stage_watch, "answers", lambda *where: asked.append(where) or talks.is_set())
+    monkeypatch.setattr(server_watch, "time", clock)
+    monkeypatch.setattr(server_watch, "answers", lambda *where: asked.append(where) or talks.is_set())
     with server(talks) as address, connected(address) as waiting:
         assert waiting.recv(9) == SETTINGS
-        watch = StageWatch({3: address}, timeout=8.0)
+        watch = ServerWatch({3: address}, timeout=8.0)
 
-        def look(is_there):
+        def check(is_there):
             (talks.set if is_there else talks.clear)()
-            watch._look(3)
+            watch._check(3)
 
         for _ in range(2):
-            look(True)
-            look(False)
+            check(True)
+            check(False)
             clock.now += 7.5
-            look(False)
+            check(False)
         talks.set()
         assert watch.lost() == {}, "an answer ends the silence"
         clock.now += 0.5
-        look(False)
+        check(False)
         assert waiting.recv(1) == b"", "as if the process had died"
         talks.set()
         assert watch.lost()[3].startswith("has not answered for 8 s (UNISONO_TIMEOUT): it hangs")
@@ -109,18 +109,18 @@ def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talk
 
 def test_watch_asks_again_and_again_until_it_is_stopped(monkeypatch):
     asked = threading.Semaphore(0)
-    monkeypatch.setattr(StageWatch, "_look", lambda watch, task: asked.release() or True)
-    watch = StageWatch({1: "127.0.0.1:9", 2: "127.0.0.1:9"}, timeout=0.004)
+    monkeypatch.setattr(ServerWatch, "_check", lambda watch, task: asked.release() or True)
+    watch = ServerWatch({1: "127.0.0.1:9", 2: "127.0.0.1:9"}, timeout=0.004)
     watch.start()
     for _ in range(6):
         asked.acquire()
     watch.stop()
-    assert not any("stage-watch" in thread.name for thread in threading.enumerate())
+    assert not any("server-watch" in thread.name for thread in threading.enumerate())
 
 
 def test_a_process_that_is_gone_is_lost_at_once():
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    assert StageWatch({1: address}, timeout=60.0).lost() == {
+    assert ServerWatch({1: address}, timeout=60.0).lost() == {
         1: "does not answer: it has died, or its machine is gone"
     }

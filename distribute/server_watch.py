@@ -1,0 +1,89 @@
+"""Servers that hang or are gone: noticed from outside, so that whatever waits for them gets an error.
+
+TensorFlow waits without end for a process that is stopped and for a machine that is gone. So a thread for each server
+connects to its gRPC port again and again: a live server answers at once, however much it has to compute. Once it has
+been silent for too long, the connections to it are ended, which TensorFlow takes as the death of that process:
+everything that waits for it fails, in a function or outside of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+
+from .workers.addresses import first_words, is_grpc, listens
+from .workers.connections import end_connections, keep_alive
+from .workers.ticker import Ticker
+
+_ANSWER = 2.0  # seconds that a process has for one answer
+_TICK = 2.0  # seconds between two connections, at most
+_AGAIN = 0.2  # seconds after which a process that does not listen is asked once more
+
+
+def answers(address: str, seconds: float = _ANSWER) -> bool:
+    """Whether a gRPC server at "host:port" sends something in time; a process that is stopped accepts connections only."""
+    return is_grpc(first_words(address, seconds))
+
+
+class ServerWatch:
+    """Owns the threads that connect to the servers. Context: host.
+
+    Args:
+        addresses: "host:port" of each server, by its number.
+        timeout: float; seconds without an answer after which a server is lost.
+    """
+
+    def __init__(self, addresses: Mapping[int, str], timeout: float) -> None:
+        self.addresses, self.timeout = dict(addresses), timeout
+        self._pause = min(_TICK, timeout / 4)
+        self._silent: set[int] = set()
+        self._silent_since: dict[int, float] = {}
+        self._tickers = [
+            Ticker(f"server-watch-{number}", functools.partial(self._check, number), lambda: self._pause)
+            for number in self.addresses
+        ]
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for ticker in self._tickers:
+            ticker.start()
+
+    def stop(self) -> None:
+        """Ends the threads, in a bounded time."""
+        for ticker in self._tickers:
+            ticker.stop()
+        for ticker in self._tickers:
+            ticker.stop(_ANSWER + self._pause)
+
+    def lost(self) -> dict[int, str]:
+        """What is wrong with each lost server: it was silent for too long, or nothing listens at its address now."""
+        found = {}
+        for number, address in self.addresses.items():
+            if number in self._silent:
+                found[number] = (
+                    f"has not answered for {self.timeout:g} s (UNISONO_TIMEOUT): it hangs, or its machine is gone"
+                )
+            elif not self._listens(address):
+                found[number] = "does not answer: it has died, or its machine is gone"
+        return found
+
+    @staticmethod
+    def _listens(address: str) -> bool:
+        if listens(address, _ANSWER):
+            return True
+        time.sleep(_AGAIN)
+        return listens(address, _ANSWER)
+
+    def _check(self, number: int) -> bool:
+        """Connects to one server; ends the connections to it once it has been silent for too long."""
+        address, began = self.addresses[number], time.monotonic()
+        if number not in self._silent:
+            keep_alive(address, self.timeout)
+            if answers(address, min(_ANSWER, self.timeout / 2)):
+                self._silent_since.pop(number, None)
+            elif time.monotonic() - self._silent_since.setdefault(number, began) >= self.timeout:
+                self._silent.add(number)
+        if number in self._silent:
+            end_connections(address)  # also those that TensorFlow has made again since
+        return True
