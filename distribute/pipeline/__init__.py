@@ -2,13 +2,12 @@
 
 from .pipeline import Pipeline, current_pipeline
 from .remote import StageError, connect
-from .simulator import Simulation, Span, ideal_speedup, simulate
+from .schedule import Simulation, ideal_speedup, simulate
 from .timeline import Timeline
 
 __all__ = [
     "Pipeline",
     "Simulation",
-    "Span",
     "StageError",
     "Timeline",
     "connect",

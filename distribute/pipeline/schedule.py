@@ -1,21 +1,24 @@
-"""In which order the stages of a pipeline work on the micro-batches: pure lists, no tensors.
+"""In which order the stages of a pipeline work on the micro-batches, and when: pure lists, no tensors, no clock.
 
-A schedule is a list of jobs. In units of one slot (a forward or a backward pass of one micro-batch on one
-stage) both schedules here take 2 (M + K - 1) slots for M micro-batches on K stages, of which each stage works
-2 M: the bubble is (K - 1) / (M + K - 1). They differ in how long activations are kept: GPipe's keeps those of
-all M micro-batches, one-forward-one-backward those of at most K - k on stage k.
+If a forward or a backward pass of one micro-batch on one stage takes one unit of time, both schedules here take
+2 (M + K - 1) units for M micro-batches on K stages, of which each stage works 2 M: the bubble is (K - 1) / (M + K - 1).
+They differ in how long activations are kept: GPipe's keeps those of all M micro-batches, one-forward-one-backward those
+of at most K - k on stage k. `simulate` gives the times with other costs.
 
 Source: Huang et al. 2019, arXiv 1811.06965 (GPipe); Harlap et al. 2018, arXiv 1806.03377 (1F1B).
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
+from ..arguments import one_of, whole_number
+
 Kind = Literal["forward", "backward"]
-Order = list[tuple[Kind, int]]
+Order = list[tuple[Kind, int]]  # the (kind, micro-batch) pairs of one stage, in the order in which it works
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,23 +26,25 @@ class Job:
     """One pass of one micro-batch through one stage.
 
     Attributes:
-        slot: int; when the job runs, in slots from 0.
         stage: int; 0 to K - 1.
         micro_batch: int; 0 to M - 1.
         kind: "forward" or "backward".
+        start: float; when the stage begins the job: in passes in a schedule, in the unit of the costs in a simulation.
+        stop: float; when its result is ready on the stage (before it is sent).
     """
 
-    slot: int
     stage: int
     micro_batch: int
     kind: Kind
+    start: float
+    stop: float
 
 
 def gpipe(stages: int, micro_batches: int) -> list[Job]:
     """GPipe: all forward passes, then all backward passes, both in the order of the micro-batches."""
     forward: Order = [("forward", m) for m in range(micro_batches)]
     backward: Order = [("backward", m) for m in range(micro_batches)]
-    return assign_slots([forward + backward] * stages)
+    return timed([forward + backward] * stages)
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> list[Job]:
@@ -53,51 +58,64 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> list[Job]:
             if m + ahead < micro_batches:
                 order.append(("forward", m + ahead))
         orders.append(order)
-    return assign_slots(orders)
+    return timed(orders)
 
 
 SCHEDULES: dict[str, Callable[[int, int], list[Job]]] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
 
 
 def forward_only(stages: int, micro_batches: int) -> list[Job]:
-    """The schedule of evaluate and predict: M + K - 1 slots."""
-    order: Order = [("forward", m) for m in range(micro_batches)]
-    return assign_slots([order] * stages)
+    """The schedule of evaluate and predict: M + K - 1 passes long."""
+    return timed([[("forward", m) for m in range(micro_batches)]] * stages)
 
 
-def assign_slots(orders: Sequence[Order]) -> list[Job]:
-    """Gives every job the first slot in which its stage is free and what it needs is there.
+def timed(
+    orders: Sequence[Order],
+    costs: dict[Kind, Sequence[float]] | None = None,
+    transfers: Sequence[float] | None = None,
+    repeated: Collection[tuple[int, int]] = (),
+) -> list[Job]:
+    """Starts every job as soon as its stage is free and what it needs has arrived.
 
     Args:
-        orders: for each stage the (kind, micro_batch) pairs in the order in which it works.
+        orders: of each stage.
+        costs: for "forward" and "backward" the time on each stage; None: 1.
+        transfers: K - 1 times of sending a result over a cut; None: 0.
+        repeated: (stage, micro_batch) pairs whose backward pass runs the forward pass again first.
 
     Returns:
-        The jobs, sorted by slot, then by stage: an order in which no job precedes one that it needs.
+        The jobs, sorted by start, then by stage: an order in which no job precedes one that it needs.
 
     Raises:
         ValueError: if the orders wait for each other.
     """
-    done: dict[tuple[int, int, str], int] = {}
-    next_of = [0] * len(orders)
-    free = [0] * len(orders)
+    stages = len(orders)
+    costs = costs or {"forward": [1] * stages, "backward": [1] * stages}
+    transfers = [0] * (stages - 1) if transfers is None else transfers
+    left = [collections.deque(order) for order in orders]
+    free: list[float] = [0] * stages
+    stop_of: dict[tuple[int, int, str], float] = {}
     jobs: list[Job] = []
-    total = sum(len(order) for order in orders)
-    while len(jobs) < total:
+    while any(left):
         before = len(jobs)
-        for stage, order in enumerate(orders):
-            while next_of[stage] < len(order):
-                kind, m = order[next_of[stage]]
-                needs = needed_by(stage, m, kind, len(orders))
-                if any(need not in done for need in needs):
+        for stage, order in enumerate(left):
+            while order:
+                kind, m = order[0]
+                needs = needed_by(stage, m, kind, stages)
+                if any(need not in stop_of for need in needs):
                     break
-                slot = max([free[stage]] + [done[need] + 1 for need in needs])
-                done[(stage, m, kind)] = slot
-                free[stage] = slot + 1
-                next_of[stage] += 1
-                jobs.append(Job(slot, stage, m, kind))
+                order.popleft()
+                arrivals = [
+                    stop_of[need] + (0 if need[0] == stage else transfers[min(need[0], stage)])
+                    for need in needs
+                ]
+                start = max([free[stage], *arrivals])
+                again = costs["forward"][stage] if kind == "backward" and (stage, m) in repeated else 0
+                free[stage] = stop_of[stage, m, kind] = start + costs[kind][stage] + again
+                jobs.append(Job(stage, m, kind, start, free[stage]))
         if len(jobs) == before:
-            raise ValueError(f"orders must not wait for each other; received orders={list(orders)}")
-    return sorted(jobs, key=lambda job: (job.slot, job.stage))
+            raise ValueError(f"`orders` must not wait for each other. Received: {list(orders)}")
+    return sorted(jobs, key=lambda job: (job.start, job.stage))
 
 
 def needed_by(stage: int, micro_batch: int, kind: str, stages: int) -> list[tuple[int, int, str]]:
@@ -112,22 +130,109 @@ def peak_activations(jobs: Sequence[Job]) -> list[int]:
     """For each stage the most micro-batches whose activations it keeps at one time."""
     stages = 1 + max(job.stage for job in jobs)
     live, peak = [0] * stages, [0] * stages
-    for job in sorted(jobs, key=lambda job: job.slot):
+    for job in jobs:
         live[job.stage] += 1 if job.kind == "forward" else -1
         peak[job.stage] = max(peak[job.stage], live[job.stage])
     return peak
 
 
-def recomputed(jobs: Sequence[Job]) -> set[tuple[int, int]]:
-    """The (stage, micro_batch) pairs whose forward pass is run again when rematerializing.
+def rematerialized(jobs: Sequence[Job]) -> set[tuple[int, int]]:
+    """The (stage, micro_batch) pairs whose forward pass is run a second time when rematerializing.
 
-    A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses
-    the activations that are still there: they cost no memory beyond the micro-batch that is at work anyway.
+    A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses the
+    activations that are still there: they cost no memory beyond the micro-batch that is at work anyway.
     """
     again: set[tuple[int, int]] = set()
     before: dict[int, tuple[str, int]] = {}
-    for job in sorted(jobs, key=lambda job: job.slot):
+    for job in jobs:
         if job.kind == "backward" and before.get(job.stage) != ("forward", job.micro_batch):
             again.add((job.stage, job.micro_batch))
         before[job.stage] = (job.kind, job.micro_batch)
     return again
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """A simulated step.
+
+    Attributes:
+        spans: list of `Job`, sorted by start.
+        stages: int; K.
+        micro_batches: int; M.
+        duration: float; until the last job stops.
+        bubble: float, 0 to 1; the part of K times the duration in which a stage does not work.
+        speedup: float; the work of all stages one after the other, divided by the duration.
+        peak_activations: list of K ints; micro-batches whose activations a stage keeps at one time, at most.
+    """
+
+    spans: list[Job]
+    stages: int
+    micro_batches: int
+    duration: float
+    bubble: float
+    speedup: float
+    peak_activations: list[int]
+
+
+def simulate(
+    forward: Sequence[float],
+    backward: Sequence[float] | None = None,
+    micro_batches: int = 1,
+    schedule: str | Sequence[Job] = "gpipe",
+    transfer: float | Sequence[float] = 0.0,
+    rematerialize: bool = False,
+) -> Simulation:
+    """Simulates one step of a pipeline.
+
+    A stage runs its jobs in the schedule's order, each as soon as its input has arrived. A transfer delays
+    the receiver and does not keep the sender from its next job; a cut sends as much backward as forward.
+
+    Args:
+        forward: K numbers; the time of one micro-batch's forward pass on each stage.
+        backward: K numbers or None; the same of the backward pass; None: twice the forward time.
+        micro_batches: int; M, at least 1.
+        schedule: "gpipe", "1f1b" or a list of jobs.
+        transfer: number or K - 1 numbers; the time that a cut takes to send one micro-batch's boundary.
+        rematerialize: bool; whether a backward pass runs the forward pass again first (but for one that directly
+            follows its own forward pass and still has the activations).
+
+    Raises:
+        ValueError: if an argument has the wrong length or value.
+    """
+    stages = len(forward)
+    if not stages:
+        raise ValueError("`forward` must have a time for at least one stage. Received: []")
+    micro_batches = whole_number("micro_batches", micro_batches)
+    costs: dict[Kind, Sequence[float]] = {
+        "forward": forward,
+        "backward": [2.0 * cost for cost in forward] if backward is None else backward,
+    }
+    cuts = [float(transfer)] * (stages - 1) if isinstance(transfer, int | float) else list(transfer)
+    if len(costs["backward"]) != stages or len(cuts) != stages - 1:
+        raise ValueError(
+            f"`backward` ({len(costs['backward'])}) must have one time for each of the {stages} stages and `transfer` "
+            f"({len(cuts)}) one for each of the {stages - 1} cuts."
+        )
+    if isinstance(schedule, str):
+        schedule = SCHEDULES[one_of("schedule", schedule, sorted(SCHEDULES))](stages, micro_batches)
+    orders: list[Order] = [
+        [(job.kind, job.micro_batch) for job in schedule if job.stage == k] for k in range(stages)
+    ]
+    jobs = timed(orders, costs, cuts, rematerialized(schedule) if rematerialize else ())
+    duration = max(job.stop for job in jobs)
+    busy = sum(job.stop - job.start for job in jobs)
+    work = micro_batches * (sum(costs["forward"]) + sum(costs["backward"]))
+    return Simulation(
+        spans=jobs,
+        stages=stages,
+        micro_batches=micro_batches,
+        duration=duration,
+        bubble=1.0 - busy / (stages * duration) if duration else 0.0,
+        speedup=work / duration if duration else float(stages),
+        peak_activations=peak_activations(schedule),
+    )
+
+
+def ideal_speedup(stages: int, micro_batches: int) -> float:
+    """M K / (M + K - 1): the speed-up over one device of K equal stages with free transfers."""
+    return micro_batches * stages / (micro_batches + stages - 1)

@@ -6,7 +6,7 @@ import html
 import os
 
 from ..storage import local_path
-from .simulator import Simulation, Span
+from .schedule import Job, Simulation
 
 _COLOURS = {"forward": "#4c8bf5", "backward": "#f2a33c"}
 _LEFT, _TOP, _ROW, _WIDTH = 78, 34, 30, 900
@@ -65,18 +65,18 @@ class Timeline:
             f"bubble {simulation.bubble:.1%}, {simulation.speedup:.2f} times one device"
         )
 
-    def _box(self, span: Span, scale: float) -> str:
-        x, width = _LEFT + span.start * scale, (span.stop - span.start) * scale
-        y = _TOP + _ROW * span.stage
-        title = f"{span.kind} {span.micro_batch} on stage {span.stage}: {span.start:.6g} to {span.stop:.6g} {self.unit}"
+    def _box(self, job: Job, scale: float) -> str:
+        x, width = _LEFT + job.start * scale, (job.stop - job.start) * scale
+        y = _TOP + _ROW * job.stage
+        title = f"{job.kind} {job.micro_batch} on stage {job.stage}: {job.start:.6g} to {job.stop:.6g} {self.unit}"
         box = (
             f'<rect x="{x:.2f}" y="{y + 2}" width="{width:.2f}" height="{_ROW - 4}" stroke="white" '
-            f'stroke-width="0.5" fill="{_COLOURS[span.kind]}"><title>{html.escape(title)}</title></rect>'
+            f'stroke-width="0.5" fill="{_COLOURS[job.kind]}"><title>{html.escape(title)}</title></rect>'
         )
         if width < 14:
             return box
         label = f'<text x="{x + width / 2:.2f}" y="{y + 19}" text-anchor="middle" fill="white">'
-        return f"{box}{label}{span.micro_batch}</text>"
+        return f"{box}{label}{job.micro_batch}</text>"
 
     def _axis(self, y: int) -> list[str]:
         duration = self.simulation.duration

@@ -1,4 +1,4 @@
-"""Schedules, partition arithmetic, the simulator and its picture, against numbers worked out by hand."""
+"""Schedules, partition arithmetic, simulation and its picture, against numbers worked out by hand."""
 
 import itertools
 import random
@@ -9,13 +9,14 @@ import pytest
 from unisono.distribute.pipeline.partition import balance, stage_costs
 from unisono.distribute.pipeline.schedule import (
     SCHEDULES,
-    assign_slots,
     forward_only,
+    ideal_speedup,
     needed_by,
     peak_activations,
-    recomputed,
+    rematerialized,
+    simulate,
+    timed,
 )
-from unisono.distribute.pipeline.simulator import ideal_speedup, simulate
 from unisono.distribute.pipeline.timeline import Timeline
 
 SIZES = list(itertools.product([1, 2, 3, 4, 7], [1, 2, 3, 4, 8]))
@@ -26,26 +27,26 @@ def test_schedule_runs_every_job_once_and_after_what_it_needs():
     for name, stages, micro_batches in CASES:
         jobs = SCHEDULES[name](stages, micro_batches)
         assert len(jobs) == len(set(jobs)) == 2 * stages * micro_batches
-        assert len({(job.slot, job.stage) for job in jobs}) == len(jobs), "a stage does one job in a slot"
-        slot = {(job.stage, job.micro_batch, job.kind): job.slot for job in jobs}
+        assert len({(job.start, job.stage) for job in jobs}) == len(jobs), "a stage does one job at a time"
+        start = {(job.stage, job.micro_batch, job.kind): job.start for job in jobs}
         for job in jobs:
             for need in needed_by(job.stage, job.micro_batch, job.kind, stages):
-                assert slot[need] < job.slot
+                assert start[need] < job.start
 
 
-def _slots(jobs):
-    return max(job.slot for job in jobs) + 1
+def _length(jobs):
+    return max(job.start for job in jobs) + 1
 
 
 def _on_stage(jobs, stage):
-    return [job for job in sorted(jobs, key=lambda job: job.slot) if job.stage == stage]
+    return [job for job in sorted(jobs, key=lambda job: job.start) if job.stage == stage]
 
 
 def test_schedule_bubble_is_the_papers():
     for name, stages, micro_batches in CASES:
         jobs = SCHEDULES[name](stages, micro_batches)
-        assert _slots(jobs) == 2 * (micro_batches + stages - 1)
-        assert 1.0 - len(jobs) / (stages * _slots(jobs)) == pytest.approx(
+        assert _length(jobs) == 2 * (micro_batches + stages - 1)
+        assert 1.0 - len(jobs) / (stages * _length(jobs)) == pytest.approx(
             (stages - 1) / (micro_batches + stages - 1)
         )
 
@@ -63,13 +64,13 @@ def test_both_schedules_run_backward_passes_in_the_same_order():
         assert order == [0, 1, 2, 3, 4]
 
 
-def test_forward_only_takes_m_plus_k_minus_1_slots():
-    assert _slots(forward_only(3, 5)) == 7
+def test_forward_only_takes_m_plus_k_minus_1_passes():
+    assert _length(forward_only(3, 5)) == 7
 
 
-def test_assign_slots_orders_that_wait_for_each_other_are_refused():
+def test_timed_orders_that_wait_for_each_other_are_refused():
     with pytest.raises(ValueError, match="must not wait"):
-        assign_slots([[("backward", 0), ("forward", 0)]])
+        timed([[("backward", 0), ("forward", 0)]])
 
 
 def _best_by_trying(costs, stages):
@@ -197,7 +198,7 @@ def test_simulate_rematerialize_runs_the_forward_pass_again_unless_it_has_just_r
     assert kept.duration == 12.0
     again = simulate([1.0], [2.0], micro_batches=4, schedule="gpipe", rematerialize=True)
     assert again.duration == 16.0
-    assert recomputed(SCHEDULES["1f1b"](2, 2)) == {(0, 0), (0, 1)}
+    assert rematerialized(SCHEDULES["1f1b"](2, 2)) == {(0, 0), (0, 1)}
 
 
 def test_simulate_wrong_arguments_are_refused():
@@ -205,9 +206,9 @@ def test_simulate_wrong_arguments_are_refused():
         ValueError, match=r"`micro_batches` must be a whole number of at least 1\. Received: 0"
     ):
         simulate([1.0], micro_batches=0)
-    with pytest.raises(ValueError, match="schedule='zigzag'"):
+    with pytest.raises(ValueError, match=r"`schedule` must be .*zigzag"):
         simulate([1.0], schedule="zigzag")
-    with pytest.raises(ValueError, match=r"transfer \(2\)"):
+    with pytest.raises(ValueError, match=r"`transfer` \(2\)"):
         simulate([1.0, 1.0], transfer=[1.0, 1.0])
 
 

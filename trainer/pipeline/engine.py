@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ...compat.functional import flat_inputs, pack_outputs, run_node
 from ...compat.layers import forget_losses, is_own, losses_of_layers
-from ...distribute.pipeline.schedule import Job, recomputed
+from ...distribute.pipeline.schedule import Job, rematerialized
 from ...distribute.step_context import StepContext, step_scope
 from ..step.added_losses import added_by
 from .graph import Chain, Stage
@@ -94,7 +94,7 @@ class PipelinedStep:
             scale: the loss scale, a linear function of a scalar; applied to added losses and penalties.
             rematerialize: bool; whether a stage keeps its boundary alone and runs forward again before backward.
         """
-        again = recomputed(jobs) if rematerialize else set()
+        again = rematerialized(jobs) if rematerialize else set()
         done = False
         for job, stage, q in self._on_replicas(jobs):
             if job.kind == "forward":

@@ -13,8 +13,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
 from ...distribute.pipeline.partition import balance, stage_costs
 from ...distribute.pipeline.pipeline import Settings, register_planner
-from ...distribute.pipeline.schedule import SCHEDULES, forward_only, peak_activations
-from ...distribute.pipeline.simulator import Simulation, simulate
+from ...distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
 from ...distribute.pipeline.timeline import Timeline
 from . import costs as block_costs
 from .costs import BlockCost
