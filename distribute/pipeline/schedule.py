@@ -66,7 +66,8 @@ SCHEDULES: dict[str, Callable[[int, int], list[Job]]] = {"gpipe": gpipe, "1f1b":
 
 def forward_only(stages: int, micro_batches: int) -> list[Job]:
     """The schedule of evaluate and predict: M + K - 1 passes long."""
-    return timed([[("forward", m) for m in range(micro_batches)]] * stages)
+    order: Order = [("forward", m) for m in range(micro_batches)]
+    return timed([order] * stages)
 
 
 def timed(
