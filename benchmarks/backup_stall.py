@@ -34,7 +34,7 @@ class StopAfter(keras.callbacks.Callback):
         super().__init__()
         self.seconds, self.begin, self.first, self.steps = seconds, None, 0, 0
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         """At any time."""
         return None
 

@@ -60,7 +60,7 @@ def ours(steps: int, aggregator: str = "") -> float:
     import unisono
 
     class Clock(keras.callbacks.Callback):
-        def steps_to_wake(self, step):
+        def steps_until_call(self, step):
             return WARM_UP - step if step < WARM_UP else steps
 
         def on_train_batch_end(self, batch, logs=None):

@@ -20,6 +20,7 @@ from .backup.backup_and_restore import BackupAndRestore
 from .backup.container import DamagedFileError, NewerFormatError
 from .backup.snapshot import BackupMismatchError
 from .backup.store import BackupInfo, latest_backup, list_backups, read_backup
+from .checkpoint_files import verify_checkpoint
 from .diagnosis.anomaly_report import AnomalyReport, AnomalyWarning
 from .diagnosis.slow_training import (
     Diagnosis,
@@ -35,7 +36,6 @@ from .profiler import Profiler
 from .progress import ProgressBar
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
-from .sealed_file import verify_checkpoint
 from .stochastic_weight_averaging import StochasticWeightAveraging
 from .tensorboard import TensorBoard
 

@@ -74,7 +74,7 @@ class FitState:
         save_and_exit: the reason for which training should save and stop at the next step, on all workers.
         asked_to_exit: set by a signal handler: the reason for which this process was asked to.
         settles_exit: bool; whether the loop turns `asked_to_exit` into `save_and_exit`, at the same step on all workers.
-        by_hand: bool; whether a loop that is not our `fit` calls the callback; input and other callbacks are unknown.
+        custom_loop: bool; whether a loop that is not our `fit` calls the callback; input and other callbacks are unknown.
     """
 
     epoch: int = 0
@@ -95,7 +95,7 @@ class FitState:
     save_and_exit: str | None = None
     asked_to_exit: str | None = None
     settles_exit: bool = False
-    by_hand: bool = False
+    custom_loop: bool = False
 
     @property
     def usual_rows(self) -> int | None:

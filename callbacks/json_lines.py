@@ -17,8 +17,8 @@ import numpy as np
 from ..distribute.arguments import function
 from ..distribute.storage import local_path
 from .backup.save_schedule import SaveSchedule
-from .by_hand import ByHand
-from .own_files import begins_with_json, keep_others_file
+from .custom_loop import CustomLoopSupport
+from .safe_file import begins_with_json, check_overwrite
 
 
 class LineFile:
@@ -80,7 +80,7 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-class JSONLines(ByHand, keras.callbacks.Callback):
+class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     """Writes the logs as JSON lines: `{"epoch": 0, "step": 100, "time": ..., "loss": ...}`.
 
     With several workers the chief writes. After a resume by `BackupAndRestore` the lines after the backup are dropped, so
@@ -105,9 +105,9 @@ class JSONLines(ByHand, keras.callbacks.Callback):
         self._clock = function("clock", clock)
         self._epoch = 0
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         """After `every` steps."""
-        return self._schedule.steps_to_wake(step)
+        return self._schedule.steps_until_call(step)
 
     def get_state(self) -> dict[str, int]:
         """For backups: where the file ends now."""
@@ -119,24 +119,24 @@ class JSONLines(ByHand, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses to overwrite a file that is none of this callback."""
-        self._exit_with_plain_fit()
-        if self._calendar().chief:
+        self._watch_plain_fit()
+        if self._fit_state().chief:
             is_own = functools.partial(begins_with_json, keys=("epoch", "step", "time"))
-            keep_others_file("`path` of `JSONLines`", self.path, is_own)
+            check_overwrite("`path` of `JSONLines`", self.path, is_own)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""
-        self._epoch = self._calendar(epoch=epoch).epoch
+        self._epoch = self._fit_state(epoch=epoch).epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when one is due."""
-        self._calendar(batch=batch)
+        self._fit_state(batch=batch)
         if self._schedule.due(batch + 1, batch):
             self._write({"epoch": self._epoch, "step": batch + 1, "steps": True}, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the line of the epoch."""
-        self._write({"epoch": epoch, "step": self._calendar().step}, logs)
+        self._write({"epoch": epoch, "step": self._fit_state().step}, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the file."""
@@ -147,5 +147,5 @@ class JSONLines(ByHand, keras.callbacks.Callback):
         self._file.close()
 
     def _write(self, where: dict[str, Any], logs: Any) -> None:
-        if self._calendar().chief:
+        if self._fit_state().chief:
             self._file.write({**where, "time": self._clock(), **(logs or {})})

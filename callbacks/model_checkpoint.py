@@ -18,14 +18,13 @@ from ..distribute.sharding.value import read_together
 from ..distribute.storage import local_path
 from ..optimizers.held_optimizers import optimizers_of
 from .backup.save_schedule import SaveSchedule
-from .by_hand import ByHand
-from .own_files import OwnFiles, Saved
-from .patterns import check_pattern
+from .checkpoint_files import CheckpointFolder, Saved, write_checkpoint
+from .custom_loop import CustomLoopSupport
+from .path_templates import check_template
 from .safe_file import remove_leftovers
-from .sealed_file import write_sealed
 
 
-class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
+class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
     """Saves the model or its weights.
 
     It does everything that `keras.callbacks.ModelCheckpoint` does, and:
@@ -37,6 +36,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
     - with an int `save_freq` the count is exact, however many steps run in one execution, and across epochs; it may be a
       time too, which is looked at whenever an execution ends (about every 0.1 s), by one clock for all workers;
     - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
+    - a file of that name that no `ModelCheckpoint` wrote is not overwritten but renamed to `NAME.old`, with a warning;
     - with several workers only the chief writes.
 
     Args:
@@ -56,8 +56,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
 
     Raises:
         ValueError: as Keras; or `keep_best` or `keep_last` without a placeholder in `filepath`.
-        SaveError: (an `OSError`) the directory is gone, full or read-only, or has a file of such a name that no
-            `ModelCheckpoint` has written; earlier files are unchanged.
+        SaveError: (an `OSError`) the directory is gone, full or read-only; earlier files are unchanged.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         keep_best: int | None = None,
         keep_last: int | None = None,
     ):
-        check_pattern("`filepath`", filepath)
+        check_template("`filepath`", filepath)
         filepath = str(local_path("filepath", filepath))
         self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
@@ -104,10 +103,10 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
                 )
         self.keep_best = keep_best
         self.keep_last = keep_last
-        self._own_files = OwnFiles(self.filepath)
+        self._folder = CheckpointFolder(self.filepath)
         self._saved: list[Saved] = []
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
         if self._schedule.unit != "steps":
             return None
@@ -130,14 +129,12 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         self.best = state["best"]
         self._batches_seen_since_last_saving = state["batches_since_save"]
         self._last_batch_seen = state["last_batch"]
-        self._saved = self._own_files.known(state["saved"])
+        self._saved = self._folder.listed(state["saved"])
         self._saved_at = self._clock() - state.get("waited", 0.0)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Refuses to overwrite files of others, and removes what interrupted writes left behind."""
+        """Removes incomplete files of interrupted writes."""
         self._saved_at = self._clock()
-        if self._writes_files():
-            self._own_files.keep_others("`filepath` of `ModelCheckpoint`")
         directory = Path(self.filepath).parent
         if self._writes_files() and "{" not in str(directory):
             remove_leftovers(directory)
@@ -176,7 +173,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         path = Path(path_to_save(self, epoch, batch, logs))
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
-        entry = Saved(self._own_files.name(str(path)), value, None)
+        entry = Saved(self._folder.name(str(path)), value, None)
         if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
             return
         with read_together(self._state(), here=self._writes_files()):
@@ -193,7 +190,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
         return [variable for saver in savers for variable in getattr(saver, "variables", ())]
 
     def _writes_files(self) -> bool:
-        return self._calendar().chief
+        return self._fit_state().chief
 
     def _write(self, path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +200,7 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
                 f"directory: {path}"
             )
         save = self.model.save_weights if self.save_weights_only else self.model.save
-        return write_sealed(path, lambda temporary: save(str(temporary), overwrite=True))
+        return write_checkpoint(path, lambda temporary: save(str(temporary), overwrite=True))
 
     def _wanted(self, entry: Saved) -> bool:
         """Whether a file with this value would be kept."""
@@ -243,5 +240,5 @@ class ModelCheckpoint(ByHand, keras.callbacks.ModelCheckpoint):
             wanted |= {entry.name for entry in self._saved[-self.keep_last :]}
         for entry in self._saved:
             if entry.name not in wanted and self._writes_files():
-                self._own_files.remove(entry)
+                self._folder.remove(entry)
         self._saved = [entry for entry in self._saved if entry.name in wanted]

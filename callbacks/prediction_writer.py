@@ -16,9 +16,9 @@ import tensorflow as tf
 from ..distribute.arguments import shown
 from ..distribute.storage import local_path
 from ..distribute.workers.cluster import is_chief
-from .own_files import keep_others_file
-from .places import check_place
+from .output_paths import check_output_path
 from .safe_file import (
+    check_overwrite,
     open_plain,
     remove_leftovers,
     rename_folder_safely,
@@ -79,7 +79,7 @@ class PredictionWriter(keras.callbacks.Callback):
             )
         if not is_chief():
             return
-        check_place("`path` of `PredictionWriter`", os.fspath(self.path), folder=not self._single)
+        check_output_path("`path` of `PredictionWriter`", os.fspath(self.path), folder=not self._single)
         outputs = getattr(self.model, "outputs", None)
         own_step = self.model._overrides_step("predict_step")
         if self._single and isinstance(outputs, list) and len(outputs) > 1 and not own_step:
@@ -114,7 +114,7 @@ class PredictionWriter(keras.callbacks.Callback):
     def _keep_others(self) -> None:
         """Refuses to replace what is none of its own."""
         if self._single:
-            keep_others_file("`path` of `PredictionWriter`", self.path, _is_own)
+            check_overwrite("`path` of `PredictionWriter`", self.path, _is_own)
             return
         for each in sorted(self.path.iterdir()) if self.path.exists() else ():
             if not (each.is_file() and not each.is_symlink() and _is_own(each)):

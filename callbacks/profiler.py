@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import socket
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..compat.profiles import discard
+from ..compat.callbacks import profiler_has_begun, profiler_has_ended
+from ..compat.profiles import can_be_written_in_fork, discard, write_in_fork
+from ..compat.replaced import wrap
 from ..distribute.arguments import shown, whole_number
+from ..distribute.environment import peer_timeout
+from ..distribute.launcher.guard import stat_of
 from ..distribute.storage import local_path
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
-from .by_hand import ByHand
-from .profile_end import end_profile
+from ..distribute.workers.ticker import ended_in_time
+from .custom_loop import CustomLoopSupport
 
 
-class Profiler(ByHand, keras.callbacks.Callback):
+class Profiler(CustomLoopSupport, keras.callbacks.Callback):
     """Captures what all workers do during a range of steps as one profile for TensorBoard's or XProf's profile plugin.
 
     All workers begin and end after the same steps. Each writes its part to
@@ -73,7 +79,7 @@ class Profiler(ByHand, keras.callbacks.Callback):
         self._temporary: str | None = None
         self._captured = False
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         """Before the first step of the range, and after its last."""
         if self.steps is None or self._captured:
             return None
@@ -84,8 +90,8 @@ class Profiler(ByHand, keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Opens the server for profiles on demand."""
         self._captured = False
-        self._exit_with_plain_fit()
-        state = self._calendar()
+        self._watch_plain_fit()
+        state = self._fit_state()
         self._steps_before_epoch = 0
         if self._in_fit and state.steps_per_epoch:
             self._steps_before_epoch = state.epoch * state.steps_per_epoch
@@ -97,15 +103,15 @@ class Profiler(ByHand, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins a range that starts with the first step."""
-        self._look(self._steps_before_epoch + self._calendar(epoch=epoch).step)
+        self._look(self._steps_before_epoch + self._fit_state(epoch=epoch).step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Begins or ends the profile."""
-        self._look(self._steps_before_epoch + self._calendar(batch=batch).step)
+        self._look(self._steps_before_epoch + self._fit_state(batch=batch).step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Counts the steps of the epoch."""
-        self._steps_before_epoch += self._calendar().step
+        self._steps_before_epoch += self._fit_state().step
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes a profile whose last step was not reached."""
@@ -178,3 +184,41 @@ def _check_free(port: int) -> None:
             raise ValueError(
                 f"`port` of Profiler must be free on this machine, but {port} is not ({error.strerror}): choose another one."
             ) from None
+
+
+def end_profile() -> str | None:
+    """Writes the profile that `tf.profiler.experimental.start` began, and ends it.
+
+    Returns:
+        None, or why there is no profile. It takes less time than that after which other workers take this one for lost.
+    """
+    most = peer_timeout() / 2 if num_workers() > 1 else math.inf
+    seconds = min(20.0, most)
+    if can_be_written_in_fork():
+        return write_in_fork(seconds, most, _state)
+    if ended_in_time("profiler-stop", tf.profiler.experimental.stop, seconds):
+        return None
+    return f"TensorFlow did not write it within {seconds:g} s"
+
+
+def _state(pid: int) -> tuple[bool, float]:
+    """Whether a process computes or waits for a processor now, and the seconds that it has computed."""
+    fields = stat_of(pid)
+    if fields is None:  # the system does not say
+        return False, 0.0
+    return fields[0] == "R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _end_of_tensorboard(original: Callable[..., Any], callback: Any, save: bool = True) -> Any:
+    """The end of a profile of `TensorBoard(profile_batch=...)`, of Keras' own and of ours, for a model of ours."""
+    ours = hasattr(getattr(callback, "model", None), "fit_state")
+    if not (ours and save and profiler_has_begun(callback)):
+        return original(callback, save)
+    profiler_has_ended(callback)
+    if reason := end_profile():
+        warnings.warn(
+            f"The profile of TensorBoard(profile_batch=...) is missing: {reason}. Training goes on."
+        )
+
+
+wrap("_stop_profiler", _end_of_tensorboard)

@@ -65,7 +65,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         clock: () -> float; seconds.
     """
 
-    waits_for_executions = True
+    waits_for_compiled_calls = True
 
     def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

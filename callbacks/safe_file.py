@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from ..distribute.storage import open_plain as open_plain
-from .process_name import ProcessName, this_process
+from .process_identity import ProcessIdentity, this_process
 
 _TEMPORARY = re.compile(r"^\.(.*)\.([0-9a-f-]+)\.tmp(?:\.|$)")
 _DAY = 86400.0  # seconds
+_MOST_OWNER_BYTES = 1 << 20  # of a file that are read to find out who wrote it
 
 
 class SaveError(OSError):
@@ -117,6 +120,39 @@ def save_error(directory: Path, error: OSError) -> SaveError:
     return SaveError(error.errno or errno.EIO, message)
 
 
+def check_overwrite(argument: str, path: Path, is_own: Callable[[Path], bool]) -> None:
+    """Rejects a path whose file has content that the callback did not write.
+
+    Args:
+        argument: and the callback that it belongs to, for the message.
+        path: of the file.
+        is_own: whether the callback has written a plain file; a `ValueError` or an `OSError` means no.
+
+    Raises:
+        SaveError: (an OSError) see above.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or not found.st_size or is_own(path):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError, RecursionError):
+        pass
+    raise SaveError(
+        errno.EEXIST,
+        f"{argument} would overwrite {path}, which that callback did not write: move the file, or choose another path.",
+    )
+
+
+def begins_with_json(path: Path, keys: Iterable[str], lines: bool = True) -> bool:
+    """Whether the first line of a file, or all of it, is a JSON object with these keys."""
+    with open_plain(path) as stream:
+        text = stream.readline(_MOST_OWNER_BYTES) if lines else stream.read(_MOST_OWNER_BYTES)
+    found = json.loads(text)
+    return isinstance(found, dict) and found.keys() >= set(keys)
+
+
 def temporary_path(path: Path) -> Path:
     """The name under which `path` is written; it keeps the suffixes, which some writers look at."""
     stem, dot, suffixes = path.name.partition(".")
@@ -130,7 +166,7 @@ def remove_leftovers(directory: Path, begin: str = "") -> None:
     """
     for name in os.listdir(directory) if directory.is_dir() else ():
         match = _TEMPORARY.match(name)
-        process = ProcessName.parse(match[2]) if match and match[1].startswith(begin) else None
+        process = ProcessIdentity.parse(match[2]) if match and match[1].startswith(begin) else None
         if process is None or process == this_process():
             continue
         with contextlib.suppress(OSError):

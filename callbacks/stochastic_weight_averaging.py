@@ -54,10 +54,10 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         self._sums: list[np.ndarray] = []
         self._steps = self._seen = 0
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         """After every so many steps."""
         begun = self.model.fit_state.epoch >= self.start_from_epoch
-        return self._schedule.steps_to_wake(self._steps + step) if begun else None
+        return self._schedule.steps_until_call(self._steps + step) if begun else None
 
     def get_state(self) -> dict[str, Any]:
         """For backups: the sums of the weights."""

@@ -22,11 +22,11 @@ from ..compat.callbacks import (
 from ..distribute.arguments import truth, whole_number
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.storage import tensorflow_path
-from .by_hand import ByHand
+from .custom_loop import CustomLoopSupport
 from .step_hooks import add_step_hook, remove_step_hook
 
 
-class TensorBoard(ByHand, keras.callbacks.TensorBoard):
+class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
     """Writes logs, histograms, graphs and profiles for TensorBoard. The arguments are those of Keras' callback.
 
     With `update_freq="batch"` or a number of steps, `tf.summary` calls inside layers, losses and custom steps are written
@@ -60,7 +60,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
             embeddings_metadata,
         )
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""
         done = self._global_train_batch
         wanted = []
@@ -82,7 +82,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
     def on_train_begin(self, logs: Any = None) -> None:
         """Opens the writer and adds the count of steps to the step."""
         self._global_train_batch = self._global_test_batch = self._last_step = 0
-        self._exit_with_plain_fit()
+        self._watch_plain_fit()
         if self._writes_in_steps():
             self._enter("train", train_writer(self))
             if self._in_fit:
@@ -90,7 +90,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch begins. XLA cannot write summaries, so steps that contain some run in the plain graph."""
-        state = self._calendar(epoch=epoch)
+        state = self._fit_state(epoch=epoch)
         self._last_step = state.step
         self._epoch_first = self._global_train_batch
         self._epoch_start_time = time.time()
@@ -101,7 +101,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begins a profile when its first step is next."""
-        self._last_step = self._calendar().step
+        self._last_step = self._fit_state().step
         if not self._in_fit and "train" in self._counters:
             self._counters["train"].assign(self._global_train_batch + 1)
         self._batch_start_time = time.time()
@@ -111,7 +111,7 @@ class TensorBoard(ByHand, keras.callbacks.TensorBoard):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes what is due, and ends a profile after its last step."""
-        step = self._calendar(batch=batch).step
+        step = self._fit_state(batch=batch).step
         steps, self._last_step = step - self._last_step, step
         self._global_train_batch += steps
         total = self._global_train_batch

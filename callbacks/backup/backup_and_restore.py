@@ -15,13 +15,13 @@ from ...compat.training import begin_with_epoch
 from ...distribute.arguments import shown, truth, whole_number
 from ...distribute.storage import local_path
 from ...distribute.workers.agreement import exchange, spans_workers
-from ..by_hand import ByHand
+from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
-from . import interruption, parts
+from . import interruption, shard_files
 from . import snapshot as fit_snapshot
-from .exactness import warn_if_inexact, warn_of_own_states
 from .fingerprint import identity
 from .owner import FolderOwner
+from .reproducibility import warn_if_inexact, warn_of_own_states
 from .resuming import Found, announce, build_slots, naming, on_all_workers, tell_of_others, warn_of_problems
 from .save_schedule import SaveSchedule
 from .store import BackupStore
@@ -29,7 +29,7 @@ from .variable_state import HostBuffers
 from .writer_thread import BackgroundWriter
 
 
-class BackupAndRestore(ByHand, keras.callbacks.Callback):
+class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     """Saves the whole state of training while it runs; the same script, run again, resumes it.
 
     A backup holds the model; its optimizers with slots, loss scale, accumulators and moving averages; the random
@@ -122,15 +122,15 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         self._saved_at_step = 0
         self._saved_at_time = 0.0
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: at any time."""
-        return self.schedule.steps_to_wake(self._steps_before_epoch + step)
+        return self.schedule.steps_until_call(self._steps_before_epoch + step)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Resumes from the newest good backup, if there is one."""
-        fit_state = self._calendar()
-        self._exit_with_plain_fit()
-        if fit_state.by_hand:
+        fit_state = self._fit_state()
+        self._watch_plain_fit()
+        if fit_state.custom_loop:
             build_slots(self.model, self._scope())
         self.stall_seconds, self.saves = 0.0, 0
         self._steps_before_epoch = self._saved_at_step = 0
@@ -143,14 +143,14 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         self._running = True
         # In a loop of the user's own nothing brings several workers to the same step after a signal.
         if self.save_before_preemption and not (
-            fit_state.by_hand and spans_workers(self.model.distribute_strategy)
+            fit_state.custom_loop and spans_workers(self.model.distribute_strategy)
         ):
             self._handlers.install(fit_state)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """In a loop of the user's own, restores what other callbacks did to a resumed epoch."""
-        fit_state = self._calendar(epoch=epoch)
-        if fit_state.by_hand and fit_state.after_epoch_begin is not None:
+        fit_state = self._fit_state(epoch=epoch)
+        if fit_state.custom_loop and fit_state.after_epoch_begin is not None:
             fit_state.step = self.initial_step
             fit_state.after_epoch_begin()
             fit_state.after_epoch_begin = None
@@ -158,7 +158,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Saves if a backup is due, and stops training if that was requested."""
         self._writer.raise_error()
-        fit_state = self._calendar(batch=batch)
+        fit_state = self._fit_state(batch=batch)
         steps = self._steps_before_epoch + fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
@@ -168,7 +168,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Saves the beginning of the next epoch, if a backup is due."""
         self._writer.raise_error()
-        fit_state = self._calendar()
+        fit_state = self._fit_state()
         self._steps_before_epoch += fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(epoch + 1, 0)
@@ -180,11 +180,11 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Captures what a repeated validation must begin with."""
         if self._running:
-            self._before_validation = fit_snapshot.validation_start(self.model, self._calendar())
+            self._before_validation = fit_snapshot.validation_start(self.model, self._fit_state())
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stops a validation if that was requested."""
-        fit_state = self._calendar()
+        fit_state = self._fit_state()
         if self._running and fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
 
@@ -195,7 +195,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
     def on_train_end(self, logs: dict | None = None) -> None:
         """Waits for the last write, and removes the backups if training is done."""
         self._writer.wait()
-        if self.delete_when_done and self._calendar().chief:
+        if self.delete_when_done and self._fit_state().chief:
             self._owner.check()
             self._store.delete_all()
             self._owner.release()
@@ -206,7 +206,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
     def on_fit_exit(self) -> None:
         """Releases signals, memory, the thread and the directory. The loop calls it however `fit` ends."""
         self._running = False
-        fit_state = self._calendar()
+        fit_state = self._fit_state()
         trained = bool(fit_state.steps_per_epoch) and fit_state.step >= fit_state.steps_per_epoch
         self._current_epoch, self._last_batch_seen = fit_state.epoch + trained, max(0, fit_state.step - 1)
         self._handlers.remove()
@@ -244,14 +244,14 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
             fit_state.after_epoch_begin = lambda: self._after_epoch_begin(content)
         elif calendar["stop_training"]:
             fit_state.epoch = fit_state.epochs
-        if fit_state.by_hand:
+        if fit_state.custom_loop:
             begin_with_epoch(self.model, fit_state.epoch)
         if fit_state.chief:
             announce(path, content, fit_state, left_over)
 
     def _after_epoch_begin(self, content: dict[str, Any]) -> None:
         """Within an epoch: restores again, because `on_epoch_begin` may have changed something."""
-        fit_snapshot.restore_values(content, self.model, self._calendar())
+        fit_snapshot.restore_values(content, self.model, self._fit_state())
         self.model.stop_training = content["calendar"]["stop_training"]
 
     def _is_due(self, steps: int) -> bool:
@@ -260,7 +260,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         return self.schedule.due_on_workers(steps, self._saved_at_step, waited, strategy)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
-        reason = self._calendar().save_and_exit
+        reason = self._fit_state().save_and_exit
         assert reason is not None
         self._save(epoch, step, self._steps_before_epoch + step)
         self._writer.wait()
@@ -271,7 +271,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
 
     def _save(self, epoch: int, step: int, steps: int) -> None:
         begin = self._clock()
-        fit_state = self._calendar()
+        fit_state = self._fit_state()
         self._writer.wait()
         if not self.saves and self._in_fit:
             warn_of_own_states(self.model)
@@ -280,7 +280,7 @@ class BackupAndRestore(ByHand, keras.callbacks.Callback):
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         strategy, check = self.model.distribute_strategy, self._owner.check
-        job = parts.job(strategy, fit_state.chief, self._store, content, summary, check)
+        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary, check)
         if job is not None:
             self._writer.submit(job)
             if not self.background:

@@ -38,7 +38,7 @@ import ml_dtypes
 import numpy as np
 
 from ..safe_file import open_plain
-from .values import Parts, decode, encode, whole
+from .json_encoding import Parts, decode, encode, whole
 
 MAGIC = b"UNISONO\n"
 VERSION = 1

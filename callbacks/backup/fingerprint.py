@@ -48,7 +48,7 @@ def fingerprint(
 ) -> dict[str, Any]:
     """What must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
     return {
-        "variables": variable_state.describe(variable_state.variables_of(model, not fit_state.by_hand)),
+        "variables": variable_state.describe(variable_state.variables_of(model, not fit_state.custom_loop)),
         "data": _data(fit_state, source_state),
         "identity": dict(who),
     }

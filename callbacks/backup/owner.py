@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...distribute.workers.ticker import Ticker
-from ..own_files import keep_others_file
-from ..process_name import ProcessName, this_process
-from ..safe_file import SaveError, open_plain, save_error, temporary_path, write_safely
+from ..process_identity import ProcessIdentity, this_process
+from ..safe_file import SaveError, check_overwrite, open_plain, save_error, temporary_path, write_safely
 
 OWNER_FILE = "owner.json"
 _MOST_BYTES = 4096
@@ -29,7 +28,7 @@ class FolderInUseError(SaveError):
 class Owner(NamedTuple):
     """What an owner says of itself in the folder."""
 
-    process: ProcessName | None  # None where the file cannot be read
+    process: ProcessIdentity | None  # None where the file cannot be read
     host: str
     since: float  # seconds since 1970
     token: str  # of one use of the folder
@@ -82,7 +81,7 @@ class FolderOwner:
             SaveError: the folder cannot be written, or has another file of that name.
         """
         self.release()
-        keep_others_file("`directory` of `BackupAndRestore`", self._path, _is_claim)
+        check_overwrite("`directory` of `BackupAndRestore`", self._path, _is_claim)
         found = read_owner(self._directory)
         if found is not None and self._lives(found):
             raise self._in_use(found)
@@ -225,7 +224,7 @@ def _is_claim(path: Path) -> bool:
 def _parse(text: bytes) -> Owner:
     try:
         saved: Any = json.loads(text)
-        process = ProcessName.parse(saved["process"])
+        process = ProcessIdentity.parse(saved["process"])
         host, since, token = saved["host"], saved["since"], saved["token"]
         time.localtime(since)
         if isinstance(host, str) and isinstance(token, str) and host.isprintable():

@@ -14,7 +14,7 @@ from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
 from .container import WRONG, DamagedFileError, NewerFormatError
-from .parts import own_are_enough
+from .shard_files import own_are_enough
 from .snapshot import BackupMismatchError
 from .store import BackupStore, read_for
 from .variable_state import variables_of
@@ -100,7 +100,7 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
     if by == "iterator" and "iterator" not in content["workers"][0]["source"]:
         by = "skip"  # between passes, or where the checkpoint would have been incomplete
     where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
-    by = "of your loop" if fit_state.by_hand else ways.get(by, "by the source")
+    by = "of your loop" if fit_state.custom_loop else ways.get(by, "by the source")
     lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
     print(
         f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",

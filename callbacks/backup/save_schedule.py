@@ -75,7 +75,7 @@ class SaveSchedule:
             seconds_since_save = max(row[0] for row in exchange([seconds_since_save], strategy))
         return self.due(steps, saved_at_step, seconds_since_save)
 
-    def steps_to_wake(self, steps: int) -> int | None:
+    def steps_until_call(self, steps: int) -> int | None:
         """Steps from `steps` to the next save; None where steps do not decide."""
         return int(self.amount) - steps % int(self.amount) if self.unit == "steps" else None
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import container, random_state
 from .container import DamagedFileError
-from .parts import fit_together
+from .shard_files import fit_together
 
 _LATEST = 2.0**36  # seconds since 1970: in the year 4147
 

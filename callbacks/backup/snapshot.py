@@ -18,10 +18,10 @@ from ...distribute.workers.agreement import gather_bytes, gather_json, place_amo
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 from . import callback_state, container, random_state, variable_state
-from .callback_names import named
+from .callback_state import named
 from .fingerprint import differences, fingerprint
 from .generators import GLOBAL_GENERATORS, found_generators
-from .parts import held_here
+from .shard_files import held_here
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
@@ -99,7 +99,7 @@ def _captured_variables(
             )
             for i, variable in enumerate(members)
         ]
-        for group, members in variable_state.variables_of(model, not fit_state.by_hand).items()
+        for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
     }
 
 
@@ -156,7 +156,7 @@ def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: Fit
     """Restores variables, callbacks and random generators; can be repeated. Returns the states without a callback."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
-    for group, members in variable_state.variables_of(model, not fit_state.by_hand).items():
+    for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items():
         for variable, saved in zip(members, content["variables"][group], strict=True):
             variable_state.restore(variable, saved, strategy, place)
     left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])

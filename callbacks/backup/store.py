@@ -14,7 +14,7 @@ from typing import Any
 
 from ...distribute.storage import local_path
 from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
-from . import container, parts, schema
+from . import container, schema, shard_files
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
 # Fits of this process that are done, by directory.
@@ -65,7 +65,7 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
 def read_for(path: Path, worker: int | None = None) -> tuple[dict[str, Any], Any]:
     """`read_backup`; with a worker's number the shards in the parts of other workers hold zeros, in no memory."""
     summary, content = container.read(path)
-    content = parts.joined(path, content, container.read, worker)
+    content = shard_files.joined(path, content, container.read, worker)
     schema.check(path, summary, content)
     return summary, content
 
@@ -126,7 +126,7 @@ class BackupStore:
         """Removes what writes that were interrupted left behind. The owner of the directory calls it."""
         remove_leftovers(self.directory)
         for part in self.directory.glob("backup-*.part-*.unisono"):
-            if not parts.backup_of(part).exists():
+            if not shard_files.backup_of(part).exists():
                 _remove(part)
 
     def newest_good(
@@ -185,7 +185,7 @@ class BackupStore:
 
 def _remove(path: Path) -> None:
     """Removes a backup, then its parts; or a part. A file that has such a name and is none is left."""
-    for file in [path, *parts.parts_beside(path)]:
+    for file in [path, *shard_files.parts_beside(path)]:
         with contextlib.suppress(OSError):
             if container.is_container(file):
                 file.unlink()
@@ -194,9 +194,9 @@ def _remove(path: Path) -> None:
 def _inspect(path: Path) -> BackupInfo:
     size = 0
     try:
-        size = sum(file.lstat().st_size for file in [path, *parts.parts_beside(path)])
+        size = sum(file.lstat().st_size for file in [path, *shard_files.parts_beside(path)])
         summary, content = container.read_outline(path)
-        content = parts.joined(path, content, container.read_outline)
+        content = shard_files.joined(path, content, container.read_outline)
         schema.check(path, summary, content)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))

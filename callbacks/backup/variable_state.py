@@ -27,7 +27,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.carried_errors import errors_of
 from ..trained_model import CompiledModel
 from .generators import reached
-from .parts import whole
+from .shard_files import whole
 
 
 class HostBuffers:

@@ -17,9 +17,9 @@ import tensorflow as tf
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
-from ..by_hand import ByHand
+from ..custom_loop import CustomLoopSupport
 from ..json_lines import jsonable
-from ..own_files import begins_with_json, keep_others_file
+from ..safe_file import begins_with_json, check_overwrite
 from ..step_hooks import add_step_hook, remove_step_hook
 
 
@@ -27,7 +27,7 @@ class AnomalyWarning(UserWarning):
     """The loss or a gradient is not finite; training ends."""
 
 
-class AnomalyReport(ByHand, keras.callbacks.Callback):
+class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
     """Ends training at the first step whose loss or gradient is not finite, and says where that came from.
 
     The step is skipped before it changes anything, so the model keeps the state of the step before. The step is then
@@ -45,7 +45,9 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
             variables whose gradient is not finite) and "batch" (statistics of each part).
     """
 
-    waits_for_executions = True  # the compiled step itself stops; the host finds out when the execution ends
+    waits_for_compiled_calls = (
+        True  # the compiled step itself stops; the host finds out when the execution ends
+    )
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
@@ -57,11 +59,11 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the guards into the step, before it is compiled."""
-        self._exit_with_plain_fit()
-        if self.path is not None and self._calendar().chief:
+        self._watch_plain_fit()
+        if self.path is not None and self._fit_state().chief:
             keys = ("epoch", "step", "exact", "first", "gradients", "batch")
             is_own = functools.partial(begins_with_json, keys=keys, lines=False)
-            keep_others_file("`path` of `AnomalyReport`", self.path, is_own)
+            check_overwrite("`path` of `AnomalyReport`", self.path, is_own)
         self.report, self._watches, self._steps_before = None, [], 0
         self._batch = None
         self._guard()
@@ -85,14 +87,14 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch begins; steps run in the plain graph, because XLA cannot keep batches of any size."""
-        state = self._calendar(epoch=epoch)
+        state = self._fit_state(epoch=epoch)
         if self._in_fit:
             state.plan["way"] = self.model.train_function.way = "graph"
         self._epoch, self._last_step = epoch, state.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether a guard tripped, or the loss was not finite, during the execution."""
-        step = self._calendar(batch=batch).step
+        step = self._fit_state(batch=batch).step
         if self.report is not None:  # a step that parameter servers had already begun
             return
         with self._scope():
@@ -143,7 +145,7 @@ class AnomalyReport(ByHand, keras.callbacks.Callback):
             "batch": statistics,
         }
         self.model.stop_training = True
-        if not self._calendar().chief:
+        if not self._fit_state().chief:
             return
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

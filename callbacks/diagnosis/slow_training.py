@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ...distribute.arguments import number, whole_number
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
-from ..by_hand import ByHand
+from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
 
 
@@ -32,7 +32,7 @@ class RetracingWarning(DiagnosisWarning):
     """The step is compiled again and again."""
 
 
-class Diagnosis(ByHand, keras.callbacks.Callback):
+class Diagnosis(CustomLoopSupport, keras.callbacks.Callback):
     """Warns, once each, when training is slower than it could be. Every worker must have the callback; the chief warns.
 
     Args:
@@ -43,7 +43,7 @@ class Diagnosis(ByHand, keras.callbacks.Callback):
         least_seconds: float; epochs whose steps took less are not judged.
     """
 
-    waits_for_executions = True
+    waits_for_compiled_calls = True
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class Diagnosis(ByHand, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes what had been measured before the epoch."""
-        self._calendar(epoch=epoch, lap="other")
+        self._fit_state(epoch=epoch, lap="other")
         self._before = self._measured()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Notes, in a loop of the user's own, how long its batch was waited for."""
-        self._calendar(lap="input")
+        self._fit_state(lap="input")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether the step was compiled again, and why."""
-        self._calendar(batch=batch, lap="compute")
+        self._fit_state(batch=batch, lap="compute")
         if not self._in_fit:  # the compiled function is the user's
             return
         compiled = self.model.train_function.compilations()
@@ -103,7 +103,7 @@ class Diagnosis(ByHand, keras.callbacks.Callback):
             self._warn(StragglerWarning, straggler_text(everyone, self.straggler))
 
     def _measured(self) -> dict[str, Any]:
-        seconds = self._calendar().times.seconds
+        seconds = self._fit_state().times.seconds
         found: dict[str, Any] = {part: seconds.get(part, 0.0) for part in ("input", "compute", "callbacks")}
         if self._watch is not None:
             with self._scope():
@@ -116,7 +116,7 @@ class Diagnosis(ByHand, keras.callbacks.Callback):
         if not text or kind in self._warned:
             return
         self._warned.add(kind)
-        if self._calendar().chief:
+        if self._fit_state().chief:
             warnings.warn(text, kind, stacklevel=2)
 
 

@@ -13,7 +13,6 @@ from .charts import breakable, shares
 from .curves import metric_curves, other_curves, unique
 from .runs import Run
 from .style import SCRIPT, STYLE
-from .tables import Html, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _GENERATOR = '<meta name="generator" content="unisono.callbacks.TrainingReport">'
@@ -29,6 +28,10 @@ _PARTS = {
 _NEWS_SECONDS = 60.0  # a run that is at work and has written nothing for so long is said to be without news
 _MOST_REPLICAS = 4096  # of a worker: a file that says more was made by hand
 _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
+
+
+class Html(str):
+    """Text that is HTML already; any other is escaped."""
 
 
 def is_page(path: Path) -> bool:
@@ -92,12 +95,12 @@ def _several(runs: Sequence[Run]) -> str:
         **{name: [number(run.last(name)) for run in runs] for name in metrics},
     }
     if len(columns) > len(runs) and len(runs) <= 6:  # the longer side of the table goes down
-        results = table(["", *names], [[name, *values] for name, values in columns.items()], "numbers")
+        results = _table(["", *names], [[name, *values] for name, values in columns.items()], "numbers")
     else:
         rows = [[name, *values] for name, *values in zip(names, *columns.values())]
-        results = table(["run", *columns], rows, "numbers")
+        results = _table(["run", *columns], rows, "numbers")
     differences = _differences(runs)
-    different = table(["", *names], differences) if differences else "<p>Nothing.</p>"
+    different = _table(["", *names], differences) if differences else "<p>Nothing.</p>"
     return (
         f"<header><h1>{len(runs)} trainings side by side</h1></header>"
         f"{_section('Results', results)}"
@@ -168,17 +171,17 @@ def _workers(run: Run) -> str:
         ]
     heads = ["worker", "replica", "samples per second", "compute", "input", "callbacks"]
     heads += ["waiting for sums (whole run)", "memory"]
-    return _section("Workers and replicas, last epoch", table(heads, rows, "numbers"))
+    return _section("Workers and replicas, last epoch", _table(heads, rows, "numbers"))
 
 
 def _facts(run: Run) -> str:
     blocks = []
     for name in _FACTS:
         rows = [[key, number(value)] for key, value in run.facts.get(name, {}).items()]
-        blocks.append(f'<div class="box"><b>{name.capitalize()}</b>{table([], rows)}</div>')
+        blocks.append(f'<div class="box"><b>{name.capitalize()}</b>{_table([], rows)}</div>')
     if run.restarts:
         rows = [[_moment(r["time"]), r["machine"]["host"]] for r in run.restarts]
-        blocks.append(f'<div class="box"><b>Restarts</b>{table(["when", "where"], rows)}</div>')
+        blocks.append(f'<div class="box"><b>Restarts</b>{_table(["when", "where"], rows)}</div>')
     names = unique(name for line in run.epochs for name in line["logs"])
     epochs = [
         [number(line["epoch"] + 1), *(number(line["logs"].get(name)) for name in names)]
@@ -188,7 +191,7 @@ def _facts(run: Run) -> str:
         f'<section><h2>Facts</h2><div class="cards">{"".join(blocks)}</div>'
         f'<details class="box"><summary>Model summary</summary><pre>{html.escape(run.facts["summary"])}</pre></details>'
         f'<details class="box"><summary>Numbers of every epoch</summary><div class="scroll">'
-        f"{table(['epoch', *names], epochs, 'numbers')}</div></details></section>"
+        f"{_table(['epoch', *names], epochs, 'numbers')}</div></details></section>"
     )
 
 
@@ -202,6 +205,31 @@ def _differences(runs: Sequence[Run]) -> list[list[str]]:
         [key, *(facts.get(key, "") for facts in flat)] for key in unique(k for facts in flat for k in facts)
     ]
     return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _text(value: str) -> str:
+    """A text as HTML."""
+    return value if isinstance(value, Html) else html.escape(value)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    """An HTML table. With heads, each cell also has that of its column, for narrow windows."""
+    head = "".join(f"<th>{_text(h)}</th>" for h in heads)
+    labels = [f' data-label="{html.escape(_label(h))}"' for h in heads]
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{labels[i] if heads else ''}>{_text(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    kind = " ".join(filter(None, ["stacked" if heads else "", kind]))
+    opening = f'<table class="{kind}">' if kind else "<table>"
+    return f"{opening}{f'<thead><tr>{head}</tr></thead>' if heads else ''}<tbody>{body}</tbody></table>"
+
+
+def _label(text: str) -> str:
+    """Without the mark of a run's colour."""
+    return text.rpartition(">")[2] if isinstance(text, Html) else text
 
 
 def _section(title: str, body: str, kind: str = "scroll") -> str:

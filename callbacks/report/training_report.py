@@ -15,19 +15,18 @@ from ...distribute.arguments import function, number, truth
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...distribute.workers.agreement import gather_json
-from ..by_hand import ByHand
+from ..custom_loop import CustomLoopSupport
 from ..json_lines import LineFile
-from ..own_files import begins_with_json, keep_others_file
-from ..safe_file import write_safely
+from ..safe_file import begins_with_json, check_overwrite, write_safely
 from . import Run, is_page, read_run, render
 from .facts import facts_of, memory_bytes
-from .recent import RecentMeans, running_means
+from .recent_means import RecentMeans, running_means
 
 _MOST_POINTS = 400
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
 
 
-class TrainingReport(ByHand, keras.callbacks.Callback):
+class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
     """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training.
 
     The page is one file that loads nothing else: it can be mailed, printed, and read on a phone. The numbers are stored
@@ -45,7 +44,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         clock: () -> float; seconds since 1970.
     """
 
-    waits_for_executions = True
+    waits_for_compiled_calls = True
 
     def __init__(
         self,
@@ -94,18 +93,18 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
         """Adds the measurement to the step, before it is compiled."""
         self._resumed, self._began, self._watch, self._recent = False, None, None, None
         self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
-        self._exit_with_plain_fit()
-        if self._calendar().chief:
+        self._watch_plain_fit()
+        if self._fit_state().chief:
             lines = functools.partial(begins_with_json, keys=("event", "time"))
             for path, is_own in ((self._file.path, lines), (self.path, is_page)):
-                keep_others_file("`path` of `TrainingReport`", path, is_own)
+                check_overwrite("`path` of `TrainingReport`", path, is_own)
         if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
             self._watch = self._watched_gradients()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Writes the facts of the run when it begins."""
         self._epoch = epoch
-        state = self._calendar(epoch=epoch, lap="other")
+        state = self._fit_state(epoch=epoch, lap="other")
         if self._began is None:
             self._began = self._written_at = self._noted_at = self._clock()
             self._note_every = 0.0
@@ -119,12 +118,12 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Notes, in a loop of the user's own, how long its batch was waited for."""
-        self._calendar(lap="input")
+        self._fit_state(lap="input")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Notes the numbers and updates the page, both when they are due."""
         now = self._clock()
-        state = self._calendar(batch=batch, lap="compute")
+        state = self._fit_state(batch=batch, lap="compute")
         if now - self._noted_at < self._note_every or not state.chief:
             return
         self._noted_at = now
@@ -136,7 +135,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch, with the times of every worker, and updates the page."""
-        state = self._calendar()
+        state = self._fit_state()
         steps, before = state.step - self._epoch_first_step, self._times_before
         seconds = {part: value - before.get(part, 0.0) for part, value in state.times.seconds.items()}
         mine = {"steps": steps, "seconds": seconds, "memory": memory_bytes()}
@@ -172,7 +171,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
     def _end(self, how: str) -> None:
         if self._began is None:
             return
-        if self._calendar().chief:
+        if self._fit_state().chief:
             self._write("end", how=how)
             self._render()
         self._file.close()
@@ -180,7 +179,7 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
 
     def _numbers(self, logs: Any, whole: bool = False) -> dict[str, Any]:
         """The numbers that every line has; `whole`: the epoch has ended."""
-        state = self._calendar()
+        state = self._fit_state()
         learning_rate = getattr(self._optimizer, "learning_rate", None)
         values = {name: _scalar(value) for name, value in (logs or {}).items()}
         result = {
@@ -212,11 +211,11 @@ class TrainingReport(ByHand, keras.callbacks.Callback):
 
     def _note_steps(self, first: int, logs: Mapping[str, Any]) -> None:
         """Takes the logs of every step of an execution, which is not ended for their sake."""
-        if self._calendar().chief:
+        if self._fit_state().chief:
             self._recent_means(logs).add(first, logs)
 
     def _write(self, event: str, **values: Any) -> None:
-        if not self._calendar().chief:
+        if not self._fit_state().chief:
             return
         began = self._clock()
         line = self._file.write({"event": event, "time": began, **values})

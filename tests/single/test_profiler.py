@@ -18,7 +18,7 @@ import pytest
 from helpers import Clock
 
 import unisono
-from unisono.callbacks import profile_end
+from unisono.callbacks import profiler
 from unisono.compat import profiles
 from unisono.distribute.workers.addresses import free_ports
 
@@ -34,8 +34,8 @@ def model():
 
 @pytest.mark.parametrize("steps", [(1, 2), (9, 10), (7, 30)])
 def test_profile_of_steps_is_written_where_the_plugin_looks(tmp_path, steps):
-    profiler = unisono.callbacks.Profiler(tmp_path, steps=steps)
-    model().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[profiler])
+    callback = unisono.callbacks.Profiler(tmp_path, steps=steps)
+    model().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[callback])
     (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     assert file.stat().st_size > 0
     assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
@@ -93,7 +93,7 @@ def test_profile_that_waits_for_a_processor_is_waited_for(tmp_path, monkeypatch)
 
     clock.sleep = sleep
     monkeypatch.setattr(profiles, "time", clock)
-    monkeypatch.setattr(profile_end, "_state", lambda pid: (True, 0.0))
+    monkeypatch.setattr(profiler, "_state", lambda pid: (True, 0.0))
     monkeypatch.setattr(profiles, "profiler_v2", types.SimpleNamespace(_profiler=Session(write)))
     model().fit(X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(tmp_path, steps=(2, 3))])
     assert clock.now > 1000
@@ -101,13 +101,13 @@ def test_profile_that_waits_for_a_processor_is_waited_for(tmp_path, monkeypatch)
 
 def test_profile_that_computes_without_end_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(profiles, "time", Clock())
-    monkeypatch.setattr(profile_end, "_state", lambda pid: (True, 11.0))
+    monkeypatch.setattr(profiler, "_state", lambda pid: (True, 11.0))
     monkeypatch.setattr(
         profiles, "profiler_v2", types.SimpleNamespace(_profiler=Session(lambda: time.sleep(600)))
     )
-    profiler = unisono.callbacks.Profiler(tmp_path, steps=(2, 3))
+    callback = unisono.callbacks.Profiler(tmp_path, steps=(2, 3))
     with pytest.warns(UserWarning, match="did not write it within 20 s"):
-        model().fit(X, Y, batch_size=8, verbose=0, callbacks=[profiler])
+        model().fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
 
 
 def test_profile_whose_first_fork_is_lost_is_written_by_another(tmp_path, monkeypatch):
@@ -179,12 +179,12 @@ def test_profile_without_memory_for_a_fork_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_executions_end_at_the_range_alone():
-    profiler = unisono.callbacks.Profiler("unused", steps=(10, 20))
-    assert profiler.steps_to_wake(0) == 9
-    profiler._temporary = "under way"
-    assert profiler.steps_to_wake(9) == 11
-    profiler._captured = True
-    assert profiler.steps_to_wake(20) is None
+    callback = unisono.callbacks.Profiler("unused", steps=(10, 20))
+    assert callback.steps_until_call(0) == 9
+    callback._temporary = "under way"
+    assert callback.steps_until_call(9) == 11
+    callback._captured = True
+    assert callback.steps_until_call(20) is None
 
 
 def test_steps_that_never_come_are_a_warning(tmp_path):
@@ -201,9 +201,9 @@ def test_steps_that_are_no_range_are_refused(steps):
 @pytest.mark.process
 def test_profile_on_demand_from_outside(tmp_path):
     (port,) = free_ports(1)
-    profiler = unisono.callbacks.Profiler(tmp_path / "unused", steps=None, port=port)
+    callback = unisono.callbacks.Profiler(tmp_path / "unused", steps=None, port=port)
     trained = model()
-    trained.fit(X, Y, verbose=0, callbacks=[profiler])
+    trained.fit(X, Y, verbose=0, callbacks=[callback])
     command = ["profile", "--service", f"localhost:{port}", "--log-dir", str(tmp_path), "--seconds", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -214,7 +214,7 @@ def test_profile_on_demand_from_outside(tmp_path):
         text=True,
     )
     while process.poll() is None:
-        trained.fit(X, Y, epochs=5, verbose=0, callbacks=[profiler])
+        trained.fit(X, Y, epochs=5, verbose=0, callbacks=[callback])
         time.sleep(0.05)  # the other process needs the processor to import TensorFlow
     out, err = process.communicate()
     assert process.returncode == 0, err
@@ -229,9 +229,9 @@ def test_port_that_is_taken_is_refused_before_the_first_step(tmp_path):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        profiler = unisono.callbacks.Profiler(tmp_path / "logs", port=port)
+        callback = unisono.callbacks.Profiler(tmp_path / "logs", port=port)
         with pytest.raises(
             ValueError, match=f"`port` of Profiler must be free on this machine, but {port} is not"
         ):
-            model.fit(np.zeros((4, 3)), np.zeros((4, 1)), verbose=0, callbacks=[profiler])
+            model.fit(np.zeros((4, 3)), np.zeros((4, 1)), verbose=0, callbacks=[callback])
     assert int(model.optimizer.iterations) == 0

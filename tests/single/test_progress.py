@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono.callbacks.call_schedule import steps_until_call
 from unisono.callbacks.fit_state import FitState
 from unisono.callbacks.progress import ProgressBar, Rate
-from unisono.callbacks.wake import steps_to_wake
 
 
 class Terminal(io.StringIO):
@@ -177,7 +177,7 @@ def test_bar_on_a_worker_that_is_not_the_chief_prints_nothing(monkeypatch):
 
 @pytest.mark.parametrize("phase", ["train", "test", "predict"])
 def test_bar_never_shortens_an_execution(phase):
-    assert steps_to_wake(ProgressBar(), 0, phase) is None
+    assert steps_until_call(ProgressBar(), 0, phase) is None
 
 
 def make_model():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers import FLOAT32, Clock, assert_close, mirrored
 
 import unisono
-from unisono.callbacks.wake import steps_to_wake
+from unisono.callbacks.call_schedule import steps_until_call
 from unisono.trainer.inputs import Chunk
 from unisono.trainer.run import predict_loop
 from unisono.trainer.run.execution_length import ExecutionLength
@@ -58,7 +58,7 @@ class Steps(keras.callbacks.Callback):
         super().__init__()
         self.every, self.seen = every, []
 
-    def steps_to_wake(self, step):
+    def steps_until_call(self, step):
         return self.every - step % self.every
 
     def on_train_batch_end(self, batch, logs=None):
@@ -359,8 +359,8 @@ def test_fixed_steps_leave_callbacks_to_wait():
 
 
 def test_callback_says_when_it_wants_to_be_called():
-    assert steps_to_wake(Steps(5), 3) == 2
-    assert steps_to_wake(EveryBatch(), 3) == 1
-    assert steps_to_wake(keras.callbacks.EarlyStopping(), 3) is None
-    assert steps_to_wake(keras.callbacks.LambdaCallback(on_train_batch_end=print), 3) == 1
-    assert steps_to_wake(keras.callbacks.LambdaCallback(on_epoch_end=print), 3) is None
+    assert steps_until_call(Steps(5), 3) == 2
+    assert steps_until_call(EveryBatch(), 3) == 1
+    assert steps_until_call(keras.callbacks.EarlyStopping(), 3) is None
+    assert steps_until_call(keras.callbacks.LambdaCallback(on_train_batch_end=print), 3) == 1
+    assert steps_until_call(keras.callbacks.LambdaCallback(on_epoch_end=print), 3) is None

@@ -169,7 +169,7 @@ def test_readers_and_others_are_called_in_the_order_of_their_list():
             events.append(("b", batch, logs["mark"]))
 
     class EveryFourth(keras.callbacks.Callback):
-        def steps_to_wake(self, step):
+        def steps_until_call(self, step):
             return 4 - step % 4
 
         def on_train_batch_end(self, batch, logs=None):
@@ -273,7 +273,7 @@ def test_resumed_training_has_the_logs_of_the_one_that_was_never_stopped(tmp_pat
         pass
 
     class StopAt(keras.callbacks.Callback):
-        def steps_to_wake(self, step):
+        def steps_until_call(self, step):
             return 26 - step if step < 26 and self.model.fit_state.epoch else None
 
         def on_train_batch_end(self, batch, logs=None):

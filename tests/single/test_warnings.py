@@ -20,7 +20,7 @@ from helpers import Stop, StopAt, mirrored
 import unisono
 from unisono import callbacks
 from unisono.callbacks.diagnosis.slow_training import slow_input_text, straggler_text
-from unisono.callbacks.places import check_launched_alone
+from unisono.callbacks.output_paths import check_launched_alone
 from unisono.compat import datasets
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
@@ -39,10 +39,12 @@ NEIGHBOURS = {
         "callbacks/stochastic_weight_averaging.py on_train_end",
         "callbacks/profiler.py on_train_end",
         "callbacks/profiler.py _end",
-        "callbacks/profile_end.py _end_of_tensorboard",
+        "callbacks/profiler.py _end_of_tensorboard",
         "callbacks/diagnosis/anomaly_report.py _explain",
         "callbacks/diagnosis/slow_training.py on_train_batch_end",
         "callbacks/model_checkpoint.py _wanted",
+        "callbacks/checkpoint_files.py _keep_foreign_file",
+        "callbacks/call_schedule.py _renamed",
         "compat/datasets.py _wait_for_ends",
     ],
     "workers at the limits of the diagnosis": [
@@ -50,8 +52,8 @@ NEIGHBOURS = {
         "callbacks/diagnosis/slow_training.py _warn",
     ],
     "resumed fit": [
-        "callbacks/backup/exactness.py warn_if_inexact",
-        "callbacks/backup/exactness.py warn_of_own_states",
+        "callbacks/backup/reproducibility.py warn_if_inexact",
+        "callbacks/backup/reproducibility.py warn_of_own_states",
         "callbacks/backup/resuming.py warn_of_problems",
         "callbacks/backup/backup_and_restore.py on_fit_exit",
         "callbacks/backup/callback_state.py _set_csv_state",
@@ -67,7 +69,7 @@ NEIGHBOURS = {
         "trainer/parameter_servers/synchronous.py __init__",
     ],
     "one process, devices of one kind": [
-        "callbacks/places.py check_launched_alone",
+        "callbacks/output_paths.py check_launched_alone",
         "distribute/automatic.py _warn_of_mixed_models",
         "mixed_precision/policy.py _explain",
         "mixed_precision/hardware.py warn_if_slow",

@@ -17,18 +17,18 @@ from backup_content import SUMMARY, backup_content
 from helpers import Clock
 
 from unisono.callbacks import (
+    checkpoint_files,
     latest_backup,
     list_backups,
-    process_name,
+    process_identity,
     safe_file,
-    sealed_file,
     verify_checkpoint,
 )
-from unisono.callbacks.backup import container, parts
+from unisono.callbacks.backup import container, shard_files
 from unisono.callbacks.backup.container import NewerFormatError
 from unisono.callbacks.backup.store import BackupStore, backup_paths, read_for
 from unisono.callbacks.backup.writer_thread import BackgroundWriter
-from unisono.callbacks.process_name import this_process
+from unisono.callbacks.process_identity import this_process
 from unisono.commands.backups import main
 from unisono.distribute.sharding.value import ShardedValue
 
@@ -89,7 +89,7 @@ def test_leftovers_are_judged_by_machine_and_process(tmp_path):
     """Those of dead processes of this machine go, and after a day those of other machines; living ones' stay."""
     process = subprocess.Popen(["true"])
     process.wait()
-    here, parent = this_process(), process_name._started(os.getppid())
+    here, parent = this_process(), process_identity._started(os.getppid())
     dead = dataclasses.replace(here, pid=process.pid)
     reused = dataclasses.replace(here, pid=os.getppid(), started=parent + 1)
     parent = dataclasses.replace(here, pid=os.getppid(), started=parent)
@@ -123,9 +123,10 @@ def test_checksum_in_a_file_is_of_the_bytes_before_it(tmp_path, write):
     path = tmp_path / "model.weights.h5"
     write(path)
     assert verify_checkpoint(path) is None
-    digest = sealed_file.write_sealed(path, write)
+    path.unlink()
+    digest = checkpoint_files.write_checkpoint(path, write)
     whole = path.read_bytes()
-    assert verify_checkpoint(path) is True and sealed_file.sum_of(path) == digest
+    assert verify_checkpoint(path) is True and checkpoint_files.checkpoint_checksum(path) == digest
     bytes_before, line = whole[: -len(digest) - 40], whole[-len(digest) - 40 :]
     assert line == f"BLAKE2b of all bytes before this line: {digest}\n".encode()
     assert hashlib.blake2b(bytes_before).hexdigest() == digest
@@ -142,23 +143,11 @@ def test_checksum_in_a_file_is_of_the_bytes_before_it(tmp_path, write):
     assert verify_checkpoint(path) is False
 
 
-def test_checksums_that_earlier_versions_stored_beside_files_are_read(tmp_path):
-    path, beside = tmp_path / "model.keras", tmp_path / "model.keras.b2"
-    archive(path)
-    beside.write_bytes(subprocess.run(["b2sum", "model.keras"], cwd=tmp_path, capture_output=True).stdout)
-    assert verify_checkpoint(path) is True and main([str(tmp_path)]) == 0
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert verify_checkpoint(path) is False
-    sealed_file.write_sealed(path, archive)
-    assert verify_checkpoint(path) is True and os.listdir(tmp_path) == ["model.keras"]
-
-
 def test_file_of_an_unknown_form_is_left_as_it_was_written(tmp_path):
     path = tmp_path / "model.keras"
-    (tmp_path / "model.keras.b2").write_text("0" * 128)
-    digest = sealed_file.write_sealed(path, lambda temporary: temporary.write_bytes(b"weights"))
+    digest = checkpoint_files.write_checkpoint(path, lambda temporary: temporary.write_bytes(b"weights"))
     assert path.read_bytes() == b"weights" and os.listdir(tmp_path) == ["model.keras"]
-    assert verify_checkpoint(path) is None and sealed_file.sum_of(path) == digest
+    assert verify_checkpoint(path) is None and checkpoint_files.checkpoint_checksum(path) == digest
 
 
 def store_with(directory, count, keep=10):
@@ -316,7 +305,7 @@ def test_delete_all_leaves_what_is_not_ours(tmp_path):
 def test_cli_says_when_there_is_nothing(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere")]) == 2
     assert main([str(tmp_path)]) == 1
-    sealed_file.write_sealed(tmp_path / "best.keras", archive)
+    checkpoint_files.write_checkpoint(tmp_path / "best.keras", archive)
     assert main([str(tmp_path)]) == 0
     assert "best.keras  490 B  good" in capsys.readouterr().out
 
@@ -357,7 +346,7 @@ def write_with_parts(path, run=0.0, named=None):
     content["fingerprint"]["variables"]["optimizer"].append(["slot", [12], "float64"])
     number = len(content["variables"]["optimizer"]) - 1
     for worker in (1, 2):
-        own = parts.part_path(path, worker)
+        own = shard_files.part_path(path, worker)
         with open(own, "wb") as stream:
             container.write(stream, {"shards": {"optimizer": {number: [arrays[worker]]}}}, {})
         right.append({"name": own.name, "checksum": container.checksum(own).hex()})
@@ -377,15 +366,15 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
     assert [float(shard[0]) for shard in shards] == [0.0, 0.0, 2.0]
     assert shards[1].strides == (0,), "the outline of worker 1's"
     slots = {"optimizer": [None] * number + [in_shards(1)]}
-    assert parts.own_are_enough(read, slots, (2, 3))
-    assert not parts.own_are_enough(read, {"optimizer": [None] * number + [object()]}, (2, 3)), (
+    assert shard_files.own_are_enough(read, slots, (2, 3))
+    assert not shard_files.own_are_enough(read, {"optimizer": [None] * number + [object()]}, (2, 3)), (
         "not in shards any more"
     )
-    assert not parts.own_are_enough(read, {}, (2, 3))
-    assert not parts.own_are_enough(read, {"optimizer": [None] * number + [in_shards(3)]}, (0, 1)), (
+    assert not shard_files.own_are_enough(read, {}, (2, 3))
+    assert not shard_files.own_are_enough(read, {"optimizer": [None] * number + [in_shards(3)]}, (0, 1)), (
         "one worker of three"
     )
-    damage_flip(parts.part_path(path, 1))
+    damage_flip(shard_files.part_path(path, 1))
     with pytest.raises(container.DamagedFileError):
         read_for(path, 2)
 
@@ -425,9 +414,9 @@ def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
         assert [info.status for info in list_backups(tmp_path)] == ["damaged"]
     write_with_parts(path)
     for worker in (1, 2):  # a part of another run, then the manifest of another run
-        part = parts.part_path(path, worker)
+        part = shard_files.part_path(path, worker)
         kept = part.read_bytes()
-        shutil.copy(parts.part_path(other, worker), part)
+        shutil.copy(shard_files.part_path(other, worker), part)
         with pytest.raises(container.DamagedFileError, match=f"{path.name} .*{part.name} belongs to another"):
             read_for(path)
         part.write_bytes(kept)
@@ -442,11 +431,11 @@ def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
 def test_part_with_a_forged_content_is_refused(tmp_path, shards):
     path = tmp_path / "backup-000001.unisono"
     named, _ = write_with_parts(path)
-    own = parts.part_path(path, 1)
+    own = shard_files.part_path(path, 1)
     with open(own, "wb") as stream:
         container.write(stream, {"shards": shards}, {})
     named[0]["checksum"] = container.checksum(own).hex()
-    kept = parts.part_path(path, 1).read_bytes()
+    kept = shard_files.part_path(path, 1).read_bytes()
     write_with_parts(path, named=named)
     own.write_bytes(kept)
     with pytest.raises(container.DamagedFileError, match=f"{path.name} is damaged"):

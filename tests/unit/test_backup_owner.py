@@ -12,11 +12,11 @@ import time
 import pytest
 from helpers import Clock
 
-from unisono.callbacks import SaveError, process_name
+from unisono.callbacks import SaveError, process_identity
 from unisono.callbacks.backup import owner as owner_module
 from unisono.callbacks.backup.owner import OWNER_FILE, FolderInUseError, FolderOwner, read_owner
 from unisono.callbacks.backup.store import BackupStore
-from unisono.callbacks.process_name import ProcessName, this_process
+from unisono.callbacks.process_identity import ProcessIdentity, this_process
 from unisono.commands.backups import main
 
 PATIENCE = 1e4  # seconds, of which none pass but by `clock`
@@ -64,7 +64,7 @@ def test_folder_has_one_owner_in_a_process_until_it_is_released(tmp_path):
 def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
     with subprocess.Popen(["sleep", "100"]) as process:
         name = dataclasses.replace(
-            this_process(), pid=process.pid, started=process_name._started(process.pid)
+            this_process(), pid=process.pid, started=process_identity._started(process.pid)
         )
         claim(tmp_path, name)
         with pytest.raises(FolderInUseError, match=f"process {process.pid} on far since 2001-09-0"):
@@ -204,6 +204,6 @@ def test_two_that_come_at_the_same_time_are_one_owner(tmp_path):
 
 def test_names_of_processes_are_read_back():
     name = this_process()
-    assert ProcessName.parse(str(name)) == name and name.runs() is True and elsewhere().runs() is None
+    assert ProcessIdentity.parse(str(name)) == name and name.runs() is True and elsewhere().runs() is None
     for text in ("", "1", "0000000g-1-1", f"{name}0" * 9, str(name).replace("-", " "), str(name) + "\n"):
-        assert ProcessName.parse(text) is None
+        assert ProcessIdentity.parse(text) is None

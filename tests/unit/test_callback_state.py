@@ -51,10 +51,10 @@ def test_other_save_freq_is_refused_with_its_value(given):
 
 def test_steps_are_counted_over_all_epochs_and_long_executions():
     every = SaveSchedule("steps", 10)
-    assert [every.steps_to_wake(n) for n in (0, 1, 9, 10, 19)] == [10, 9, 1, 10, 1]
+    assert [every.steps_until_call(n) for n in (0, 1, 9, 10, 19)] == [10, 9, 1, 10, 1]
     assert [every.due(n, 0, 0.0) for n in (9, 10, 25)] == [False, True, True]
     assert not every.due(29, 25, 0.0) and every.due(30, 25, 0.0)
-    assert SaveSchedule("seconds", 5.0).steps_to_wake(3) is None
+    assert SaveSchedule("seconds", 5.0).steps_until_call(3) is None
     assert [SaveSchedule("seconds", 5.0).due(1, 0, t) for t in (4.9, 5.0)] == [False, True]
     assert not SaveSchedule("epoch").due(100, 0, 100.0) and not SaveSchedule("never").due(100, 0, 100.0)
 

@@ -14,9 +14,8 @@ import pytest
 import tensorflow as tf
 
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
-from unisono.callbacks.own_files import Saved
-from unisono.callbacks.process_name import this_process
-from unisono.callbacks.sealed_file import sum_of
+from unisono.callbacks.checkpoint_files import Saved, checkpoint_checksum
+from unisono.callbacks.process_identity import this_process
 
 
 class Saver:
@@ -126,16 +125,14 @@ def test_forged_state_removes_no_file_of_others(tmp_path):
     folder, other = tmp_path / "own", tmp_path / "other"
     epochs(checkpoint(folder / "{epoch}.keras"), LOSSES[:2])
     epochs(checkpoint(other / "{epoch}.keras"), LOSSES[:2])
-    epochs(checkpoint(folder / "final-{epoch}.keras"), LOSSES[:1])
     (folder / "3.keras").symlink_to(other / "1.keras")
     (folder / "deep").symlink_to(other)
-    digest = sum_of(other / "1.keras")
+    digest = checkpoint_checksum(other / "1.keras")
     victims = [
         other / "1.keras",
         "../other/1.keras",
         "3.keras",
         "deep/1.keras",
-        "final-1.keras",
         "..",
         "",
         "5.keras",
@@ -169,7 +166,7 @@ def test_steps_are_counted_exactly(tmp_path, execution):
         callback.on_epoch_begin(epoch)
         step = 0
         while step < steps:
-            step += min(execution, steps - step, callback.steps_to_wake(step))
+            step += min(execution, steps - step, callback.steps_until_call(step))
             callback.on_train_batch_end(step - 1, {"loss": 1.0})
         callback.on_epoch_end(epoch, {"loss": 1.0})
     assert saved(tmp_path) == ["1-6.keras", "2-4.keras", "3-2.keras"]
@@ -203,7 +200,7 @@ def test_seconds_are_counted_from_the_last_save_also_by_a_run_that_was_killed(tm
     ):  # due at 160, then a minute after the save at 161
         step(callback, batch, now)
     callback.on_epoch_end(0, {"loss": 1.0})
-    assert saved(tmp_path) == ["1-3.keras"] and callback.steps_to_wake(0) is None
+    assert saved(tmp_path) == ["1-3.keras"] and callback.steps_until_call(0) is None
     state = callback.get_state()  # 58 s of the minute are over
     resumed = begun(1000.0)
     resumed.set_state(state)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.callbacks.places import check_launched_alone
+from unisono.callbacks.output_paths import check_launched_alone
 from unisono.distribute.workers.cluster import (
     Cluster,
     ClusterError,

@@ -24,7 +24,7 @@ class At(keras.callbacks.Callback):
         super().__init__()
         self.every = every
 
-    def steps_to_wake(self, step: int) -> int | None:
+    def steps_until_call(self, step: int) -> int | None:
         return None if self.every is None else self.every - step % self.every
 
 

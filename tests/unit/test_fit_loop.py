@@ -81,7 +81,7 @@ class EpochsOnly(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.events.append(f"epoch {epoch} end")
 
-    def steps_to_wake(self, step):
+    def steps_until_call(self, step):
         return None if self.every is None else self.every - step % self.every
 
 

@@ -36,15 +36,6 @@ def fit(model, callback, **arguments):
 
 
 FILES = {  # name -> (the callback in a folder, files of the user's that it would overwrite)
-    "ModelCheckpoint": (lambda f: callbacks.ModelCheckpoint(f / "m.keras"), ["m.keras"]),
-    "ModelCheckpoint of weights": (
-        lambda f: callbacks.ModelCheckpoint(f / "m.weights.h5", save_weights_only=True),
-        ["m.weights.h5"],
-    ),
-    "ModelCheckpoint of many": (
-        lambda f: callbacks.ModelCheckpoint(f / "{epoch:03d}" / "{loss:.9f}.keras", keep_last=1),
-        ["002/1.5.keras"],
-    ),
     "JSONLines": (lambda f: callbacks.JSONLines(f / "a.jsonl"), ["a.jsonl"]),
     "TrainingReport": (
         lambda f: callbacks.TrainingReport(f / "a.html", gradient_norm=False),
@@ -64,14 +55,35 @@ def test_file_of_the_users_is_left_and_named_before_the_first_step(name, tmp_pat
         path.parent.mkdir(exist_ok=True)
         for text in TEXTS:
             path.write_bytes(text)
-            with pytest.raises(
-                SaveError, match=r"`(filepath|path|directory)` of .* would overwrite"
-            ) as caught:
+            with pytest.raises(SaveError, match=r"`(path|directory)` of .* would overwrite") as caught:
                 fit(model, make(tmp_path))
             assert str(path) in str(caught.value) and "move the file" in str(caught.value)
             assert path.read_bytes() == text and fit.steps == 0
         path.unlink()
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("file", ["m.keras", "m.weights.h5", "002.keras"])
+def test_checkpoint_keeps_a_file_of_the_users_under_another_name(file, tmp_path, model):
+    template = file.replace("002", "{epoch:03d}")
+
+    def make():
+        return callbacks.ModelCheckpoint(tmp_path / template, save_weights_only=file.endswith(".h5"))
+
+    model.save_weights(tmp_path / "mine.weights.h5")
+    texts = [*TEXTS, (tmp_path / "mine.weights.h5").read_bytes()]
+    for number, text in enumerate(texts):
+        (tmp_path / file).write_bytes(text)
+        kept = f"{file}.old{number or ''}"
+        with pytest.warns(UserWarning, match=f"did not write: .*{file} is now .*{kept}. Remove"):
+            fit(model, make())
+        assert (tmp_path / kept).read_bytes() == text
+        assert callbacks.verify_checkpoint(tmp_path / file) and fit.steps == 3
+    before = sorted(tmp_path.iterdir())
+    fit(model, make())  # its own file is overwritten, and so is an empty one
+    (tmp_path / file).write_bytes(b"")
+    fit(model, make())
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "AnomalyReport"])

@@ -120,7 +120,7 @@ def test_callbacks_that_look_at_every_step_make_each_step_a_piece():
     class Reader(keras.callbacks.Callback):
         only_reads_logs = True
 
-        def steps_to_wake(self, step):
+        def steps_until_call(self, step):
             return 5
 
         def on_train_batch_end(self, batch, logs=None):

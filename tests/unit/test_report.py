@@ -13,7 +13,7 @@ from unisono.callbacks.json_lines import LineFile, jsonable
 from unisono.callbacks.report import facts, find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
 from unisono.callbacks.report.facts import git_commit
-from unisono.callbacks.report.recent import RecentMeans
+from unisono.callbacks.report.recent_means import RecentMeans
 from unisono.commands import report as command
 
 FACTS = {

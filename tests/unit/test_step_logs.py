@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 
+from unisono.callbacks.call_schedule import logs_of_one_step, replay_steps
 from unisono.callbacks.fit_state import FitState
-from unisono.callbacks.step_logs import logs_of_one_step, tell_steps
 
 
 class Reader(keras.callbacks.Callback):
@@ -35,7 +35,7 @@ def told(**how):
     state = FitState(step=4)
     reader, vectors, others = Reader(state), Vectors(), Vectors()
     logs = {"loss": np.array([3.0, 2.0, 1.0])}
-    tell_steps([reader, vectors, others], state, 4, logs, **how)
+    replay_steps([reader, vectors, others], state, 4, logs, **how)
     assert state.step == 7
     assert vectors.seen == others.seen == [(4, {"loss": [3.0, 2.0, 1.0]})]
     return reader.seen

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import unisono
 from unisono import callbacks
-from unisono.callbacks import places
+from unisono.callbacks import output_paths
 from unisono.commands import main
 from unisono.distribute.storage import local_path, tensorflow_path
 from unisono.distribute.workers import recorder
@@ -50,7 +50,7 @@ def test_url_is_rejected_when_the_callback_is_made(name):
 
 
 def test_each_callback_that_writes_is_among_those_that_were_tried():
-    named = {kind.__name__ for kind in places._PLACES}
+    named = {kind.__name__ for kind in output_paths._PLACES}
     assert named <= {*WRITERS, "CSVLogger", "OrbaxCheckpoint", "TensorBoard"}
 
 
@@ -97,9 +97,9 @@ def test_url_of_a_callback_of_keras_is_rejected_before_the_first_step():
 
 def test_backup_of_a_log_in_a_bucket_is_rejected(tmp_path):
     logger = keras.callbacks.CSVLogger("ram://log.csv")
-    places.check_places([logger], None)
+    output_paths.check_output_paths([logger], None)
     with pytest.raises(ValueError, match="`filename` of `CSVLogger` must be in a local"):
-        places.check_places([logger, callbacks.BackupAndRestore(tmp_path / "b")], None)
+        output_paths.check_output_paths([logger, callbacks.BackupAndRestore(tmp_path / "b")], None)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from ...callbacks.backup import random_state
 from ...callbacks.backup.generators import found_generators
+from ...callbacks.backup.json_encoding import encode
 from ...callbacks.backup.settings import plain
-from ...callbacks.backup.values import encode
 
 MOST_BYTES = 2**26
 """So many bytes of each array are looked at: all of a small one, 64 blocks spread over a large one."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
+from ...callbacks.call_schedule import logs_of_one_step, replay_steps
 from ...callbacks.fit_state import FitState
-from ...callbacks.step_logs import logs_of_one_step, tell_steps
 from ...callbacks.trained_model import TrainedModel
 from ...compat.optimizers import call_count
 from ...compat.training import pythonify_logs
@@ -79,7 +79,7 @@ class ParameterServerRunner(PlainRunner):
                 logs = pythonify_logs({**totals.logs(), **model._optimizer_logs()})
                 state.step_logs = logs
                 rows = logs_of_one_step(logs)
-                tell_steps(hooks, state, state.step - 1, rows, replayed=False)
+                replay_steps(hooks, state, state.step - 1, rows, replayed=False)
                 callbacks.on_train_batch_end(state.step - 1, logs)
         count.correct(totals, phase.losses)
         totals.commit()

@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...callbacks.step_logs import only_reads_logs, takes_step_logs
-from ...callbacks.wake import steps_to_wake
+from ...callbacks.call_schedule import only_reads_logs, own_schedule, steps_until_call, takes_step_logs
 from ..inputs import Source
 from .pieces import HOST, Piece, pieces_of
 from .worker_function import WorkerFunction
@@ -132,13 +131,13 @@ def next_stop(callbacks: list[Any], step: int) -> int | None:
     wanted = [
         wake
         for callback in callbacks
-        if _saves(callback) and (wake := steps_to_wake(callback, step)) is not None
+        if _saves(callback) and (wake := steps_until_call(callback, step)) is not None
     ]
     return min(wanted, default=None)
 
 
 def _saves(callback: Any) -> bool:
-    return hasattr(callback, "steps_to_wake") or isinstance(callback, keras.callbacks.ModelCheckpoint)
+    return own_schedule(callback) is not None or isinstance(callback, keras.callbacks.ModelCheckpoint)
 
 
 def wants_each_step(callbacks: list[Any]) -> bool:
@@ -146,6 +145,6 @@ def wants_each_step(callbacks: list[Any]) -> bool:
     return any(
         takes_step_logs(callback)
         or only_reads_logs(callback)
-        or (not _saves(callback) and steps_to_wake(callback, 0) == 1)
+        or (not _saves(callback) and steps_until_call(callback, 0) == 1)
         for callback in callbacks
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...callbacks.wake import steps_to_wake
+from ...callbacks.call_schedule import steps_until_call
 from .executions import Execution
 
 _SHARE_OF_CALLS = 0.05  # of the time of executions
@@ -55,7 +55,7 @@ class ExecutionLength:
         recorder = getattr(self._function, "recorder", None)
         steps = self._steps if recorder is None else min(self._steps, recorder.most_steps)
         for callback in self._callbacks:
-            wake = steps_to_wake(callback, self.step, self._phase, told=recorder is not None)
+            wake = steps_until_call(callback, self.step, self._phase, records_logs=recorder is not None)
             if wake is not None:
                 steps = min(steps, max(1, wake))
         return steps

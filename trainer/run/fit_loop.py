@@ -17,7 +17,7 @@ import keras
 from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
-from ...callbacks.places import check_launched_alone, check_places
+from ...callbacks.output_paths import check_launched_alone, check_output_paths
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.devices import wait_for_accelerators
@@ -132,7 +132,7 @@ def _begin(
     given = keras.tree.flatten(given or [])
     check_launched_alone(given, model.distribute_strategy)
     if is_chief():
-        check_places(given, log_names(model, given, validation is not None))
+        check_output_paths(given, log_names(model, given, validation is not None))
         if a.verbose != 0:
             say_what_determinism_costs(model, a.x)
     at_exit.enter_context(only_chief_writes(given, is_chief()))

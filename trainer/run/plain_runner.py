@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
+from ...callbacks.call_schedule import steps_until_call
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
-from ...callbacks.wake import steps_to_wake
 from ...compat.replaced import replaced_functions
 from ..inputs import Source
 from ..step.variable_placement import place_with_model
@@ -58,7 +58,7 @@ class PlainRunner:
         record_steps(model, state.callbacks)
         told = model.train_function.recorder is not None
         ahead = None
-        if any(steps_to_wake(callback, 0, told=told) == 1 for callback in state.callbacks):
+        if any(steps_until_call(callback, 0, records_logs=told) == 1 for callback in state.callbacks):
             ahead = 0
         elif state.source.steps_per_epoch:
             ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
@@ -69,7 +69,7 @@ class PlainRunner:
     ) -> dict[str, Any]:
         """One pass, in the graph or under XLA."""
         ahead = None
-        if any(steps_to_wake(callback, 0, "test") == 1 for callback in callbacks.callbacks):
+        if any(steps_until_call(callback, 0, "test") == 1 for callback in callbacks.callbacks):
             ahead = 0
         elif source.steps_per_epoch:
             ahead = source.steps_per_epoch * passes.left

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...callbacks.fit_state import FitState
-from ...callbacks.step_logs import (
+from ...callbacks.call_schedule import (
     ends_at_bad_loss,
     logs_of_one_step,
     only_reads_logs,
+    replay_steps,
     takes_step_logs,
-    tell_steps,
 )
+from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import exchange
 from .executions import Execution
@@ -94,4 +94,4 @@ class ToldSteps:
 
     def _tell(self, rows: Mapping[str, Any], all_done: bool = False) -> None:
         first = self._state.step
-        tell_steps(self._callbacks, self._state, first, rows, replayed=self._replays, all_done=all_done)
+        replay_steps(self._callbacks, self._state, first, rows, replayed=self._replays, all_done=all_done)

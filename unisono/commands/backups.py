@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         return NO_DIRECTORY
     from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
     from ..callbacks.backup.owner import read_owner
-    from ..callbacks.sealed_file import checkpoints_in
+    from ..callbacks.checkpoint_files import checkpoints_in
 
     owner = read_owner(directory)
     if owner is not None:
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 def _state(path: Path) -> str:
     """Whether a checkpoint is "good", "damaged" or "missing"."""
-    from ..callbacks.sealed_file import verify_checkpoint
+    from ..callbacks.checkpoint_files import verify_checkpoint
 
     try:
         return "good" if verify_checkpoint(path) else "damaged"

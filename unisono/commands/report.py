@@ -24,12 +24,12 @@ def main(argv: Sequence[str]) -> int:
         if not os.path.exists(place):
             return _failed(f"{place} does not exist.", 2)
     from ..callbacks import SaveError
-    from ..callbacks.own_files import keep_others_file
     from ..callbacks.report import (  # imports TensorFlow, which `--help` need not wait for
         find_runs,
         is_page,
         render,
     )
+    from ..callbacks.safe_file import check_overwrite
 
     try:
         found = [run for place in options.runs for run in find_runs(place)]
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if output.is_dir():
         parser.error(f"--output must be a file. Received the folder {str(output)!r}")
     try:
-        keep_others_file("--output", output, is_page)
+        check_overwrite("--output", output, is_page)
         output.write_text(render(found), encoding="utf-8")
     except SaveError as error:
         return _failed(str(error), 2)

@@ -19,7 +19,7 @@ from ..distribute.workers.cluster import ClusterError, launched_task, read_clust
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .json_lines import JSONLines
-from .patterns import check_pattern, fields
+from .path_templates import check_template, fields
 from .profiler import Profiler
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
@@ -39,7 +39,7 @@ _PLACES: dict[type, tuple[str, str, bool]] = {
 }
 
 
-def check_places(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
+def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
     """Refuses the places of callbacks in which nothing can be written. For the process that writes.
 
     Args:
@@ -55,7 +55,7 @@ def check_places(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) 
             place = getattr(callback, attribute, None) if isinstance(callback, kind) else None
             if place is not None:
                 argument = f"`{name}` of `{kind.__name__}`"
-                check_pattern(argument, place)
+                check_template(argument, place)
                 if isinstance(callback, keras.callbacks.ModelCheckpoint):
                     _check_logs(argument, str(place), logs)
                 backed_up = isinstance(callback, keras.callbacks.CSVLogger) and any(
@@ -63,7 +63,7 @@ def check_places(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) 
                 )
                 if backed_up:  # a resume truncates the file
                     local_path(argument.strip("`"), place)
-                check_place(argument, os.fspath(place), folder)
+                check_output_path(argument, os.fspath(place), folder)
 
 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
@@ -97,8 +97,8 @@ def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None
                 )
 
 
-def check_place(argument: str, place: str, folder: bool) -> None:
-    """Refuses a place, a file or a folder, that cannot be made or is a URL of an unknown kind; raises as `check_places`."""
+def check_output_path(argument: str, place: str, folder: bool) -> None:
+    """Rejects a path that cannot be created or is a URL of an unknown kind; raises as `check_output_paths`."""
     if is_url(place):  # only writing tells the rest
         tensorflow_path(argument.strip("`"), place)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from unisono.callbacks.wake import steps_to_wake
+from unisono.callbacks.call_schedule import steps_until_call
 
 
 class OnBatch(keras.callbacks.Callback):
@@ -29,7 +29,7 @@ class OnTestBatch(keras.callbacks.Callback):
 
 
 class OwnAnswer(OnBatch):
-    def steps_to_wake(self, step):
+    def steps_until_call(self, step):
         return 10 - step
 
 
@@ -59,19 +59,19 @@ class Early(keras.callbacks.EarlyStopping):
     ids=lambda value: type(value).__name__,
 )
 def test_training_wakes(callback, expected):
-    assert steps_to_wake(callback, 4) == expected
+    assert steps_until_call(callback, 4) == expected
 
 
 def test_model_checkpoint_is_woken_at_its_next_save():
     checkpoint = keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)
     checkpoint._batches_seen_since_last_saving = 3
-    assert steps_to_wake(checkpoint, 3) == 2
+    assert steps_until_call(checkpoint, 3) == 2
 
 
 def test_hook_set_on_the_instance_is_seen():
     callback = keras.callbacks.Callback()
     callback.on_train_batch_end = lambda batch, logs=None: None
-    assert steps_to_wake(callback, 0) == 1
+    assert steps_until_call(callback, 0) == 1
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_hook_set_on_the_instance_is_seen():
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_other_phases_wake(callback, phase, expected):
-    assert steps_to_wake(callback, 4, phase) == expected
+    assert steps_until_call(callback, 4, phase) == expected
 
 
 class Reader(OnBatch):
@@ -114,11 +114,22 @@ class TakesVectors(keras.callbacks.Callback):
     ],
 )
 def test_callbacks_that_only_read_end_no_execution_where_they_are_told_of_each_step(callback, told, alone):
-    assert steps_to_wake(callback, 3, told=True) == told
-    assert steps_to_wake(callback, 3) == alone
+    assert steps_until_call(callback, 3, records_logs=True) == told
+    assert steps_until_call(callback, 3) == alone
 
 
 def test_only_a_class_declares_that_it_reads():
     callback = OnBatch()
     callback.only_reads_logs = True
-    assert steps_to_wake(callback, 0, told=True) == 1
+    assert steps_until_call(callback, 0, records_logs=True) == 1
+
+
+def test_names_of_version_0_2_still_count_with_a_warning():
+    own = type("Old", (OnBatch,), {"steps_to_wake": lambda self, step: 10 - step})()
+    with pytest.warns(
+        DeprecationWarning, match="`steps_to_wake` of Old is deprecated: rename it to `steps_until_call`"
+    ):
+        assert steps_until_call(own, 4) == 6
+    waiting = type("Waiting", (OnBatch,), {"waits_for_executions": True})()
+    with pytest.warns(DeprecationWarning, match="rename it to `waits_for_compiled_calls`"):
+        assert steps_until_call(waiting, 4) is None

@@ -9,7 +9,7 @@ from typing import Any
 from ..distribute.arguments import shown
 
 
-def check_pattern(argument: str, place: Any) -> None:
+def check_template(argument: str, place: Any) -> None:
     """Refuses what is no path, and placeholders that cannot be filled.
 
     Raises:

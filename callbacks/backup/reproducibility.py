@@ -10,7 +10,7 @@ from ...compat.variables import raw_value
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 from . import variable_state
-from .callback_names import named
+from .callback_state import named
 from .generators import found_generators
 
 _ONE_WAY = (

@@ -28,13 +28,13 @@ class UnknownInput:
         """Nothing: the user's loop draws its batches."""
 
 
-class ByHand:
+class CustomLoopSupport:
     """The mixin. Owns the calendar of a loop that is not our `fit`."""
 
     model: Any
     params: Any
     on_fit_exit: Callable[[], None]
-    _own_calendar: FitState | None = None
+    _custom_state: FitState | None = None
     _plain_fit: weakref.ref[Any] | None = None
 
     @property
@@ -42,7 +42,7 @@ class ByHand:
         """Whether a `fit` of ours calls the hooks."""
         return getattr(self.model, "fit_state", None) is not None
 
-    def _exit_with_plain_fit(self) -> None:
+    def _watch_plain_fit(self) -> None:
         """Has `on_fit_exit` called where an error ends the `fit` of plain Keras that begins: Keras calls no hook then."""
         fit = self._plain_fit = None if self._in_fit else plain_fit()
         if fit is not None:
@@ -57,7 +57,7 @@ class ByHand:
         """Whether the `fit` of plain Keras that has begun still runs; True in other loops, of which nothing tells."""
         return self._plain_fit is None or still_runs(self._plain_fit)
 
-    def _calendar(
+    def _fit_state(
         self, epoch: int | None = None, batch: int | None = None, lap: str | None = None
     ) -> FitState:
         """The calendar of the `fit` that runs; in another loop one that goes by what the hooks are told.
@@ -70,9 +70,9 @@ class ByHand:
         if self._in_fit:
             return self.model.fit_state
         given = self.params or {}
-        if self._own_calendar is None:
-            self._own_calendar = FitState(chief=is_chief(), source=UnknownInput(), by_hand=True)
-        own = self._own_calendar
+        if self._custom_state is None:
+            self._custom_state = FitState(chief=is_chief(), source=UnknownInput(), custom_loop=True)
+        own = self._custom_state
         own.epochs = given.get("epochs") or max(1, own.epoch + 1)
         own.steps_per_epoch = given.get("steps")
         if epoch is not None:

@@ -17,7 +17,7 @@ _TEXT = re.compile(r"([0-9a-f]{8})-([0-9]{1,19})-([0-9]{1,19})")
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessName:
+class ProcessIdentity:
     """One process among all of all machines, also when a number is given to another process later."""
 
     place: str  # 8 hexadecimal digits: the boot of the machine and the space of process numbers in which `pid` holds
@@ -28,7 +28,7 @@ class ProcessName:
         return f"{self.place}-{self.pid}-{self.started}"
 
     @classmethod
-    def parse(cls, text: str) -> ProcessName | None:
+    def parse(cls, text: str) -> ProcessIdentity | None:
         """The reverse of `str`; None where the text is no such name."""
         match = _TEXT.fullmatch(text)
         return cls(match[1], int(match[2]), int(match[3])) if match else None
@@ -43,10 +43,10 @@ class ProcessName:
         return started is not None and started == self.started
 
 
-def this_process() -> ProcessName:
+def this_process() -> ProcessIdentity:
     """The name of the process that calls."""
     pid = os.getpid()
-    return ProcessName(_place(), pid, _started(pid) or 0)
+    return ProcessIdentity(_place(), pid, _started(pid) or 0)
 
 
 @functools.cache

@@ -1,0 +1,166 @@
+"""When the loop calls the per-batch hooks of a callback, and with which logs.
+
+Many steps run in one compiled call. It ends where the hooks of a callback must be called, so that no callback misses
+anything. It does not end for a callback that only reads logs: such a callback takes the logs of all steps as vectors, with a
+hook `on_train_steps_end(first, logs)`, or declares on its class that its per-batch hooks only read logs
+(`only_reads_logs = True`). Then these hooks are called for every step, in order, after the compiled call.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..compat.callbacks import batches_since_saving, is_default_hook, profiled_steps
+from .fit_state import FitState
+
+_BATCH_HOOKS = {
+    "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+
+
+def steps_until_call(
+    callback: Any, step: int, phase: str = "train", records_logs: bool = False
+) -> int | None:
+    """The number of steps until the per-batch hooks of `callback` must be called; None: not before the end of the epoch.
+
+    In training a callback can answer with its own `steps_until_call(step)`. In every phase one with the attribute
+    `waits_for_compiled_calls` is called whenever a compiled call ends. Any other callback that overrides a per-batch hook is
+    called at every batch.
+
+    Args:
+        callback: `keras.callbacks.Callback`.
+        step: int; the steps of this epoch that are done.
+        phase: "train", "test" or "predict".
+        records_logs: whether the loop records the logs of every step of a compiled call, and ends the call where the loss
+            is not finite. Then no compiled call ends for callbacks that only read logs.
+    """
+    if phase == "train":
+        schedule = own_schedule(callback)
+        if schedule is not None:
+            return schedule(step)
+        if records_logs and (only_reads_logs(callback) or ends_at_bad_loss(callback)):
+            return None
+        if not records_logs and takes_step_logs(callback):
+            return 1
+        if type(callback) is keras.callbacks.ModelCheckpoint:
+            every: Any = callback.save_freq
+            return None if every == "epoch" else max(1, every - batches_since_saving(callback))
+        if type(callback) is keras.callbacks.TensorBoard:
+            silent = callback.update_freq == "epoch" and not callback.write_steps_per_second
+            return None if silent and profiled_steps(callback) is None else 1
+    elif getattr(callback, "runs_last", False):  # a backup in a validation is made where a compiled call ends
+        return None
+    if _waits_for_compiled_calls(callback):
+        return None
+    return 1 if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]) else None
+
+
+def own_schedule(callback: Any) -> Any:
+    """The method `steps_until_call` of a callback that has one; else None."""
+    schedule = getattr(callback, "steps_until_call", None)
+    return schedule or _renamed(callback, "steps_to_wake", "steps_until_call")
+
+
+def takes_step_logs(callback: Any) -> bool:
+    """Whether a callback has the hook `on_train_steps_end(first, logs)`.
+
+    The loop calls it at the end of each compiled call, before the `on_train_batch_end` of its last step.
+
+    Args of the hook:
+        first: int; the first step of the compiled call, counted from 0 in its epoch.
+        logs: dict from the name of a log to an array `[steps]`, float64: its value after each step, as `on_train_batch_end`
+            would have received it. Logs that are not scalars are `[steps, ...]`.
+    """
+    return hasattr(callback, "on_train_steps_end")
+
+
+def only_reads_logs(callback: Any) -> bool:
+    """Whether the class of a callback declares that its per-batch hooks only read logs.
+
+    Callbacks that Keras calls in threads (`async_safe`) are not among them: their calls have no order.
+    """
+    declared = getattr(type(callback), "only_reads_logs", False)
+    return bool(declared) and not getattr(callback, "async_safe", False)
+
+
+def ends_at_bad_loss(callback: Any) -> bool:
+    """Whether all that a callback does in a step is to end the training run where the loss is NaN or infinite."""
+    return type(callback) is keras.callbacks.TerminateOnNaN
+
+
+def logs_of_one_step(logs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The logs of a single step as vectors of one value."""
+    return {name: np.asarray(value)[None] for name, value in logs.items()}
+
+
+def replay_steps(
+    callbacks: Sequence[Any],
+    state: FitState,
+    first: int,
+    logs: Mapping[str, np.ndarray],
+    *,
+    replayed: bool,
+    all_done: bool = False,
+) -> None:
+    """Passes the logs after each step of a compiled call to the callbacks that only read logs or take vectors.
+
+    Args:
+        callbacks: in their order.
+        state: of the fit; its step and its logs are those of the call while a hook is called.
+        first: int; the first step of the compiled call in its epoch, whose `on_train_batch_begin` has been called.
+        logs: name -> array `[steps, ...]`.
+        replayed: whether per-batch hooks are called for each step.
+        all_done: whether the last step is replayed too; otherwise the loop calls `on_train_batch_end` of all callbacks.
+    """
+    steps = len(next(iter(logs.values()), ()))
+    readers = [callback for callback in callbacks if only_reads_logs(callback)] if replayed else []
+    columns = [_values(column) for column in logs.values()] if readers else []
+    last = first + steps - 1
+    for step, values in zip(range(first, first + steps), zip(*columns)):
+        if step > first:
+            for callback in readers:
+                callback.on_train_batch_begin(step)
+        state.step, state.step_logs = step + 1, dict(zip(logs, values))
+        if step < last or all_done:
+            for callback in readers:
+                callback.on_train_batch_end(step, state.step_logs)
+    state.step = first + steps
+    for callback in callbacks:
+        if takes_step_logs(callback):
+            callback.on_train_steps_end(first, {name: column.copy() for name, column in logs.items()})
+
+
+def _values(column: np.ndarray) -> list[Any]:
+    """The value after each step, as a loop passes one: a float, or a tensor where it is not a scalar."""
+    return column.tolist() if column.ndim == 1 else [tf.constant(value) for value in column]
+
+
+def _waits_for_compiled_calls(callback: Any) -> bool:
+    """Whether a callback needs only the state at the end of any compiled call."""
+    return bool(
+        type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
+        or getattr(callback, "waits_for_compiled_calls", False)
+        or _renamed(callback, "waits_for_executions", "waits_for_compiled_calls")
+    )
+
+
+def _overrides(callback: Any, hook: str) -> bool:
+    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
+    return hook in vars(callback) or not (inherited or is_default_hook(getattr(callback, hook)))
+
+
+def _renamed(callback: Any, old: str, new: str) -> Any:
+    """An attribute under its name of version 0.2."""
+    found = getattr(callback, old, None)
+    if found is not None:
+        text = f"`{old}` of {type(callback).__name__} is deprecated: rename it to `{new}`."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return found

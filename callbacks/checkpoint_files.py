@@ -1,0 +1,219 @@
+"""Checkpoint files: each carries its checksum as its last line, by which a callback knows the files that it wrote.
+
+Readers of ZIP archives (`.keras`) and of HDF5 (`.h5`) ignore what follows their end. A ZIP says there how long a comment
+follows, HDF5 says at its beginning where it ends. So a file that lost bytes, or its checksum, is recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+import stat
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ..distribute.storage import local_path
+from .safe_file import open_plain, rename_safely, temporary_path
+
+_LAST_LINE = re.compile(rb"BLAKE2b of all bytes before this line: ([0-9a-f]{128})\n")
+_LAST_LINE_BYTES = len(b"BLAKE2b of all bytes before this line: \n") + 128
+_ZIP_BEGIN, _ZIP_END, _ZIP_END_BYTES = b"PK\3\4", b"PK\5\6", 22
+_HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
+# Version of the superblock to its offset of the end of the file.
+_HDF5_END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
+
+
+def write_checkpoint(path: Path, write: Callable[[Path], object]) -> str:
+    """Writes `path` with `write(temporary path)` and its checksum at the end; returns the checksum.
+
+    A file that is neither a ZIP archive nor HDF5 is left as it was written. After a failure the old file is unchanged. If no
+    `ModelCheckpoint` wrote the old file, it is renamed to `path` + ".old", with a warning.
+
+    Raises:
+        SaveError: as `write_safely`.
+    """
+    temporary = temporary_path(path)
+    with rename_safely(temporary, path, lambda: _keep_foreign_file(path)):
+        write(temporary)
+        digest = _append_checksum(temporary)
+    return digest
+
+
+def verify_checkpoint(path: str | Path) -> bool | None:
+    """Whether `path` has the bytes that `ModelCheckpoint` wrote; None where it carries no checksum.
+
+    A `.keras` or `.h5` file whose end is missing is False, whoever wrote it.
+    """
+    digest, end = _stored(local_path("path", path))
+    return None if digest is None else digest != "" and _blake2b(path, end) == digest
+
+
+def checkpoint_checksum(path: str | Path) -> str:
+    """The checksum that `write_checkpoint` returned: the stored one, else that of the bytes; empty if damaged."""
+    digest, end = _stored(path)
+    return _blake2b(path, end) if digest is None else digest
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """The files in a folder that carry a checksum or should, sorted."""
+    paths = (path for ending in ("*.keras", "*.h5") for path in directory.glob(ending))
+    return sorted(path for path in paths if not path.name.startswith(".") and _may_have_checksum(path))
+
+
+class Saved(NamedTuple):
+    """A checkpoint that a callback wrote."""
+
+    name: str  # relative to the folder of the callback
+    value: float | None  # of the log that is monitored
+    digest: str | None  # its checksum as it was written; None where this process writes no files
+
+
+class CheckpointFolder:
+    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder. Owns no state.
+
+    A list of files may come from a backup, which may have been copied from another run or be damaged on purpose. So a file
+    is removed only if it lies below this folder, no link leads out of it, and its checksum is the one that was written.
+    """
+
+    def __init__(self, template: str) -> None:
+        parts = Path(template).parts
+        fixed = next((i for i, part in enumerate(parts) if "{" in part), len(parts))
+        self.path = Path(*parts[: min(fixed, len(parts) - 1)])
+
+    def name(self, path: str) -> str:
+        """The name of a file below the folder."""
+        return Path(os.path.relpath(path, self.path)).as_posix()
+
+    def listed(self, state: Any) -> list[Saved]:
+        """The valid entries of a saved list."""
+        entries = state if isinstance(state, list | tuple) else ()
+        return [Saved(*entry) for entry in entries if _is_entry(entry)]
+
+    def remove(self, saved: Saved) -> None:
+        """Removes a file, if it is the one that was written."""
+        path = self.path / saved.name
+        if saved.digest and self._contains(path) and checkpoint_checksum(path) == saved.digest:
+            path.unlink()
+
+    def _contains(self, path: Path) -> bool:
+        """Whether it is a plain file, and no link leads out of the folder."""
+        try:
+            plain = stat.S_ISREG(path.lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return plain and path.parent.resolve().is_relative_to(self.path.resolve())
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, list | tuple) or len(entry) != 3:
+        return False
+    name, value, digest = entry
+    is_number = value is None or (isinstance(value, float | int) and not isinstance(value, bool))
+    if not (is_number and isinstance(name, str) and isinstance(digest, str | None)):
+        return False
+    return not os.path.isabs(name) and ".." not in Path(name).parts
+
+
+def _keep_foreign_file(path: Path) -> None:
+    """Renames a file that has content and that no `ModelCheckpoint` wrote: where Keras overwrites it, nothing is lost."""
+    try:
+        if not path.lstat().st_size or _stored(path)[0]:
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        pass
+    names = (f"{path}.old{number or ''}" for number in itertools.count())
+    kept = next(name for name in names if not os.path.lexists(name))
+    os.rename(path, kept)
+    warnings.warn(
+        f"`filepath` of `ModelCheckpoint` names a file that it did not write: {path} is now {kept}. Remove that "
+        "file if it is not needed, or choose another `filepath`."
+    )
+
+
+def _may_have_checksum(path: Path) -> bool:
+    try:
+        return _stored(path)[0] is not None
+    except OSError:
+        return True
+
+
+def _append_checksum(path: Path) -> str:
+    """Adds the checksum to the end of a ZIP archive or of HDF5; returns it."""
+    with open(path, "rb+") as stream:
+        if _end_of_content(stream) != _size(stream):
+            return _blake2b(path, None)
+        if _is_zip(stream):
+            stream.seek(-2, os.SEEK_END)
+            stream.write(_LAST_LINE_BYTES.to_bytes(2, "little"))  # the length of the comment that follows
+            stream.flush()
+        digest = _blake2b(path, None)
+        stream.seek(0, os.SEEK_END)
+        stream.write(f"BLAKE2b of all bytes before this line: {digest}\n".encode())
+    return digest
+
+
+def _stored(path: str | Path) -> tuple[str | None, int | None]:
+    """(checksum, the end of the bytes that it covers: None for all).
+
+    The checksum is None where there is none, and empty where the end of the file is damaged.
+    """
+    with open_plain(path) as stream:
+        size = _size(stream)
+        stream.seek(max(0, size - _LAST_LINE_BYTES))
+        last = _LAST_LINE.fullmatch(stream.read(_LAST_LINE_BYTES))
+        if last is not None:
+            return last[1].decode(), size - _LAST_LINE_BYTES
+        return (None if _is_whole(stream) else ""), None
+
+
+def _is_whole(stream: BinaryIO) -> bool:
+    """Whether a file without a checksum ends where it says; True also for an unknown format."""
+    end = _end_of_content(stream)
+    if end is None:
+        stream.seek(0)
+        return not stream.read(8).startswith((_ZIP_BEGIN, _HDF5_BEGIN))
+    if not _is_zip(stream):
+        return end == _size(stream)
+    stream.seek(end - 2)
+    comment = int.from_bytes(stream.read(2), "little")
+    return end + comment == _size(stream) and comment != _LAST_LINE_BYTES  # a checksum is missing there
+
+
+def _end_of_content(stream: BinaryIO) -> int | None:
+    """The end of the bytes that readers of this format use; None where the file does not say."""
+    if _is_zip(stream):
+        begin = max(0, _size(stream) - _ZIP_END_BYTES - 0xFFFF)
+        stream.seek(begin)
+        found = stream.read().rfind(_ZIP_END)
+        return None if found < 0 else begin + found + _ZIP_END_BYTES
+    stream.seek(0)
+    head = stream.read(64)
+    at = _HDF5_END_AT.get(head[8]) if head.startswith(_HDF5_BEGIN) and len(head) == 64 else None
+    return None if at is None else int.from_bytes(head[at : at + 8], "little")
+
+
+def _is_zip(stream: BinaryIO) -> bool:
+    stream.seek(0)
+    return stream.read(4) == _ZIP_BEGIN
+
+
+def _size(stream: BinaryIO) -> int:
+    return stream.seek(0, os.SEEK_END)
+
+
+def _blake2b(path: str | Path, end: int | None) -> str:
+    """The checksum of the first `end` bytes; None: of all."""
+    digest = hashlib.blake2b()
+    with open_plain(path) as stream:
+        left = _size(stream) if end is None else end
+        stream.seek(0)
+        while left > 0 and (block := stream.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
