@@ -18,7 +18,7 @@ def track_apart(optimizer: keras.optimizers.Optimizer, name: str, variable: kera
 
 
 def know_variable(optimizer: keras.optimizers.Optimizer, variable: Any, index: int) -> None:
-    """Lets the optimizer find the slots of its variable number `index` by another variable, too."""
+    """Lets the optimizer find the state of its variable number `index` by another variable, too."""
     optimizer._trainable_variables_indices[optimizer._var_key(variable)] = index
 
 
@@ -98,23 +98,23 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     return optimizer._use_weight_decay(variable)
 
 
-def slots_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
-    """Gives the slots of each trained variable: of every list with an item for each of them (moments, averages) its item."""
+def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
+    """Gives the state of a trained variable: its item of every list with one for each of them (momentums, averages)."""
     number, every = len(trained_variables(optimizer)), own_variables(optimizer)
     lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == number]
     lists = [
         each for each in lists if each is not every
-    ]  # count, rate and all slots, in the order of being made
+    ]  # count, rate and all state, in the order of creation
 
-    def slots(variable: Any) -> list[Any]:
+    def state(variable: Any) -> list[Any]:
         index = optimizer._get_variable_index(variable)
         return [each[index] for each in lists if isinstance(each[index], keras.Variable)]
 
-    return slots
+    return state
 
 
 def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
-    """Refuses variables that `optimizer` was not built for."""
+    """Raises for variables that `optimizer` was not built for."""
     optimizer._check_variables_are_known(variables)
 
 

@@ -1,7 +1,7 @@
 """What one call of an optimizer says beyond (gradient, variable) pairs, and what its stages may ask.
 
 Between the call and the stages stand methods whose signatures are Keras' (`apply`, `update_step`, `_clip_gradients`),
-and which subclasses override; so this travels beside the arguments, on the calling thread, and ends with the call.
+and which subclasses override; so the options are kept on the calling thread, next to the arguments, and end with the call.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from ..distribute.step_context import current_step
 
@@ -23,11 +25,31 @@ class CallOptions:
     # `aggregate_gradients` has divided the gradients by the loss scale already. Only with `skip_aggregation`.
     unscaled: bool = False
     # The sum of the gradients over the replicas is the gradient, whatever step they belong to. False: inside a step of
-    # `unisono.Model` they are means over this replica's rows.
+    # `unisono.Model` they are means over this replica's samples.
     contributions: bool = False
-    # Scalar; what the loss of this micro-batch was divided by, over all replicas. None: the rows of the step, or 1 where
+    # Scalar; what the loss of this micro-batch was divided by, over all replicas. None: the samples of the step, or 1 where
     # there is no step. Only ratios between the micro-batches of one update matter.
     weight_total: Any = None
+
+    def divisor(self) -> Any:
+        """The divisor of this micro-batch's loss, or what is proportional to it."""
+        if self.weight_total is not None:
+            return self.weight_total
+        step = current_step()
+        if step is None:
+            return 1
+        return step.global_rows if step.weight_total is None else step.weight_total
+
+    def replica_weight(self) -> Any:
+        """The factor of this replica's gradients; None: 1.
+
+        It is None outside of a step, in a step of shares, and where the loss or the caller has applied it. Inside a step
+        the gradients are means over this replica's samples.
+        """
+        step = current_step()
+        if step is None or step.shares or self.skip_aggregation or self.contributions:
+            return None
+        return step.share(tf.float64)
 
 
 class _Local(threading.local):

@@ -1,4 +1,4 @@
-"""Different optimizers for different variables, behind one aggregation and one verdict."""
+"""Different optimizers for different variables, behind one aggregation and one finite check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..compat.optimizers import index_of_optimizer, wrapped_optimizers
 from ..distribute.arguments import shown, takes_arguments
 from .adoption import adopt, register_class
 from .optimizer import Optimizer
-from .stages.carried_errors import create_errors
+from .stages.error_feedback import create_errors
 
 
 class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):

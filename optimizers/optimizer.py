@@ -21,11 +21,10 @@ from .replica_rule import ReplicaRule
 from .saved_state import SavedState
 from .settings import CheckedSettings
 from .shard_updates import register_shards
-from .sharding.slots import created_as_shards
-from .sharding.stages import way_of
+from .sharding.stages import created_as_shards, stages_of
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
-from .stages.carried_errors import create_errors
+from .stages.error_feedback import create_errors
 from .stages.run_stages import run_stages
 
 Pairs = list[tuple[Any, Any]]
@@ -224,7 +223,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         """Which optimizer updates which pairs: this one all of them."""
         return [(self, pairs)]
 
-    way = way_of
+    stages = stages_of
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the slots, as in Keras."""

@@ -12,14 +12,13 @@ import tensorflow as tf
 from ..compat.copied_operations import TracedOnce
 from ..compat.equal_operations import made_once
 from ..compat.guarded_writes import writes_only_where
-from ..compat.optimizers import averages_of, decays, slots_of, trained_variables
+from ..compat.optimizers import averages_of, decays, state_of, trained_variables
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
 from ..distribute.sharding.value import own_copy
 from .shard_updates import updates_of
 from .stages import clipping
-from .stages.skipping import skips_by_choice
-from .stages.users_code import asks_for_no_name, is_of_keras
+from .stages.user_code import is_of_keras, needs_no_names, skips_by_selecting
 
 
 class ReplicaRule(keras.optimizers.Optimizer):
@@ -44,14 +43,14 @@ class ReplicaRule(keras.optimizers.Optimizer):
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         on_device: dict[Any, dict[Any, Any]] = {}
-        traced, slots, nameless = TracedOnce(), slots_of(self), asks_for_no_name(self)
+        traced, state, nameless = TracedOnce(), state_of(self), needs_no_names(self)
         for gradient, variable in zip(grads, trainable_variables):
-            own_slots = [local_copy(slot) for slot in slots(variable)]
+            own_state = [local_copy(each) for each in state(variable)]
             for part, copy in updates_of(self, gradient, variable, local_copy(variable)):
                 with made_once(on_device.setdefault(getattr(copy, "device", None), {})):
                     if nameless and isinstance(part, tf.Tensor) and part.shape == copy.shape:
                         rule = functools.partial(self.update_step, part, copy, learning_rate)
-                        traced(rule, [part, copy, *own_slots])
+                        traced(rule, [part, copy, *own_state])
                     else:
                         self.update_step(part, copy, learning_rate)
 
@@ -118,7 +117,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
 
         iterations: Any = self.iterations
         due = (iterations + 1) % self.ema_overwrite_frequency == 0
-        if skips_by_choice(self, variables):
+        if skips_by_selecting(self, variables):
             with writes_only_where(due):
                 overwrite()
             return

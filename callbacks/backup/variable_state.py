@@ -24,7 +24,7 @@ from ...compat.layers import layers_of
 from ...compat.variables import is_read_together, raw_value, sums_on_read
 from ...distribute.sharding.value import ShardedValue
 from ...optimizers.held_optimizers import optimizers_of
-from ...optimizers.stages.carried_errors import errors_of
+from ...optimizers.stages.error_feedback import errors_of
 from ..trained_model import CompiledModel
 from .generators import reached
 from .shard_files import whole

@@ -25,12 +25,11 @@ from ..building import ensure_built
 from ..call_options import current_options, gradients_are_taken
 from ..checks import built_variables
 from ..optimizer import Optimizer
-from ..stages.accumulation import if_true
+from ..stages.accumulation import if_true, update_is_due
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
-from ..stages.calls_on_host import update_is_due
 from ..stages.run_stages import run_stages
-from ..stages.skipping import skips_by_choice
-from ..stages.slices import map_values
+from ..stages.sparse_gradients import map_values
+from ..stages.user_code import skips_by_selecting
 from . import scale_variables
 from .scale_rule import ScaleRule, ScaleState, make_rule, next_state
 
@@ -212,7 +211,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             with writes_only_where(skip):
                 drop()
 
-        if skips_by_choice(inner, trained_variables(inner)):
+        if skips_by_selecting(inner, trained_variables(inner)):
             if_true(update_is_due(inner), drop_where_skipped)
         else:
             if_true(skip, drop)

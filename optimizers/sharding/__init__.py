@@ -1,1 +1,1 @@
-"""The stages of an optimizer on shards: each replica holds a part of the slots and updates a part of the weights."""
+"""The stages on shards: each replica holds a part of the optimizer state and updates a part of the weights."""

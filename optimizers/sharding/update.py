@@ -1,21 +1,24 @@
-"""Stages 4 and 5 on shards: each replica updates its shard of every weight, then all put the new weights together."""
+"""Stages 4 and 5 on shards: each replica updates its shard of every weight, then the new weights are all-gathered.
+
+In stage 4, operations on single numbers run on the shards; norms are partial sums of squares, all-reduced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ...compat.optimizers import (
     averages_of,
-    overwritten_by_gradient,
     own_variables,
     trained_variables,
     variable_key,
 )
 from ...compat.variables import raw_value, with_shapes
-from ...distribute.replicas import function_of_its_own, local_copy
+from ...distribute.replicas import all_reduce_sum, function_of_its_own, local_copy
 from ...distribute.sharding.layout import own_shard
 from ...distribute.sharding.travel import all_gather
 from ...distribute.sharding.value import (
@@ -27,16 +30,16 @@ from ...distribute.sharding.value import (
     seen_through,
 )
 from ..call_options import frozen_iterations
-from ..shard_updates import is_elementwise
-from ..stages.run_stages import once_there_is_one, transform
-from ..stages.users_code import has_code_of_users
-from .transform import needs_whole_gradients, transform_shards
-
-Pairs = list[tuple[Any, Any]]
+from ..replica_rule import ReplicaRule
+from ..stages import clipping, transformers
+from ..stages.aggregators import without_overwriting
+from ..stages.run_stages import constrain, once_there_is_one, transform
+from ..stages.sparse_gradients import Pairs, is_sparse
+from ..stages.user_code import has_user_code, is_elementwise
 
 
 def transform_and_apply(optimizer: Any, pairs: Pairs, *, of_shards: bool) -> None:
-    """Stages 4 and 5, as `run_stages.transform_and_apply` does them on whole gradients.
+    """Stages 4 and 5, as `run_stages.Stages.transform_and_apply` on whole gradients.
 
     Args:
         optimizer: built.
@@ -46,10 +49,9 @@ def transform_and_apply(optimizer: Any, pairs: Pairs, *, of_shards: bool) -> Non
     Context: replica.
     """
     with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
-        for gradient, variable in pairs:
-            if overwritten_by_gradient(variable):
-                optimizer.assign(variable, gradient)
-        pairs = [(g, v) for g, v in pairs if not overwritten_by_gradient(v)]
+        pairs, overwriting = without_overwriting(pairs)
+        for gradient, variable in overwriting:
+            optimizer.assign(variable, gradient)
         elementwise = is_elementwise(optimizer)
         pairs, are_shards = _transformed(optimizer, pairs, of_shards, elementwise)
         with once_there_is_one(pairs):
@@ -60,23 +62,69 @@ def transform_and_apply(optimizer: Any, pairs: Pairs, *, of_shards: bool) -> Non
             shards = _updated_by_whole(optimizer, pairs)
         _average(optimizer, shards)
         variables = [v for v in trained_variables(optimizer) if id(v) in shards]
-        _put_together(variables, [shards[id(v)].tensor for v in variables])
-        _constrain(optimizer, [v for _, v in pairs])
+        _write_weights(variables, [shards[id(v)].tensor for v in variables])
+        _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
 
 def _transformed(optimizer: Any, pairs: Pairs, of_shards: bool, elementwise: bool) -> tuple[Pairs, bool]:
     """Stage 4, and whether its results are shards."""
     if not of_shards:
         return transform(optimizer, pairs), False
-    whole_wanted = needs_whole_gradients(optimizer)
-    if not whole_wanted:
-        pairs = transform_shards(optimizer, _cut_slices(pairs))
-        return (pairs, True) if elementwise else (_gathered(pairs), False)
-    return transform(optimizer, _gathered(pairs)), False
+    own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
+    if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
+        return transform(optimizer, _gathered(pairs)), False
+    pairs = _transform_shards(
+        optimizer, [pair if not is_sparse(pair[0]) else _cut([pair])[0] for pair in pairs]
+    )
+    return (pairs, True) if elementwise else (_gathered(pairs), False)
 
 
-def _cut_slices(pairs: Pairs) -> Pairs:
-    return [(own_shard(g, list(v.shape)) if isinstance(g, tf.IndexedSlices) else g, v) for g, v in pairs]
+def _transform_shards(optimizer: Any, pairs: Pairs) -> Pairs:
+    """Stage 4 of (shard of a gradient, variable) pairs. Context: replica."""
+    for transformer in optimizer.gradient_transformers:
+        pairs = _ON_SHARDS[type(transformer)](transformer, pairs)
+    if optimizer.clipnorm:
+        return _by_norm(pairs, optimizer.clipnorm)
+    if optimizer.global_clipnorm:
+        return _by_global_norm(pairs, optimizer.global_clipnorm)
+    return [(g, v) for g, (_, v) in zip(optimizer._clip_gradients([g for g, _ in pairs]), pairs)]
+
+
+def _squared_norms(pairs: Pairs) -> tf.Tensor:
+    """The sum of squares of each gradient, over all shards; in the widest of their dtypes."""
+    squares = [clipping.squared_norm(g) for g, _ in pairs]
+    widest = tf.float64 if any(s.dtype == tf.float64 for s in squares) else tf.float32
+    return all_reduce_sum([tf.stack([tf.cast(s, widest) for s in squares])])[0]
+
+
+def _by_global_norm(pairs: Pairs, limit: float) -> Pairs:
+    if not pairs:
+        return pairs
+    factor = clipping.factor(tf.sqrt(tf.reduce_sum(_squared_norms(pairs))), limit)
+    return [(g * tf.cast(factor, g.dtype), v) for g, v in pairs]
+
+
+def _by_norm(pairs: Pairs, limit: float) -> Pairs:
+    if not pairs:
+        return pairs
+    norms = tf.unstack(tf.sqrt(_squared_norms(pairs)))
+    return [(g * tf.cast(clipping.factor(norm, limit), g.dtype), v) for (g, v), norm in zip(pairs, norms)]
+
+
+def _decayed(piece: Any, pairs: Pairs) -> Pairs:
+    return [
+        (g + piece.rate * tf.cast(own_part(v), g.dtype) if len(v.shape) >= piece.min_rank else g, v)
+        for g, v in pairs
+    ]
+
+
+_ON_SHARDS: dict[type, Callable[[Any, Pairs], Pairs]] = {
+    transformers.ClipByGlobalNorm: lambda piece, pairs: _by_global_norm(pairs, piece.clip_norm),
+    transformers.ClipByNorm: lambda piece, pairs: _by_norm(pairs, piece.clip_norm),
+    transformers.ClipByValue: lambda piece, pairs: piece(pairs),
+    transformers.AddDecayedWeights: _decayed,
+}
+"""The ready pieces that need no whole gradient, and what they do with shards."""
 
 
 def _cut(pairs: Pairs) -> Pairs:
@@ -84,41 +132,41 @@ def _cut(pairs: Pairs) -> Pairs:
 
 
 def _gathered(pairs: Pairs) -> Pairs:
-    """The whole gradients; slices are whole already."""
-    dense = [(g, v) for g, v in pairs if not isinstance(g, tf.IndexedSlices)]
+    """The whole gradients; sparse ones are whole already."""
+    dense = [(g, v) for g, v in pairs if not is_sparse(g)]
     whole = iter(all_gather([g for g, _ in dense], [list(v.shape) for _, v in dense]))
-    return [(g if isinstance(g, tf.IndexedSlices) else next(whole), v) for g, v in pairs]
+    return [(g if is_sparse(g) else next(whole), v) for g, v in pairs]
 
 
 def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
-    """The rule on this replica's shards of weights, gradients and slots; the new shards by the id of their variable."""
+    """The rule on this replica's shards of weights, gradients and state; the new shards by the id of their variable."""
     shards = {id(v): _shard_of(optimizer, v) for _, v in pairs}
     if pairs:
         places = list(shards.values())
-        slots = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if _in_shards(v)]
-        with own_shards(), with_shapes(slots):
+        state = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if _in_shards(v)]
+        with own_shards(), with_shapes(state):
             optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
     return shards
 
 
 def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
-    """A rule that looks at whole weights sees whole slots too, gathered where it reads them; its shards are kept."""
+    """A rule that needs whole weights sees whole state too, gathered where it reads it; shards of the results are kept."""
     places = [
         TensorInPlace(variable_key(optimizer, v), tf.convert_to_tensor(local_copy(v)), v.name)
         for _, v in pairs
     ]
-    slots: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
+    state: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
 
     def gathered(value: ShardedValue) -> TensorInPlace:
-        if id(value) not in slots:
+        if id(value) not in state:
             tensor = all_gather([value.own().read_value()], [value.shape.as_list()])[0]
-            slots[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
-        return slots[id(value)][1]
+            state[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
+        return state[id(value)][1]
 
     if pairs:
         with seen_through(gathered):
             optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
-    for value, place, before in slots.values():
+    for value, place, before in state.values():
         if place.tensor is not before:
             value.own().assign(own_shard(place.tensor))
     return {
@@ -153,8 +201,8 @@ def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
     shards.update(every)
 
 
-def _put_together(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> None:
-    """Writes the weights of which each replica has a new shard: the shards of those that stay in shards, else the whole."""
+def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> None:
+    """Writes new shards of weights: sharded weights keep them, of the others the whole is all-gathered."""
     new = list(zip(variables, shards))
     for variable, shard in new:
         if _in_shards(variable):
@@ -170,17 +218,11 @@ def _in_shards(variable: Any) -> bool:
 
 
 def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:
-    constrained = [v for v in variables if v.constraint is not None]
-    copied = [v for v in constrained if not _in_shards(v)]
-    for variable in constrained:
+    copied = [v for v in variables if not _in_shards(v)]
+    for variable in variables:
         if _in_shards(variable):
             value = raw_value(variable)
             value.assign(variable.constraint(value.read_value()))
-
-    def write() -> None:
-        for variable in copied:
-            copy = local_copy(variable)
-            copy.assign(variable.constraint(copy))
-
     if copied:
-        (function_of_its_own(write) if has_code_of_users(optimizer, copied) else write)()
+        write = functools.partial(constrain, copied)
+        (function_of_its_own(write) if has_user_code(optimizer, copied) else write)()

@@ -1,6 +1,7 @@
 """Gradient accumulation: k calls make one update, equal to one call with the k batches together.
 
-The gradient of a batch is a sum over its rows divided by its weight total W. So the gradient of the k batches together is
+The gradient of a batch is a sum over its samples divided by its total sample weight W. So the gradient of the k batches
+together is
 
     g = sum_i W_i g_i / sum_i W_i
 
@@ -15,21 +16,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.graphs import is_inside
 from ...compat.optimizers import call_count, overwritten_by_gradient, track_apart, variable_key
-from ...distribute.replicas import local_copy
-from .calls_on_host import update_is_due
-from .slices import assign_add, dense, times
+from ...compat.variables import plain_variable
+from ...distribute.replicas import copies_of, local_copy
+from ...distribute.step_context import current_step
+from ..building import inner_optimizers
+from .sparse_gradients import Pairs, assign_add, dense, times
+from .user_code import has_user_class
 
-Pairs = list[tuple[Any, Any]]
+_HOST = "CPU:0"
 
 
 def create_weight(optimizer: Any) -> None:
-    """Gives the optimizer `accumulated_weight`: the sum of the weight totals since the last update; float64 scalar.
+    """Gives the optimizer `accumulated_weight`: the sum of the W since the last update; float64 scalar.
 
     It is not among Keras' own variables of an optimizer, so that a saved state still fits plain Keras.
     """
     weight = keras.Variable(
-        float(int(call_count(optimizer).numpy()) % optimizer.gradient_accumulation_steps),
+        float(int(call_count(optimizer).numpy()) % _steps(optimizer)),
         dtype="float64",
         trainable=False,
         name="accumulated_weight",
@@ -38,7 +43,7 @@ def create_weight(optimizer: Any) -> None:
 
 
 def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
-    """A conditional of branches that write. Context: as theirs; no collective may stand in them."""
+    """A conditional of branches that write. Context: that of the branches; no collective may stand in them."""
 
     def branch(fn: Callable[[], Any] | None) -> tf.Tensor:
         if fn is not None:
@@ -53,20 +58,18 @@ def accumulate(
     pairs: Pairs,
     weight_total: Any,
     update: Callable[[Pairs], None],
-    branch: Callable[..., None] = if_true,
-    copy_of: Callable[[Any], Any] = local_copy,
+    branch: Callable[..., None],
+    copy_of: Callable[[Any], Any],
 ) -> None:
-    """Carries the aggregated gradients of this call, with their scalar `weight_total`.
-
-    At every k-th call it runs `update` (stages 4 and 5) on their weighted mean.
+    """Carries the aggregated gradients of this call; at every k-th call runs `update` on their weighted mean.
 
     Args:
         optimizer: with `gradient_accumulation_steps`.
         pairs: of this call.
-        weight_total: scalar.
-        update: takes the pairs of the means.
-        branch: as `if_true`.
-        copy_of: what this replica holds of an accumulator: all of it, or a shard as the gradients are.
+        weight_total: scalar; W of this call.
+        update: stages 4 and 5; takes the pairs of the means.
+        branch: a conditional, as `if_true`.
+        copy_of: gives what this replica holds of an accumulator: all of it, or a shard as the gradients are.
 
     Context: inside of `once_per_copy`.
     """
@@ -79,7 +82,7 @@ def accumulate(
     weight = tf.cast(weight_total, tf.float64)
     total = carried + weight
 
-    def joined(gradient: Any, variable: Any) -> Any:
+    def mean_of(gradient: Any, variable: Any) -> Any:
         accumulator = accumulators[id(variable)]
         if overwritten_by_gradient(variable):
             return tf.maximum(dense(gradient), accumulator)
@@ -87,7 +90,7 @@ def accumulate(
         return tf.math.divide_no_nan(accumulator + own, tf.cast(total, accumulator.dtype))
 
     def finish() -> None:
-        mean = [(joined(g, v), v) for g, v in pairs]
+        mean = [(mean_of(g, v), v) for g, v in pairs]
         for variable in absent:
             accumulator = copy_of(optimizer.accumulator_of(variable))
             mean.append((accumulator / tf.cast(total, accumulator.dtype), variable))
@@ -101,9 +104,73 @@ def accumulate(
         for gradient, variable in pairs:
             accumulator = accumulators[id(variable)]
             if overwritten_by_gradient(variable):
-                accumulator.assign(joined(gradient, variable))
+                accumulator.assign(mean_of(gradient, variable))
             else:
                 assign_add(accumulator, times(gradient, weight, accumulator.dtype))
         carried.assign(total)
 
     branch(update_is_due(optimizer), finish, carry)
+
+
+class CallsOnHost:
+    """Counts the calls since the last update on the host too, so that it need not ask a GPU whether an update is due.
+
+    It counts while a loop runs whose steps call the optimizer once each. The device's count is read when the loop begins. A
+    call that a loss scale skips counts as well: its update stays due at the k-th call. A call that anything else skips does
+    not; see `only_counted_on_device`. Owns a variable for each count.
+
+    Args:
+        optimizer: of the model; None, or one with user code, which may call or not: nothing is counted.
+        once: whether each step calls it once; if not, nothing is counted either.
+    """
+
+    def __init__(self, optimizer: Any, once: bool) -> None:
+        each_one = [] if optimizer is None or not once else [optimizer, *inner_optimizers(optimizer)]
+        known = not any(map(has_user_class, each_one))
+        self._optimizers = [each for each in each_one if known and _steps(each)]
+        self._graph: Any = None
+        with tf.device(_HOST):
+            self._counts = [plain_variable(tf.constant(0)) for _ in self._optimizers]
+
+    def begin(self) -> None:
+        """Reads the counts of the device. Context: cross-replica; the graph in which the loop stands."""
+        self._graph = tf.compat.v1.get_default_graph()
+        for optimizer, count in zip(self._optimizers, self._counts):
+            with tf.device(_HOST):
+                calls = tf.convert_to_tensor(copies_of(call_count(optimizer))[0]) % _steps(optimizer)
+                count.assign(tf.cast(calls, tf.int32))
+
+    def next(self) -> dict[int, tf.Tensor]:
+        """`StepContext.calls` of the next step of the loop. Context: cross-replica; empty outside of the loop."""
+        if not self._optimizers or not is_inside(tf.compat.v1.get_default_graph(), self._graph):
+            return {}
+        calls: dict[int, tf.Tensor] = {}
+        for optimizer, count in zip(self._optimizers, self._counts):
+            with tf.device(_HOST):
+                calls[id(optimizer)] = before = count.read_value()
+                count.assign((before + 1) % _steps(optimizer))
+        return calls
+
+
+def update_is_due(optimizer: Any) -> tf.Tensor:
+    """Whether this call is the k-th since the last update; bool scalar, on the host where it is known there.
+
+    Context: replica.
+    """
+    step = current_step()
+    calls = None if step is None else step.calls.get(id(optimizer))
+    if calls is None:
+        return (local_copy(call_count(optimizer)) + 1) % _steps(optimizer) == 0
+    with tf.device(_HOST):
+        return tf.equal(calls + 1, _steps(optimizer))
+
+
+def only_counted_on_device() -> None:
+    """The call of this step may be skipped without being counted, and the host cannot know. Context: replica."""
+    step = current_step()
+    if step is not None:
+        step.calls = {}
+
+
+def _steps(optimizer: Any) -> Any:
+    return getattr(optimizer, "gradient_accumulation_steps", None)

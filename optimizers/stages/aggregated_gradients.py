@@ -1,4 +1,4 @@
-"""Aggregation as a call of its own, for a step that uses the gradient of the global batch before it is applied.
+"""Aggregation as a separate call, for a step that uses the gradient of the global batch before it is applied.
 
     aggregate_gradients(pairs)                                        stages 1 and 2
     apply_gradients(changed, skip_gradients_aggregation=True)         stages 3 to 5
@@ -20,12 +20,10 @@ from ...distribute.replicas import in_replica_context, local_replica_index, num_
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import checks
 from ..call_options import CallOptions, current_options
-from .carried_errors import carry_on, with_errors
-from .run_stages import aggregate, replica_weight, unscale
-from .slices import map_values, unique_rows, values_of
-from .slices_on_gpus import is_on_gpu
-
-Pairs = list[tuple[Any, Any]]
+from .aggregators import aggregate
+from .error_feedback import with_errors
+from .run_stages import unscale
+from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_of
 
 
 @dataclasses.dataclass
@@ -62,16 +60,16 @@ def aggregate_alone(
         raise step.notes[NOT_AGGREGATED]
     if not on_replica:
         raise RuntimeError(
-            "`aggregate_gradients` was called outside of `strategy.run`: call it inside, where each replica has its own."
+            "`aggregate_gradients` was called outside of `strategy.run`: call it inside, in replica context."
         )
     given = checks.checked_pairs(grads_and_vars)
     present = checks.with_gradients(inner, given)
     widened = [(g if widen is None else widen(g), v) for g, v in present]
     options = current_options()
-    sent, weight = with_errors(inner, widened, options, replica_weight(options), scale)
+    sent, weight, keep_errors = with_errors(inner, widened, options, options.replica_weight(), scale)
     totals = [(unique_rows(g) if is_on_gpu() else g, v) for g, v in aggregate(inner, sent, options, weight)]
-    carry_on(inner, sent, options, scale)
-    pairs = unscale(inner, list(totals), scale)
+    keep_errors()
+    pairs = unscale(inner, totals, scale)
     memory = _memory(optimizer)
     memory.update({id(v): _Memory(_reference(g)) for g, v in given if g is not None})
     found = {id(v): g for g, v in pairs}

@@ -1,4 +1,4 @@
-"""Ready pieces for `gradient_aggregator`: (gradient, variable) pairs of one replica in, aggregated pairs out.
+"""Stage 1, and ready pieces for `gradient_aggregator`: (gradient, variable) pairs of one replica in, aggregated pairs out.
 
 All run in replica context. The default is `all_reduce_sum_pairs`.
 """
@@ -13,16 +13,81 @@ import keras
 import tensorflow as tf
 
 from ...compat.equal_operations import made_once
+from ...compat.optimizers import overwritten_by_gradient
 from ...distribute.arguments import one_of, truth, whole_number
-from ...distribute.replicas import num_replicas
-from ..checks import as_pairs
-from .slices import Piece, map_values
-from .slices_on_gpus import sums
-
-Pairs = list[tuple[Any, Any]]
+from ...distribute.replicas import all_reduce_sum, num_replicas, replica_id
+from ...distribute.step_context import current_step
+from ..call_options import CallOptions
+from ..checks import as_pairs, same_variables
+from .sparse_gradients import (
+    Pairs,
+    fit_to_send,
+    is_on_gpu,
+    is_sparse,
+    map_values,
+    merged_rows,
+    shorter,
+    sums,
+    unique_rows,
+)
+from .user_code import has_user_code, makes_slices_dense
 
 SMALL = 16 * 1024
 """Elements below which a dense gradient shares a collective with others: copying it costs less than a collective."""
+
+
+def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
+    """Stage 1: the same gradients on every replica, each row of sparse ones named once.
+
+    Each replica's gradients are multiplied by its `weight`, so that their sum is the gradient of the global batch; None:
+    they are summed unchanged.
+    """
+    pairs = _summed(optimizer, pairs, options, weight)
+    if has_user_code(optimizer, [v for _, v in pairs]):  # it may update the named rows alone
+        return [(unique_rows(g), v) for g, v in pairs]
+    if is_on_gpu():
+        return [(merged_rows(g), v) for g, v in pairs]
+    # Several replicas could decide differently: outside of a graph each names other rows.
+    if num_replicas() == 1 and makes_slices_dense(optimizer):
+        pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), 1), v) for g, v in pairs]
+    step = current_step()
+    return [(unique_rows(g, densely=step is not None and step.in_xla), v) for g, v in pairs]
+
+
+def _summed(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
+    """The sum over the replicas, or what the optimizer's `gradient_aggregator` makes of the pairs."""
+    aggregator = optimizer.gradient_aggregator
+    if options.skip_aggregation or aggregator is no_aggregation:
+        return pairs
+    if num_replicas() == 1:
+        if aggregator is None:
+            return pairs
+        return same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
+    mine, _ = without_overwriting(pairs)
+    if aggregator is None:
+        totals = reduce_packed([g for g, _ in fit_to_send(mine)], SMALL, weight)
+    else:
+        mine = mine if weight is None else [(weighted(g, weight), v) for g, v in mine]
+        totals = [g for g, _ in same_variables(aggregator, "gradient_aggregator", mine, aggregator(mine))]
+    rest = iter(totals)
+    return [(_largest(g) if overwritten_by_gradient(v) else next(rest), v) for g, v in pairs]
+
+
+def without_overwriting(pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """The pairs whose gradient is one, and those whose "gradient" is the variable's new value (Keras' float8 layers)."""
+    overwriting = [pair for pair in pairs if overwritten_by_gradient(pair[1])]
+    return [pair for pair in pairs if not overwritten_by_gradient(pair[1])], overwriting
+
+
+def _largest(value: tf.Tensor) -> tf.Tensor:
+    """The largest value over the replicas, element by element: how Keras reduces the new scales of float8 layers."""
+    step, replicas = current_step(), num_replicas()
+    if step is not None:
+        value = tf.where(step.alive, value, tf.zeros_like(value))
+    mine = tf.reshape(
+        tf.one_hot(replica_id(), replicas, dtype=value.dtype), [replicas] + [1] * value.shape.rank
+    )
+    return tf.reduce_max(all_reduce_sum([mine * value])[0], axis=0)
 
 
 def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: int = SMALL) -> Pairs:
@@ -52,7 +117,7 @@ def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor |
     groups: dict[Any, list[int]] = {}
     alone: list[int] = []
     for index, gradient in enumerate(gradients):
-        size = None if isinstance(gradient, tf.IndexedSlices) else gradient.shape.num_elements()
+        size = None if is_sparse(gradient) else gradient.shape.num_elements()
         packs = size is not None and size < pack_below
         (groups.setdefault(gradient.dtype, []) if packs else alone).append(index)
     for dtype in [d for d, group in groups.items() if len(group) == 1]:
@@ -73,8 +138,21 @@ def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor |
 
 
 def weighted(gradient: Any, weight: tf.Tensor) -> Any:
-    """`weight * gradient`, and 0 where the weight is 0 even if the gradient is not finite (a replica without rows)."""
+    """`weight * gradient`, and 0 where the weight is 0 even if the gradient is not finite (a replica without samples)."""
     return map_values(lambda v: tf.math.multiply_no_nan(v, tf.cast(weight, v.dtype)), gradient)
+
+
+class Piece:
+    """A stage with settings: saved and restored from the fields of its dataclass."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, for saving."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The reverse of `get_config`."""
+        return cls(**config)
 
 
 @keras.saving.register_keras_serializable("unisono")
@@ -112,7 +190,7 @@ class HalfPrecisionAggregation(Piece):
     """The sum over replicas in 16 bits: half the bytes on the wire; the result has the gradient's own dtype again.
 
     Each number keeps 11 (float16) or 8 (bfloat16) significant bits. float16 overflows above 65,504: use it with a loss
-    scale, whose verdict comes after aggregation, or take bfloat16, which has float32's range.
+    scale, whose finite check comes after aggregation, or take bfloat16, which has float32's range.
 
     With `carry_error` each replica keeps what it has rounded away of dense float32 gradients, and adds it to its gradient
     of the next step. Then the sum over all steps of what was sent differs from the exact one by one step's rounding alone:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .slices import map_values, times, values_of
+from .sparse_gradients import map_values, times, values_of
 
 
 def squared_norm(gradient: Any) -> tf.Tensor:
@@ -29,7 +29,7 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def by_norm(gradient: Any, limit: float) -> Any:
-    """`g * limit / max(|g|, limit)`; unchanged to the bit where `|g| <= limit`."""
+    """`g * limit / max(|g|, limit)`; bitwise unchanged where `|g| <= limit`."""
     return times(gradient, factor(tf.sqrt(squared_norm(gradient)), limit))
 
 

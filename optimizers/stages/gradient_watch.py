@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from ...compat.optimizers import trained_variables
 from ...distribute.replicas import local_copy, num_replicas, once_per_copy, shares_variables
-from .slices import values_of
+from .sparse_gradients import Pairs, values_of
 
 
 class GradientWatch:
     """Measurements of one optimizer's gradients, kept on the devices until they are read.
 
-    Callbacks attach one to an optimizer with `watch_gradients`; `run_stages` calls `look` between its stages 3 and 4.
+    Callbacks attach one to an optimizer with `watch_gradients`; `run_stages` calls `record` between its stages 3 and 4.
 
     Args:
         variables: sequence of the variables that the optimizer trains.
@@ -82,46 +82,46 @@ class GradientWatch:
         self._good.assign(0)
         self._not_finite.assign(tf.zeros_like(self._not_finite))
 
-    def before_aggregation(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    def before_aggregation(self, pairs: Pairs) -> Any:
         """The time at which this replica's own gradients are complete. Context: replica."""
         if not self._timed:
             return None
         with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
             return tf.timestamp()
 
-    def after_aggregation(self, pairs: Sequence[tuple[Any, Any]], began: Any) -> None:
+    def after_aggregation(self, pairs: Pairs, began: Any) -> None:
         """Notes how long the sums took since then. Context: replica."""
         if began is not None:
             with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
                 local_copy(self._waited).assign_add(tf.timestamp() - began)
 
-    def look(self, pairs: Sequence[tuple[Any, Any]], verdict: Any, join: Any = None) -> Any:
-        """Notes the aggregated, unscaled gradients of one step; returns the verdict, which the guard may turn to false.
+    def record(self, pairs: Pairs, finite: Any, reduce: Any = None) -> Any:
+        """Records the aggregated, unscaled gradients of one step; returns `finite`, which the guard may turn to false.
 
         Args:
             pairs: of one step.
-            verdict: True, or a bool scalar tensor.
-            join: adds up a vector over the replicas, where each has a part of every gradient; None: each has them all.
+            finite: the finite check: True, or a bool scalar tensor.
+            reduce: sums a vector over the replicas, where each has a shard of every gradient; None: each has them all.
 
         Context: replica.
         """
         values = {id(v): values_of(g) for g, v in pairs if g is not None}
         squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values.values()]
-        if squares and join is not None:
-            squares = tf.unstack(join(tf.stack(squares)))
+        if squares and reduce is not None:
+            squares = tf.unstack(reduce(tf.stack(squares)))
         norm = tf.sqrt(tf.reduce_sum(tf.stack(squares))) if squares else tf.constant(0.0)
         if not self.guard:
             once_per_copy(lambda norm: local_copy(self._norm).assign(norm))(norm)
-            return verdict
-        finite = tf.constant(True)
+            return finite
+        good = tf.constant(True)
         found = {key: tf.reduce_all(tf.math.is_finite(value)) for key, value in values.items()}
-        bad = tf.stack([tf.logical_not(found.get(key, finite)) for key in self.ids])
-        if join is not None:
-            bad = join(tf.cast(bad, tf.float32)) > 0
-        finite = tf.logical_not(tf.reduce_any(bad))
+        bad = tf.stack([tf.logical_not(found.get(key, good)) for key in self.ids])
+        if reduce is not None:
+            bad = reduce(tf.cast(bad, tf.float32)) > 0
+        good = tf.logical_not(tf.reduce_any(bad))
         before = tf.identity(local_copy(self._tripped))
-        once_per_copy(self._note)(norm, finite, before, bad)
-        return tf.logical_and(tf.convert_to_tensor(verdict), tf.logical_and(finite, tf.logical_not(before)))
+        once_per_copy(self._note)(norm, good, before, bad)
+        return tf.logical_and(tf.convert_to_tensor(finite), tf.logical_and(good, tf.logical_not(before)))
 
     def _note(self, norm: Any, finite: Any, before: Any, bad: Any) -> None:
         local_copy(self._norm).assign(norm)

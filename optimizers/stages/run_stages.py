@@ -2,7 +2,7 @@
 
     1  aggregate    the sum over replicas, or `gradient_aggregator`            one collective, the only communication
     2  unscale      / loss scale
-    3  verdict      all finite? one answer for every replica                   only if a loss scale asks
+    3  check        all finite? one answer for every replica                   only if a loss scale asks
     4  transform    `gradient_transformers` in order, then clipping
     5  apply        weight decay, the update rule, moving averages, constraints, the count
 
@@ -19,11 +19,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ...compat.guarded_writes import writes_only_where
 from ...compat.optimizers import call_count, check_known, overwritten_by_gradient, trained_variables
-from ...compat.variables import direct_writes
+from ...compat.variables import direct_writes, stateless_scope
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id
 from ...distribute.step_context import current_step
@@ -31,20 +32,11 @@ from .. import checks
 from ..building import ensure_built
 from ..call_options import CallOptions, call_options, current_options, frozen_iterations
 from ..recomputation import compute_again
-from .accumulation import accumulate, if_true
-from .aggregators import SMALL, no_aggregation, reduce_packed, weighted
-from .calls_on_host import only_counted_on_device
-from .carried_errors import carry_on, with_errors
-from .earlier_writes import EarlierWrites
-from .gradient_watch import GradientWatch
-from .overwriting import largest
-from .skipping import skips_by_choice
-from .slices import divided, map_values, shorter, unique_rows, values_of
-from .slices_on_gpus import fit_to_travel, is_on_gpu, merged_rows
-from .users_code import has_code_of_users, makes_slices_dense
-from .way import Way, once
-
-Pairs = list[tuple[Any, Any]]
+from .accumulation import accumulate, if_true, only_counted_on_device
+from .aggregators import aggregate, without_overwriting
+from .error_feedback import with_errors
+from .sparse_gradients import Pairs, divided, map_values, values_of
+from .user_code import once_per_variable_copy, skips_by_selecting
 
 
 @tf.autograph.experimental.do_not_convert
@@ -57,19 +49,19 @@ def run_stages(
     veto: Any = None,
     options: CallOptions | None = None,
 ) -> Any:
-    """One call of an optimizer: aggregate, unscale, verdict, transform, apply.
+    """One call of an optimizer: aggregate, unscale, check, transform, apply.
 
     Args:
         optimizer: `unisono.optimizers.Optimizer`; built here if it is not.
         grads_and_vars: this replica's gradients (dense, `tf.IndexedSlices` or None) and their variables.
-        scale: scalar that the loss was multiplied with, beside the optimizer's own `loss_scale_factor`.
-        check_finite: whether to skip the update, every bit left as it was, unless all aggregated gradients are finite.
+        scale: scalar by which the loss was multiplied, next to the optimizer's own `loss_scale_factor`.
+        check_finite: whether to skip the update, every bit unchanged, unless all aggregated gradients are finite.
         veto: bool scalar tensor, the same on every replica; with `check_finite`: true skips the update in any case.
         options: None: those of the call that this thread is in.
 
     Returns:
-        The verdict: bool scalar tensor, the same on every replica, true if the update was applied. Without
-        `check_finite` the constant True. A tensor verdict is also appended to `current_step().verdicts`.
+        The finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
+        `check_finite` the constant True. A tensor is also appended to `current_step().verdicts`.
 
     Context: replica, or cross-replica (then each replica takes its own part of `PerReplica` gradients).
     """
@@ -80,65 +72,34 @@ def run_stages(
         check_known(optimizer, [v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
-    pairs, way = checks.with_gradients(optimizer, pairs), optimizer.way(options)
+    pairs, stages = checks.with_gradients(optimizer, pairs), optimizer.stages(options)
     compute_again()
-    weight_total, weight = _weight_total(options), replica_weight(options)
+    weight_total, weight = options.divisor(), options.replica_weight()
 
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
-    sent, weight = with_errors(optimizer, pairs, options, weight, scale)
-    pairs = way.aggregate(optimizer, sent, options, weight)
+    sent, weight, keep_errors = with_errors(optimizer, pairs, options, weight, scale)
+    pairs = stages.aggregate(optimizer, sent, options, weight)
     if watch is not None:
         watch.after_aggregation(pairs, began)
     if not options.unscaled:
         pairs = unscale(optimizer, pairs, scale)
-    verdict = way.all_finite(optimizer, pairs, options) if check_finite else True
+    finite = stages.all_finite(optimizer, pairs, options) if check_finite else True
     if veto is not None:
-        verdict = tf.logical_and(verdict, tf.logical_not(veto))
+        finite = tf.logical_and(finite, tf.logical_not(veto))
     if watch is not None:
-        verdict = way.look(watch, pairs, verdict)
-    if verdict is not True and veto is None:
+        finite = stages.record(watch, pairs, finite)
+    if finite is not True and veto is None:
         only_counted_on_device()
-    carry_on(optimizer, sent, options, scale, verdict)
+    keep_errors(finite)
     variables = [v for _, v in pairs]
-    write = functools.partial(way.update, optimizer, variables, EarlierWrites(variables))
-    way.once(optimizer, variables, write)(
-        verdict, send_to_servers([g for g, _ in pairs], variables), weight_total
-    )
+    write = functools.partial(stages.update, optimizer, variables, _take_collected_writes(variables))
+    gradients = send_to_servers([g for g, _ in pairs], variables)
+    stages.once(optimizer, variables, write)(finite, gradients, weight_total)
     step = current_step()
-    if step is not None and verdict is not True:
-        step.verdicts.append(verdict)
-    return verdict
-
-
-def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
-    """Stage 1: the same gradients on every replica, each row of sparse ones named once.
-
-    The gradients of each replica are multiplied with its `weight`, so that their sum is the gradient of the global
-    batch; None: they are summed as they are.
-    """
-    aggregator, step = optimizer.gradient_aggregator, current_step()
-    if not options.skip_aggregation and aggregator is not no_aggregation and num_replicas() > 1:
-        overwriting = [overwritten_by_gradient(v) for _, v in pairs]
-        summed = [pair for pair, direct in zip(pairs, overwriting) if not direct]
-        if aggregator is None:
-            totals = reduce_packed([g for g, _ in fit_to_travel(summed)], SMALL, weight)
-            summed = [(g, v) for g, (_, v) in zip(totals, summed)]
-        else:
-            mine = summed if weight is None else [(weighted(g, weight), v) for g, v in summed]
-            summed = checks.same_variables(aggregator, "gradient_aggregator", mine, aggregator(mine))
-        rest = iter(summed)
-        pairs = [(largest(g), v) if direct else next(rest) for (g, v), direct in zip(pairs, overwriting)]
-    elif not options.skip_aggregation and aggregator not in (None, no_aggregation):
-        pairs = checks.same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
-    if has_code_of_users(optimizer, [v for _, v in pairs]):  # it may update the named rows alone
-        return [(unique_rows(g), v) for g, v in pairs]
-    if is_on_gpu():
-        return [(merged_rows(g), v) for g, v in pairs]
-    # Several replicas could decide differently: outside of a graph each has rows of its own.
-    if num_replicas() == 1 and makes_slices_dense(optimizer):
-        pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), 1), v) for g, v in pairs]
-    return [(unique_rows(g, densely=step is not None and step.in_xla), v) for g, v in pairs]
+    if step is not None and finite is not True:
+        step.verdicts.append(finite)
+    return finite
 
 
 def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
@@ -149,17 +110,99 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
     return pairs
 
 
-def all_finite(optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
-    """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
+class Stages:
+    """Stages 1 and 3 to 5 on whole gradients, the same on every replica; `optimizers.sharding` overrides them for shards."""
 
-    It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
-    """
-    finite = [tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs]
-    verdict = tf.reduce_all(tf.stack(finite))
-    if num_replicas() > 1 and (options.skip_aggregation or optimizer.gradient_aggregator is not None):
-        # Nobody vouches that they agree.
-        verdict = all_reduce_sum([tf.cast(verdict, tf.float32)])[0] == num_replicas()
-    return verdict
+    aggregate = staticmethod(aggregate)
+    """Stage 1."""
+    branch = staticmethod(if_true)
+    """A conditional around writes."""
+    copy_of = staticmethod(local_copy)
+    """What this replica holds of an accumulator."""
+    once = staticmethod(once_per_variable_copy)
+    """Makes of `update` what each replica calls."""
+
+    def all_finite(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
+        """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
+
+        It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
+        """
+        finite = tf.reduce_all(
+            tf.stack([tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs])
+        )
+        if num_replicas() == 1 or not self.can_differ(optimizer, options):
+            return finite
+        return all_reduce_sum([tf.cast(finite, tf.float32)])[0] == num_replicas()
+
+    def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
+        """Whether the replicas' gradients can differ after stage 1: nothing guarantees that user code made them equal."""
+        return options.skip_aggregation or optimizer.gradient_aggregator is not None
+
+    def record(self, watch: Any, pairs: Pairs, finite: Any) -> Any:
+        """What a `GradientWatch` makes of the finite check."""
+        return watch.record(pairs, finite)
+
+    def update(
+        self,
+        optimizer: Any,
+        variables: list[Any],
+        collected: Sequence[tuple[keras.Variable, Any]],
+        finite: Any,
+        gradients: Sequence[Any],
+        weight_total: Any,
+    ) -> None:
+        """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
+
+        Args:
+            optimizer: built.
+            variables: those that have a gradient.
+            collected: what the step has written to them before.
+            finite: True, or bool scalar tensor.
+            gradients: aggregated and unscaled.
+            weight_total: scalar; the total sample weight of this call, for accumulation.
+
+        Context: where variables are written (`once_per_copy`).
+        """
+        if finite is not True:
+            accepted = functools.partial(
+                self.update, optimizer, variables, collected, True, gradients, weight_total
+            )
+            if skips_by_selecting(optimizer, variables):
+                with writes_only_where(finite):
+                    accepted()
+                return
+            self.branch(finite, accepted)
+            return
+        with direct_writes():
+            for variable, value in collected:
+                local_copy(variable).assign(value)
+            parts = optimizer.split(list(zip(gradients, variables)))
+            for each, part in parts:
+                apply = functools.partial(self.transform_and_apply, each)
+                if each.gradient_accumulation_steps:
+                    accumulate(each, part, weight_total, apply, self.branch, self.copy_of)
+                else:
+                    apply(part)
+                with once_there_is_one(part):
+                    local_copy(call_count(each)).assign_add(1)
+            if all(each is not optimizer for each, _ in parts):
+                local_copy(call_count(optimizer)).assign_add(1)
+
+    def transform_and_apply(self, optimizer: Any, pairs: Pairs) -> None:
+        """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
+        with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+            pairs, overwriting = without_overwriting(pairs)
+            pairs = transform(optimizer, pairs)
+            for gradient, variable in overwriting:
+                optimizer.assign(variable, gradient)
+            if pairs:
+                gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+                with once_there_is_one(pairs):
+                    optimizer.decay_weights(variables)
+                optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
+            optimizer._update_model_variables_moving_average(trained_variables(optimizer))
+            optimizer.overwrite_with_average_when_due()
+            constrain([v for _, v in pairs])
 
 
 def transform(optimizer: Any, pairs: Pairs) -> Pairs:
@@ -170,75 +213,12 @@ def transform(optimizer: Any, pairs: Pairs) -> Pairs:
     return [(g, v) for g, (_, v) in zip(clipped, pairs)]
 
 
-def update(
-    optimizer: Any,
-    variables: list[Any],
-    earlier: EarlierWrites,
-    verdict: Any,
-    gradients: Sequence[Any],
-    weight: Any,
-    *,
-    apply: Callable[[Any, Pairs], None] | None = None,
-    branch: Callable[..., None] = if_true,
-    copy_of: Callable[[Any], Any] = local_copy,
-) -> None:
-    """Stages 4 and 5 where the verdict is true: of the optimizer, or of each one inside for its part of the variables.
-
-    Args:
-        optimizer: built.
-        variables: those that have a gradient.
-        earlier: what the step has written to them before.
-        verdict: True, or bool scalar tensor.
-        gradients: aggregated and unscaled.
-        weight: scalar; the weight total of this call, for accumulation.
-        apply: None: `transform_and_apply`.
-        branch: a conditional, as `if_true`.
-        copy_of: what this replica holds of an accumulator; see `accumulate`.
-
-    Context: where variables are written (`once_per_copy`).
-    """
-    apply = apply or transform_and_apply
-    if verdict is not True:
-        ways = {"apply": apply, "branch": branch, "copy_of": copy_of}
-        accepted = functools.partial(update, optimizer, variables, earlier, True, gradients, weight, **ways)
-        if skips_by_choice(optimizer, variables):
-            with writes_only_where(verdict):
-                accepted()
-            return
-        branch(verdict, accepted)
-        return
-    with direct_writes():
-        earlier.flush()
-        parts = optimizer.split(list(zip(gradients, variables)))
-        for each, part in parts:
-            if each.gradient_accumulation_steps:
-                accumulate(each, part, weight, functools.partial(apply, each), branch, copy_of)
-            else:
-                apply(each, part)
-            with once_there_is_one(part):
-                local_copy(call_count(each)).assign_add(1)
-        if all(each is not optimizer for each, _ in parts):
-            local_copy(call_count(optimizer)).assign_add(1)
-
-
-def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5: writes the weights and the slots; the order of what stage 5 does is Keras'."""
-    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
-        direct = [(g, v) for g, v in pairs if overwritten_by_gradient(v)]
-        pairs = transform(optimizer, [(g, v) for g, v in pairs if not overwritten_by_gradient(v)])
-        for gradient, variable in direct:
-            optimizer.assign(variable, gradient)
-        if pairs:
-            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-            with once_there_is_one(pairs):
-                optimizer.decay_weights(variables)
-            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
-        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
-        optimizer.overwrite_with_average_when_due()
-        for _, variable in pairs:
-            if variable.constraint is not None:
-                copy = local_copy(variable)
-                copy.assign(variable.constraint(copy))
+def constrain(variables: Sequence[Any]) -> None:
+    """Applies the constraints of variables to this replica's copies."""
+    for variable in variables:
+        if variable.constraint is not None:
+            copy = local_copy(variable)
+            copy.assign(variable.constraint(copy))
 
 
 def once_there_is_one(pairs: Pairs) -> Any:
@@ -249,26 +229,22 @@ def once_there_is_one(pairs: Pairs) -> Any:
     return tf.control_dependencies([values_of(gradient) for gradient, _ in pairs[-1:]])
 
 
-def _weight_total(options: CallOptions) -> Any:
-    """The divisor of this micro-batch's loss, or what is proportional to it."""
-    if options.weight_total is not None:
-        return options.weight_total
-    step = current_step()
-    if step is None:
-        return 1
-    return step.global_rows if step.weight_total is None else step.weight_total
+def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variable, Any]]:
+    """What the current `keras.StatelessScope` holds for `variables`, taken out of it, to be written before the update.
 
-
-def replica_weight(options: CallOptions) -> Any:
-    """What this replica's gradients are multiplied with; None: nothing.
-
-    It is None outside of a step, in a step of shares, and where the loss or the caller has seen to it. Inside a step they
-    are means over this replica's rows.
+    A layer may assign a trainable variable while it computes (spectral normalization does). In a step that write is
+    collected; after the update it would undo the update, so it is made first.
     """
-    step = current_step()
-    if step is None or step.shares or options.skip_aggregation:
-        return None
-    return None if options.contributions else step.share(tf.float64)
+    scope, step = stateless_scope(), current_step()
+    if scope is None:
+        return []
+    values = [(v, scope.state_mapping.get(id(v))) for v in variables if isinstance(v, keras.Variable)]
+    collected = [(variable, value) for variable, value in values if value is not None]
+    if step is not None and step.writes is scope:
+        step.writes.forget([variable for variable, _ in collected])
+    for variable, _ in collected:
+        scope.state_mapping.pop(id(variable), None)
+    return collected
 
 
 def _in_every_replica(
@@ -276,7 +252,7 @@ def _in_every_replica(
 ) -> Any:
     """The stages on each replica, called from cross-replica context.
 
-    A `PerReplica` gradient is each replica's own part. Any other is the total: replica 0 brings it, the others bring 0.
+    A `PerReplica` gradient is each replica's own part. Any other is the total: replica 0 sends it, the others send 0.
     """
     strategy = tf.distribute.get_strategy()
     gradients = [g for g, _ in pairs]
@@ -285,7 +261,7 @@ def _in_every_replica(
     def on_replica(gradients: list[Any]) -> Any:
         if not options.skip_aggregation and num_replicas() > 1:
             first = replica_id() == 0
-            only_first = lambda x: tf.where(first, x, tf.zeros_like(x))  # noqa: E731
+            only_first: Callable[[Any], Any] = lambda x: tf.where(first, x, tf.zeros_like(x))  # noqa: E731
             gradients = [map_values(only_first, g) if w else g for g, w in zip(gradients, whole)]
         mine = [(g, v) for g, (_, v) in zip(gradients, pairs)]
         with call_options(options):
@@ -293,9 +269,5 @@ def _in_every_replica(
                 run_stages(optimizer, mine, scale=scale, check_finite=check_finite, veto=veto)
             )
 
-    verdict = strategy.run(on_replica, args=(gradients,))
-    return strategy.experimental_local_results(verdict)[0] if check_finite else True
-
-
-WHOLE = Way(aggregate, all_finite, GradientWatch.look, update, once)
-"""On every replica the same whole gradients."""
+    finite = strategy.run(on_replica, args=(gradients,))
+    return strategy.experimental_local_results(finite)[0] if check_finite else True

@@ -18,9 +18,9 @@ from ...distribute.replicas import local_copy
 from ..call_options import updates_so_far
 from ..checks import as_pairs
 from . import clipping
-from .slices import Piece, dense, map_values
+from .aggregators import Piece
+from .sparse_gradients import Pairs, dense, map_values
 
-Pairs = list[tuple[Any, Any]]
 GradsAndVars = Iterable[tuple[Any, Any]]
 
 

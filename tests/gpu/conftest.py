@@ -14,7 +14,7 @@ STAND_INS = ["/device:CPU:2", "/device:CPU:3"]
 _KNOWS_GPUS = (
     "unisono.distribute.data_placement",
     "unisono.distribute.replicas",
-    "unisono.optimizers.stages.skipping",
+    "unisono.optimizers.stages.user_code",
     "unisono.trainer.run.xla_choice",
     "unisono.trainer.run.xla_loops",
 )

@@ -9,7 +9,7 @@ from own_step import OwnStep
 
 import unisono
 from unisono.distribute import devices, replicas
-from unisono.optimizers.stages import run_stages, skipping
+from unisono.optimizers.stages import aggregators, user_code
 
 RANDOM = np.random.default_rng(7)
 TOKENS = RANDOM.integers(0, 9, (22, 5)).astype(
@@ -23,10 +23,10 @@ L = keras.layers
 @pytest.fixture
 def as_on_gpus(monkeypatch):
     """The gradients of which the rows were merged."""
-    for module in (devices, replicas, skipping):
+    for module in (devices, replicas, user_code):
         monkeypatch.setattr(module, "is_gpu", lambda device: True)
-    merged, original = [], run_stages.merged_rows
-    monkeypatch.setattr(run_stages, "merged_rows", lambda given: merged.append(given) or original(given))
+    merged, original = [], aggregators.merged_rows
+    monkeypatch.setattr(aggregators, "merged_rows", lambda given: merged.append(given) or original(given))
     return merged
 
 

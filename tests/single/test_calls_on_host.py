@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.optimizers.stages.calls_on_host import CallsOnHost
+from unisono.optimizers.stages.accumulation import CallsOnHost
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(44, 4)).astype("float32")

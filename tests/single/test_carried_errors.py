@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import unisono
 from unisono.optimizers import HalfPrecisionAggregation
-from unisono.optimizers.stages.carried_errors import errors_of
+from unisono.optimizers.stages.error_feedback import errors_of
 
 STEPS = 64
 HALF_ULP = 2.0**-9  # of bfloat16, relative to the number

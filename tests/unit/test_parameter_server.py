@@ -12,6 +12,7 @@ from unisono.distribute.parameter_servers import strategy as parameter_server
 from unisono.distribute.parameter_servers.strategy import ParameterServerMode, ParameterServerStrategy
 from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers import shard_updates
+from unisono.optimizers.stages.user_code import is_elementwise
 from unisono.trainer.inputs.source import Chunk
 from unisono.trainer.parameter_servers.metric_totals import RowLayout, StepLogs
 from unisono.trainer.parameter_servers.pieces import pieces_of
@@ -101,15 +102,14 @@ def test_gradient_of_split_variable_is_joined_and_cut_again(sparse):
 
 
 def test_only_rules_that_treat_each_number_by_itself_run_on_parts():
-    elementwise = shard_updates.is_elementwise
-    assert elementwise(keras.optimizers.Adam()) and elementwise(keras.optimizers.SGD())
-    assert not elementwise(keras.optimizers.Adafactor())
+    assert is_elementwise(keras.optimizers.Adam()) and is_elementwise(keras.optimizers.SGD())
+    assert not is_elementwise(keras.optimizers.Adafactor())
 
     class Own(keras.optimizers.Adam):
         def update_step(self, gradient, variable, learning_rate):
             pass
 
-    assert not elementwise(Own())
+    assert not is_elementwise(Own())
 
 
 def test_callbacks_that_look_at_every_step_make_each_step_a_piece():

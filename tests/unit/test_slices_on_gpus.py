@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.optimizers.stages.slices import unique_rows
-from unisono.optimizers.stages.slices_on_gpus import merged_rows
+from unisono.optimizers.stages.sparse_gradients import merged_rows, unique_rows
 
 ROWS = 6
 RULES = [

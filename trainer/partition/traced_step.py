@@ -29,7 +29,7 @@ from ...optimizers.adoption import adopt
 from ...optimizers.call_options import CallOptions, call_options, current_options
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.aggregated_gradients import after_aggregation
-from ...optimizers.stages.users_code import apply_of
+from ...optimizers.stages.user_code import apply_of
 from ..checks import checked_logs
 from ..inputs.rows import row_count
 from ..step.collected_writes import CollectedWrites

@@ -33,7 +33,7 @@ from ...distribute.step_context import (
 from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.call_options import CallOptions, call_options, current_options
 from ...optimizers.stages.aggregated_gradients import after_aggregation
-from ...optimizers.stages.users_code import apply_of
+from ...optimizers.stages.user_code import apply_of
 from ..checks import checked_logs
 from ..step.collected_writes import SETTLED
 from ..step.global_metrics import metrics_of

@@ -21,7 +21,7 @@ from ...compat.variables import plain_variable
 from ...distribute.replicas import copies_of, runs_in_threads
 from ...distribute.workers.peer_watch import meeting
 from ...optimizers.held_optimizers import optimizers_of
-from ...optimizers.stages.calls_on_host import CallsOnHost
+from ...optimizers.stages.accumulation import CallsOnHost
 from ..inputs.checks import check_rows, refuse_unequal_parts
 from ..inputs.source import Chunk
 from ..partition.step_partition import StepPartition

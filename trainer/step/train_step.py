@@ -29,7 +29,7 @@ from ...distribute.step_context import (
     this_step,
 )
 from ...optimizers.call_options import CallOptions, call_options
-from ...optimizers.stages.users_code import takes_gradients_itself
+from ...optimizers.stages.user_code import takes_gradients_itself
 from ..checks import checked_logs
 from ..inputs.rows import row_count
 from .collected_writes import CollectedWrites, make_writes

@@ -1,4 +1,7 @@
-"""What is known of the code that takes part in an update: whether some is a user's, and whether it writes single rows."""
+"""Whether user code takes part in an update, and what is allowed where none does.
+
+Keras' code and ours computes the same bits on every replica, has no side effects, and its rules are known by name.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ import keras
 import tensorflow as tf
 
 from ...compat.optimizers import own_learning_rate
+from ...distribute.devices import is_gpu
+from ...distribute.replicas import function_of_its_own, once_per_copy
+from ...distribute.sharding.value import own_copy
 from ..building import inner_optimizers
 
 _KNOWN = ("keras", "unisono")
@@ -23,23 +29,44 @@ _NAMELESS_RULES = ELEMENTWISE | {keras.optimizers.Lamb}
 _DENSE_RULES = (keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers.Nadam, keras.optimizers.Lamb)
 
 
-def has_code_of_users(optimizer: Any, variables: Sequence[Any]) -> bool:
+def has_user_code(optimizer: Any, variables: Sequence[Any]) -> bool:
     """Whether the transform or the update of `variables` runs code that is neither Keras' nor ours.
 
     Those two contain no sum of three terms or more that TensorFlow could reorder (see `replicas.function_of_its_own`); of
     any other code nothing is known.
     """
-    return any(_has_own_code(each) for each in (optimizer, *inner_optimizers(optimizer))) or any(
-        v.constraint is not None and not _is_known(v.constraint)
-        for v in variables
-        if isinstance(v, keras.Variable)
-    )
+    for each in (optimizer, *inner_optimizers(optimizer)):
+        if not all(map(_is_known, [*_code_of_update(each), *each.gradient_transformers])):
+            return True
+    constraints = (v.constraint for v in variables if isinstance(v, keras.Variable))
+    return not all(constraint is None or _is_known(constraint) for constraint in constraints)
+
+
+def once_per_variable_copy(
+    optimizer: Any, variables: Sequence[Any], write: Callable[..., None]
+) -> Callable[..., Any]:
+    """`write`, so that each copy of each variable is written once, and user code computes the same bits on each replica."""
+    write = once_per_copy(write)
+    return function_of_its_own(write) if has_user_code(optimizer, variables) else write
+
+
+def skips_by_selecting(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether a skipped update is computed, and the old values are selected when it is written.
+
+    That is so where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional costs
+    nothing and saves the update. Side effects of user code must not happen in a skipped step.
+
+    Context: replica.
+    """
+    if tf.executing_eagerly() or not variables or not is_gpu(str(own_copy(variables[0]).device)):
+        return False
+    return not has_user_code(optimizer, list(variables))
 
 
 def makes_slices_dense(optimizer: Any) -> bool:
-    """Whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient: they add it to a whole slot.
+    """Whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient.
 
-    Others, such as SGD's and Adagrad's, write to the weights those rows alone that it names.
+    Others, such as SGD's and Adagrad's, write only those rows of the weights that it names.
     """
     rules = inner_optimizers(optimizer) or [optimizer]
     return all(isinstance(rule, _DENSE_RULES) for rule in rules)
@@ -54,16 +81,26 @@ def is_of_keras(optimizer: Any) -> bool:
     return numbers and not own_methods and all(map(_is_known, _code_of_update(optimizer)))
 
 
-def asks_for_no_name(optimizer: Any) -> bool:
-    """Whether the update rule is one of Keras' that look at nothing of a variable but its dtype, shape and slots."""
+def needs_no_names(optimizer: Any) -> bool:
+    """Whether the update rule is one of Keras' that use nothing of a variable but its dtype, shape and optimizer state."""
     rule = type(optimizer).update_step
     known = any(rule is cls.update_step for cls in _NAMELESS_RULES)
     as_written = rule.__module__.startswith("keras.") and not hasattr(rule, "__wrapped__")
     return known and as_written and is_of_keras(optimizer)
 
 
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether the optimizer's update rule treats each number by itself: one of Keras' that do, or one that says so.
+
+    A class with its own `update_step` says it with the attribute `elementwise = True`.
+    """
+    rule = type(optimizer).update_step
+    owner = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
+    return vars(owner).get("elementwise") is True or any(rule is cls.update_step for cls in ELEMENTWISE)
+
+
 def takes_gradients_itself(optimizer: Any) -> bool:
-    """Whether a user's class has an `apply` or `apply_gradients` of its own, which may look at all gradients at once."""
+    """Whether a user's class overrides `apply` or `apply_gradients`, which may use all gradients at once."""
     own = [vars(each) for each in _classes(optimizer) if not _is_known(each)]
     return any("apply" in names or "apply_gradients" in names for names in own)
 
@@ -74,17 +111,13 @@ def apply_of(optimizer: Any) -> Callable[..., None]:
     return functools.partial(known.apply, optimizer)
 
 
-def is_of_users(optimizer: Any) -> bool:
+def has_user_class(optimizer: Any) -> bool:
     """Whether a class of the optimizer is neither Keras' nor ours."""
     return not all(map(_is_known, _classes(optimizer)))
 
 
 def _classes(optimizer: Any) -> list[type]:
     return [c for c in type(optimizer).__mro__ if issubclass(c, keras.optimizers.Optimizer)]
-
-
-def _has_own_code(optimizer: Any) -> bool:
-    return not all(map(_is_known, [*_code_of_update(optimizer), *optimizer.gradient_transformers]))
 
 
 def _code_of_update(optimizer: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a sum in 16 bits rounds away, carried over to the next step: error feedback.
+"""Error feedback: what a sum in 16 bits rounds away is carried over to the next step.
 
 Each replica r sends c_r = g_r + e_r in 16 bits, and keeps what that leaves out:
 
@@ -14,7 +14,7 @@ algorithm 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -26,11 +26,11 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.replicas import local_copy, num_replicas
 from ..building import inner_optimizers
 from ..call_options import CallOptions
-from .aggregators import HalfPrecisionAggregation, Pairs, weighted
+from .aggregators import HalfPrecisionAggregation, weighted
+from .sparse_gradients import Pairs, is_sparse
 
 
-def carries(optimizer: Any) -> bool:
-    """Whether the aggregator of an optimizer carries errors over."""
+def _carries(optimizer: Any) -> bool:
     aggregator = optimizer.gradient_aggregator
     return isinstance(aggregator, HalfPrecisionAggregation) and aggregator.carry_error
 
@@ -44,11 +44,11 @@ def create_errors(optimizer: Any, variables: Sequence[Any]) -> None:
     Raises:
         ValueError: the variables are on parameter servers, to which gradients are sent one by one.
     """
-    if not carries(optimizer):
+    if not _carries(optimizer):
         return
     if on_parameter_servers(tf.distribute.get_strategy()):
         raise ValueError(
-            "`carry_error=True` needs replicas that train in step: leave it out under ParameterServerStrategy."
+            "`carry_error=True` is invalid under ParameterServerStrategy, which sends gradients one by one: leave it out."
         )
     errors = {}
     for variable in variables:
@@ -74,60 +74,53 @@ def errors_of(optimizer: Any) -> list[keras.Variable]:
 
 def with_errors(
     optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any, scale: Any
-) -> tuple[Pairs, Any]:
-    """This replica's pairs with what it carries, and the weight that is still to be applied to them.
+) -> tuple[Pairs, Any, Callable[..., None]]:
+    """Adds to this replica's pairs what it carries.
 
     Args:
         optimizer: built.
         pairs: gradients of the loss times `scale`; sparse ones carry nothing.
         options: of the call.
-        weight: scalar that this replica's gradients are multiplied with; None: nothing.
+        weight: scalar by which this replica's gradients are multiplied; None: 1.
         scale: scalar or None; errors are carried unscaled.
 
-    Context: replica.
-    """
-    if options.skip_aggregation or not carries(optimizer):
-        return pairs, weight
-    factor = _factor(optimizer, scale)
-
-    def joined(gradient: Any, variable: Any) -> Any:
-        if overwritten_by_gradient(variable):
-            return gradient
-        mine = gradient if weight is None else weighted(gradient, weight)
-        error = _error(optimizer, gradient, variable)
-        return mine if error is None else mine + factor * error
-
-    return [(joined(g, v), v) for g, v in pairs], None
-
-
-def carry_on(optimizer: Any, sent: Pairs, options: CallOptions, scale: Any, verdict: Any = True) -> None:
-    """Keeps what the sum of these pairs has rounded away, where the step is not skipped.
-
-    Args:
-        optimizer: built.
-        sent: what `with_errors` gave.
-        options: of the call.
-        scale: scalar or None.
-        verdict: True, or bool scalar tensor.
+    Returns:
+        The pairs; the weight by which they are still to be multiplied; and `keep(finite=True)`, which keeps what the sum of
+        these pairs rounds away, unless the step is skipped because the bool scalar `finite` is false.
 
     Context: replica.
     """
-    if options.skip_aggregation or not carries(optimizer):
-        return
-    dtype, factor = optimizer.gradient_aggregator.dtype, _factor(optimizer, scale)
-    for gradient, variable in sent:
-        error = _error(optimizer, gradient, variable)
-        if error is None:
-            continue
-        rounded = gradient if num_replicas() == 1 else tf.cast(tf.cast(gradient, dtype), gradient.dtype)
-        new = (gradient - rounded) / factor
-        new = tf.where(tf.math.is_finite(new), new, tf.zeros_like(new))
-        error.assign(new if verdict is True else tf.where(verdict, new, error))
+    if options.skip_aggregation or not _carries(optimizer):
+        return pairs, weight, lambda finite=True: None
+    dtype, factor = optimizer.gradient_aggregator.dtype, tf.constant(1.0)
+    for each in (optimizer.loss_scale_factor, scale):
+        if each is not None:
+            factor *= tf.cast(each, tf.float32)
+    sent, errors = [], []
+    for gradient, variable in pairs:
+        error = None
+        if not overwritten_by_gradient(variable):
+            gradient = gradient if weight is None else weighted(gradient, weight)
+            error = _error(optimizer, gradient, variable)
+            gradient = gradient if error is None else gradient + factor * error
+        sent.append((gradient, variable))
+        errors.append(error)
+
+    def keep(finite: Any = True) -> None:
+        for (gradient, _), error in zip(sent, errors):
+            if error is None:
+                continue
+            rounded = gradient if num_replicas() == 1 else tf.cast(tf.cast(gradient, dtype), gradient.dtype)
+            new = (gradient - rounded) / factor
+            new = tf.where(tf.math.is_finite(new), new, tf.zeros_like(new))
+            error.assign(new if finite is True else tf.where(finite, new, error))
+
+    return sent, None, keep
 
 
 def _error(optimizer: Any, gradient: Any, variable: Any) -> Any:
     """This replica's error of a variable; None where its gradient carries none."""
-    if isinstance(gradient, tf.IndexedSlices) or gradient.dtype != tf.float32:
+    if is_sparse(gradient) or gradient.dtype != tf.float32:
         return None
     errors = optimizer.__dict__.get("carried_errors")
     if errors is None:
@@ -137,12 +130,3 @@ def _error(optimizer: Any, gradient: Any, variable: Any) -> Any:
         )
     error = errors.get(id(raw_value(variable)))
     return None if error is None else local_copy(error)
-
-
-def _factor(optimizer: Any, scale: Any) -> tf.Tensor:
-    """What the gradients are multiplied with, float32 scalar."""
-    factor = tf.constant(1.0)
-    for each in (optimizer.loss_scale_factor, scale):
-        if each is not None:
-            factor *= tf.cast(each, tf.float32)
-    return factor

@@ -1,0 +1,156 @@
+"""Gradients are dense tensors or `tf.IndexedSlices`; these functions treat both alike.
+
+`tf.IndexedSlices` can name a row several times, and then means the sum. Squares and norms are wrong until the duplicates
+are added up, so `run_stages` does that once, right after aggregation.
+
+On a GPU no size may depend on which rows are named: the host would wait for the GPU to report it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...distribute.devices import computes_on_gpu
+from ...distribute.replicas import all_reduce_sum, num_replicas
+from ...distribute.sharding.travel import numbers_are_known, rows_of_all
+from ...distribute.step_context import current_step
+
+DENSEST = 16  # rows of a tensor for each row that slices name
+Gradient = Any  # tf.Tensor | tf.IndexedSlices, the shape and dtype of its variable
+Pairs = list[tuple[Any, Any]]
+
+
+def is_sparse(gradient: Any) -> bool:
+    """Whether a gradient is `tf.IndexedSlices`."""
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def map_values(fn: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
+    """`fn` of the gradient's numbers. With slices `fn(0)` must be 0 and the rows unique where `fn` is not linear."""
+    if is_sparse(gradient):
+        return tf.IndexedSlices(fn(gradient.values), gradient.indices, gradient.dense_shape)
+    return fn(gradient)
+
+
+def times(gradient: Gradient, factor: Any, dtype: Any = None) -> Gradient:
+    """`gradient * factor`, first cast to `dtype` (None: its own)."""
+
+    def multiply(values: tf.Tensor) -> tf.Tensor:
+        values = tf.cast(values, dtype or values.dtype)
+        return values * tf.cast(factor, values.dtype)
+
+    return map_values(multiply, gradient)
+
+
+def divided(gradient: Gradient, divisor: Any) -> Gradient:
+    """`gradient / divisor`."""
+    return map_values(lambda values: values / tf.cast(divisor, values.dtype), gradient)
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """The numbers of the gradient, without the rows that slices leave out."""
+    return gradient.values if is_sparse(gradient) else gradient
+
+
+def dense(gradient: Gradient) -> tf.Tensor:
+    """The gradient as one tensor of the variable's shape."""
+    return tf.convert_to_tensor(gradient) if is_sparse(gradient) else gradient
+
+
+def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
+    """Adds the gradient to a variable of the same shape."""
+    if is_sparse(gradient):
+        variable.scatter_add(gradient)
+    else:
+        variable.assign_add(gradient)
+
+
+def shorter(gradient: Gradient, shape: Sequence[int], replicas: int) -> Gradient:
+    """Slices as one tensor if the slices of so many replicas name as many rows as it has, or more; else unchanged.
+
+    The tensor then has fewer bytes to send, and no row of it has to be searched: the table of a feature that has fewer
+    values than a batch has samples.
+    """
+    named = _rows_named(gradient)
+    if named is None or shape[0] > replicas * named:
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
+
+
+def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
+    """The same gradient with each row named once; a dense one is returned unchanged.
+
+    With `densely` slices become one tensor, unless it would have more than `DENSEST` times the rows they name. For XLA,
+    which sorts the rows several times to name each once.
+    """
+    if not is_sparse(gradient):
+        return gradient
+    if densely:
+        named = _rows_named(gradient)
+        shape = None if gradient.dense_shape is None else tf.get_static_value(gradient.dense_shape)
+        if named is not None and shape is not None and shape[0] <= DENSEST * named:
+            return dense(gradient)
+    rows, where = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def merged_rows(gradient: Gradient) -> Gradient:
+    """`unique_rows` for a GPU: the slices name as many rows as before, so the host waits for no count.
+
+    The spare places hold 0, and name the lowest row.
+    """
+    if not is_sparse(gradient):
+        return gradient
+    indices = tf.cast(gradient.indices, tf.int64)  # on the GPU; 32-bit indices are added up on the host
+    order = tf.argsort(indices, stable=True)
+    rows = tf.gather(indices, order)
+    another = tf.concat([tf.zeros_like(rows[:1]), tf.cast(rows[1:] != rows[:-1], tf.int64)], 0)
+    place = tf.cumsum(another)
+    lowest = tf.zeros_like(rows) + rows[:1]
+    named = tf.tensor_scatter_nd_max(lowest, place[:, None], rows)
+    values = tf.math.unsorted_segment_sum(tf.gather(gradient.values, order), place, tf.size(rows))
+    return tf.IndexedSlices(values, named, gradient.dense_shape)
+
+
+def _rows_named(gradient: Gradient) -> int | None:
+    """How many rows slices name; None where that is unknown, and for a dense gradient."""
+    return tf.convert_to_tensor(gradient.indices).shape.num_elements() if is_sparse(gradient) else None
+
+
+def is_on_gpu() -> bool:
+    """Whether this replica's part of a graph runs on a GPU without XLA, so that the host must not wait for it."""
+    step = current_step()
+    return not (step is not None and step.in_xla) and not tf.executing_eagerly() and computes_on_gpu()
+
+
+def fit_to_send(pairs: Pairs) -> Pairs:
+    """On GPUs the gradients to be summed over the replicas, the sparse ones in the form that is `shorter`.
+
+    The shape that slices have is made a constant: XLA's results would have to be copied from the GPU.
+    """
+    if not is_on_gpu():
+        return pairs
+
+    def fit(gradient: Gradient, shape: list[int]) -> Gradient:
+        gradient = shorter(gradient, shape, num_replicas())
+        if not is_sparse(gradient):
+            return gradient
+        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape, tf.int32))
+
+    return [(fit(g, list(v.shape)), v) for g, v in pairs]
+
+
+def sums(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """`all_reduce_sum`; where the host knows how many rows slices name, it does not wait for the GPUs to report it."""
+    known = [is_sparse(g) and numbers_are_known(g.indices) for g in gradients]
+    rest = iter(all_reduce_sum([g for g, apart in zip(gradients, known) if not apart]))
+
+    def gathered(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        values, indices = rows_of_all(slices.values), rows_of_all(tf.cast(slices.indices, tf.int64))
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    return [gathered(g) if apart else next(rest) for g, apart in zip(gradients, known)]
