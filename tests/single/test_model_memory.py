@@ -97,7 +97,7 @@ def test_command_plans_what_no_memory_here_would_hold(tmp_path, capsys):
     assert "weights 37.3 GiB" in printed and "149.0 GiB" in printed and "too much" in printed
     assert 'unisono.distribute.sharded(unisono.distribute.auto_strategy(), level="gradients")' in printed
     assert main([f"{source}:make_model", "-b", "1", "-m", "80GiB"]) == 1
-    assert "It fits in no way" in capsys.readouterr().out
+    assert "It does not fit" in capsys.readouterr().out
 
 
 def test_command_reads_a_file_without_its_weights(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """`python -m unisono`: what is asked about a command is answered at once, without TensorFlow."""
 
-import shutil
+import importlib.util
+import os
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ def test_help_of_every_command_imports_no_tensorflow():
     assert done.returncode == 0, done.stderr
     for name in COMMANDS:
         assert f"usage: python -m unisono {name}" in done.stdout
+    assert done.stdout.count("\nexamples:\n") == done.stdout.count("\nexit codes:\n") == len(COMMANDS)
 
 
 def test_version_is_printed(capsys):
@@ -80,31 +82,30 @@ def test_wrong_arguments_are_one_line(argv, said, capsys):
 
 
 COMPLETED = [
-    ("unisono la", "launch"),
-    ("unisono --v", "--version"),
-    ("unisono launch --rep", "--replicas-per-worker"),
-    ("unisono launch --network h", "host"),
-    ("unisono report runs/", ""),  # left to the shell, which knows files
+    ("unisono la", ["launch"]),
+    ("unisono --v", ["--version"]),
+    ("unisono launch --rep", ["--replicas-per-worker"]),
+    ("unisono launch --network h", ["host"]),
 ]
 
 
-def test_bash_completes_commands_options_and_values(capsys):
-    assert main(["completion", "bash"]) == 0
-    script = [capsys.readouterr().out]
-    for line, _ in COMPLETED:
-        words = line.split()
-        script.append(f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _unisono; echo "${{COMPREPLY[*]}}"')
-    done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [wanted for _, wanted in COMPLETED], done.stderr
+@pytest.mark.parametrize("line, completed", COMPLETED)
+def test_argcomplete_completes_commands_options_and_values(line, completed, tmp_path):
+    pytest.importorskip("argcomplete")
+    answer = tmp_path / "answer"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono"], env=os.environ | asked, capture_output=True, text=True
+    )
+    assert (done.returncode, answer.read_text().split()) == (0, completed), done.stderr
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_accept_their_script(shell, capsys):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    for name in COMMANDS:
-        assert name in script
-    assert "network" in script and "own host" in script
-    if shutil.which(shell):
-        done = subprocess.run([shell, "-c", script], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_their_script_or_the_package_that_is_missing(shell, capsys):
+    status = main(["completion", shell])
+    printed = capsys.readouterr()
+    if importlib.util.find_spec("argcomplete") is None:
+        assert status == 2 and "pip install 'unisono[completion]'" in printed.err
+    else:
+        assert status == 0 and "unisono" in printed.out

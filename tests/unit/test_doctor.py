@@ -134,9 +134,9 @@ def test_ports_can_be_opened_here():
 
 
 def test_text_marks_problems_and_counts_them():
-    text = command.as_text([Finding("a", "x", "1"), Finding("b", "y", "2", problem="Mend it.")])
-    assert " ! y  2" in text and "Mend it." in text and "1 problem, marked with !" in text
-    assert text.endswith("next: mend `y` (b) as the line below it says, then run this again")
+    text = command.as_text([Finding("a", "x", "1"), Finding("b", "y", "2", problem="Fix it.")])
+    assert " ! y  2" in text and "Fix it." in text and "1 problem, marked with !" in text
+    assert text.endswith("next: fix `y` (b) as the line below it says, then run this again")
 
 
 def test_text_without_problems_says_how_to_begin():

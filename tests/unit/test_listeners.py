@@ -7,9 +7,17 @@ import sys
 
 import pytest
 
-from unisono.commands import doctor, firewall
-from unisono.commands.firewall import EXAMPLE_PEERS, EXAMPLE_PORTS, NETWORK_POLICY, nftables, rules
-from unisono.commands.listeners import Listener, listening, reachable_listeners
+from unisono.commands import doctor, listeners
+from unisono.commands.listeners import (
+    EXAMPLE_PEERS,
+    EXAMPLE_PORTS,
+    NETWORK_POLICY,
+    Listener,
+    listening,
+    nftables,
+    reachable_listeners,
+    rules,
+)
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "docs" / "deploy"
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -78,7 +86,7 @@ def test_rules_are_those_that_the_documentation_holds():
 
 
 def test_rules_name_the_cluster(capsys, monkeypatch):
-    monkeypatch.setattr(firewall, "reachable_listeners", list)  # other tests may have servers
+    monkeypatch.setattr(listeners, "reachable_listeners", list)  # other tests may have servers
     task = (
         '{"cluster": {"worker": ["10.1.0.2:4000", "[fd00::3]:4000"]}, "task": {"type": "worker", "index": 0}}'
     )

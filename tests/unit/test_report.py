@@ -273,7 +273,7 @@ def test_command_makes_the_page_again(tmp_path, capsys):
     write(tmp_path / "one" / "report.jsonl", LINES)
     write(tmp_path / "two" / "report.jsonl", LINES)
     assert command.main([str(tmp_path)]) == 0
-    assert "2 trainings" in capsys.readouterr().out
+    assert "2 training runs" in capsys.readouterr().out
     assert "side by side" in (tmp_path / "report.html").read_text()
 
 

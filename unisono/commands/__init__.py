@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ..version import __version__
 
@@ -13,10 +16,10 @@ COMMANDS = {
     "launch": "start the workers of a cluster on this machine and run a script on them",
     "backups": "list backups and checkpoints, and check every byte of them",
     "profile": "capture a profile of running workers from another process",
-    "report": "write the page of a training again, or compare several trainings",
-    "plan": "say what a training needs to fit into the memory of its devices",
+    "report": "rewrite the report of a training run, or compare several runs on one page",
+    "plan": "estimate what a training run needs to fit into the memory of its devices",
     "doctor": "show what this machine offers for training, and what is wrong with it",
-    "completion": "print what makes a shell complete these commands and their options",
+    "completion": "print the script with which a shell completes these commands and their options",
 }
 _USAGE = "\n".join(
     [
@@ -36,12 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     if command in COMMANDS:
         with contextlib.suppress(AttributeError):  # names of files need be no text
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            return importlib.import_module(f".{command}", __package__).main(rest)
+            return _module(command).main(rest)
         except OSError as error:
             print(f"unisono {command}: {error}", file=sys.stderr)
             return 2
@@ -53,3 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(_USAGE)
     return 0 if command else 2
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f".{command}", __package__)
+
+
+def _complete() -> None:
+    """Answers the shell, which asks how the line goes on, and ends the process; see `completion`."""
+    argcomplete: Any = importlib.import_module("argcomplete")
+    parser = argparse.ArgumentParser("unisono")
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers()
+    for name in COMMANDS:
+        commands.add_parser(name, parents=[_module(name).parser()], add_help=False)
+    argcomplete.autocomplete(parser)

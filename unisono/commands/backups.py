@@ -15,18 +15,28 @@ if TYPE_CHECKING:
 ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3
 
 
-def main(argv: list[str]) -> int:
-    """Prints one line for each file after checking every byte of it; returns the status that `--help` explains."""
+def parser() -> Parser:
+    """The arguments."""
     parser = Parser(
-        prog="python -m unisono backups",
-        description="List backups and checkpoints, and check every byte of them. Nothing is changed.",
-        epilog="Exit status: 0: every file is good; 1: no file is good; 2: there is no such directory; 3: some files "
-        "are good, others are damaged, missing or of a newer version.",
+        "backups",
+        "List backups and checkpoints, and check every byte of them. Nothing is changed.",
+        examples=["backup", "/data/run7/checkpoints"],
+        exit_codes={
+            ALL_GOOD: "every file is good",
+            NONE_GOOD: "no file is good",
+            NO_DIRECTORY: "an argument is wrong, or there is no such directory",
+            SOME_GOOD: "some files are good; others are damaged, missing or of a newer version",
+        },
     )
     parser.add_argument(
         "directory", type=local, help="the directory given to BackupAndRestore or ModelCheckpoint"
     )
-    directory = parser.parse_args(argv).directory
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Prints one line for each file after checking every byte of it; returns the status that `--help` explains."""
+    directory = parser().parse_args(argv).directory
     if not directory.is_dir():
         print(f"There is no directory {directory}.")
         return NO_DIRECTORY
@@ -61,7 +71,7 @@ def _state(path: Path) -> str:
         return "good" if verify_checkpoint(path) else "damaged"
     except FileNotFoundError:
         return "missing"
-    except OSError:  # it, or its checksum, is no plain file, or cannot be read
+    except OSError:  # it, or its checksum, is not a plain file, or cannot be read
         return "damaged"
 
 

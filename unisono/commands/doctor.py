@@ -8,31 +8,38 @@ from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT
 from .findings import PROBE_SECONDS, Finding, examine
-from .firewall import rules
-from .listeners import listening
+from .listeners import listening, rules
 from .parser import Parser, at_least
 
 
-def main(argv: Sequence[str]) -> int:
-    """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
+def parser() -> Parser:
+    """The arguments."""
     parser = Parser(
-        prog="python -m unisono doctor",
-        description="Show what this machine offers for training, and what is wrong with it.",
+        "doctor",
+        "Show what this machine offers for training, and what is wrong with it.",
+        examples=["--json > findings.json", "--firewall > rules.txt"],
+        exit_codes={0: "nothing is wrong", 1: "a problem was found"},
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON, for other programs")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--json", action="store_true", help="print the findings as JSON, for other programs")
+    add(
         "--timeout",
         type=at_least(float, 1, LONGEST_TIMEOUT),
         default=PROBE_SECONDS,
         metavar="SECONDS",
-        help="how long TensorFlow may take to start and to sum over the devices (default %(default)g)",
+        help="how long TensorFlow may take to start and to sum over the devices (default: %(default)g)",
     )
-    parser.add_argument(
+    add(
         "--firewall",
         action="store_true",
         help="print rules for nftables and Kubernetes that let only the cluster reach TensorFlow's servers, and end",
     )
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
+    options = parser().parse_args(argv)
     if options.firewall:
         print(rules(), end="")
         return 0
@@ -63,7 +70,7 @@ def next_step(findings: Sequence[Finding]) -> str:
     """What to do now, as one sentence."""
     first = next((f for f in findings if f.problem), None)
     if first is not None:
-        return f"mend `{first.name}` ({first.section}) as the line below it says, then run this again"
+        return f"fix `{first.name}` ({first.section}) as the line below it says, then run this again"
     return (
         "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
         "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"

@@ -1,4 +1,4 @@
-"""What TensorFlow finds on this machine, as lines of JSON: run by `doctor` in a process of its own, which may fail or hang.
+"""What TensorFlow finds on this machine, as lines of JSON: run by `doctor` in a separate process, which may fail or hang.
 
 The first line holds the devices, the second the answer of one real all-reduce between them.
 """
@@ -7,17 +7,38 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 _VALUES = [1.0, 2.0, 3.0]
 
 
+def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """Runs this module in a separate process.
+
+    Returns:
+        The lines that it printed before it ended, failed or ran out of time, and why it did not end well ("" if it did).
+    """
+    command = [sys.executable, "-m", "unisono.commands.doctor_probe"]
+    try:
+        done = subprocess.run(command, env=dict(environ), capture_output=True, timeout=seconds)
+        output, status, errors = done.stdout, done.returncode, done.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired as error:
+        output, status, errors = error.stdout or b"", 1, f"no answer after {seconds:.0f} s"
+    lines = [json.loads(line) for line in output.decode().splitlines() if line.startswith("{")]
+    if status == 0:
+        return lines, ""
+    last = [line for line in errors.splitlines() if line.strip()][-1:] or [f"exit status {status}"]
+    return lines, last[0].strip()
+
+
 def main() -> None:
     """Prints the two lines."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.pop("TF_CONFIG", None)  # one machine is looked at; the cluster is checked without TensorFlow
+    os.environ.pop("TF_CONFIG", None)  # one machine is examined; the cluster is checked without TensorFlow
     _say(devices())
     _say(all_reduce())
 

@@ -1,7 +1,8 @@
-"""What this machine offers for training, and what is wrong with it: each finding one line, each problem one sentence."""
+"""What `doctor` finds on this machine, GPUs without TensorFlow too: each finding one line, each problem one sentence."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -9,18 +10,15 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..distribute.launcher.gpus import complaint, read_gpus
+from ..distribute.launcher.gpus import Gpu, complaint, cores_near, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address
 from ..distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
 from ..version import __version__
-from .finding import Finding
-from .gpu_findings import driver, gpus_of_machine
+from .doctor_probe import run_probe
 
 PROBE_SECONDS = 180.0
 CONNECT_SECONDS = 2.0
@@ -28,8 +26,27 @@ _MOST_BYTES = 1 << 20  # of a file of settings
 _LEAST_FREE_BYTES = 2 * 10**9
 
 
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was examined.
+
+    Attributes:
+        section: "versions", "devices", "precision", "cluster", "ports", "collectives", "machine" or "listening".
+        name: what was examined.
+        value: what was found.
+        note: what is worth knowing and harms nothing; empty: nothing.
+        problem: what is wrong and how to fix it, in one sentence; empty: nothing is.
+    """
+
+    section: str
+    name: str
+    value: str
+    note: str = ""
+    problem: str = ""
+
+
 def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
-    """Looks at everything. Takes about ten seconds: TensorFlow is started in a process of its own.
+    """Examines everything. Takes about ten seconds: TensorFlow is started in a separate process.
 
     Args:
         environ: variables to read; None: those of this process.
@@ -51,10 +68,10 @@ def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PRO
 
 
 def versions(environ: Mapping[str, str], requirements: list[str] | None = None) -> list[Finding]:
-    """Python and the packages that training needs, beside the oldest that are supported.
+    """Python and the packages that training needs, compared with the oldest that are supported.
 
     Args:
-        environ: variables; those that change which Keras is used are looked at.
+        environ: variables; those that change which Keras is used are read.
         requirements: "name>=version" of the dependencies; None: those that Unisono was installed with.
     """
     findings = [
@@ -66,27 +83,26 @@ def versions(environ: Mapping[str, str], requirements: list[str] | None = None) 
         if match is None:
             continue
         name, oldest = match.groups()
+        problem = ""
         try:
             have = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding("versions", name, "missing", problem=f"Install it: pip install {name}."))
-            continue
-        cure = f"Upgrade it: pip install '{name}>={oldest}'."
-        findings.append(
-            Finding("versions", name, have, problem=cure if _numbers(have) < _numbers(oldest) else "")
-        )
+            have, problem = "missing", f"Install it: pip install {name}."
+        else:
+            if _numbers(have) < _numbers(oldest):
+                problem = f"Upgrade it: pip install '{name}>={oldest}'."
+        findings.append(Finding("versions", name, have, problem=problem))
     backend = environ.get("KERAS_BACKEND") or _configured_backend(environ) or "tensorflow"
-    wrong = (
-        "Unisono needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow." if backend != "tensorflow" else ""
+    problem = (
+        "" if backend == "tensorflow" else "Unisono needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow."
     )
-    findings.append(Finding("versions", "Keras backend", backend, problem=wrong))
-    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        text = (
+    findings.append(Finding("versions", "Keras backend", backend, problem=problem))
+    legacy = environ.get("TF_USE_LEGACY_KERAS", "")
+    if legacy.lower() in ("1", "true"):
+        problem = (
             "tf.keras is the legacy tf_keras, whose models Unisono cannot train: unset TF_USE_LEGACY_KERAS."
         )
-        findings.append(
-            Finding("versions", "TF_USE_LEGACY_KERAS", environ["TF_USE_LEGACY_KERAS"], problem=text)
-        )
+        findings.append(Finding("versions", "TF_USE_LEGACY_KERAS", legacy, problem=problem))
     return findings
 
 
@@ -119,35 +135,13 @@ def machine(folder: str = ".") -> list[Finding]:
     """Cores and free disk space."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = shutil.disk_usage(folder).free
-    text = "Free some space, or write backups elsewhere: a write that does not fit fails."
+    problem = "Free some space, or write backups elsewhere: a write that does not fit fails."
+    problem = problem if free < _LEAST_FREE_BYTES else ""
     return [
         Finding("machine", "system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         Finding("machine", "CPU cores", str(cores)),
-        Finding(
-            "machine", "free disk", f"{free / 1e9:.1f} GB", problem=text if free < _LEAST_FREE_BYTES else ""
-        ),
+        Finding("machine", "free disk", f"{free / 1e9:.1f} GB", problem=problem),
     ]
-
-
-def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """Runs `doctor_probe`.
-
-    Returns:
-        The lines that it printed before it ended, failed or ran out of time, and why it did not end well ("" if it did).
-    """
-    command = [sys.executable, "-m", "unisono.commands.doctor_probe"]
-    try:
-        done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=seconds)
-        output, status, errors = done.stdout, done.returncode, done.stderr
-    except subprocess.TimeoutExpired as error:
-        out = error.stdout or b""
-        output = out.decode() if isinstance(out, bytes) else out
-        status, errors = 1, f"no answer after {seconds:.0f} s"
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    if status == 0:
-        return lines, ""
-    last = [line for line in errors.splitlines() if line.strip()][-1:] or [f"exit status {status}"]
-    return lines, last[0].strip()
 
 
 def devices(lines: list[dict[str, Any]], failure: str, environ: Mapping[str, str]) -> list[Finding]:
@@ -163,20 +157,50 @@ def devices(lines: list[dict[str, Any]], failure: str, environ: Mapping[str, str
         return findings
     note = problem = ""
     if Path("/dev/nvidia0").exists():
-        if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-            hidden = environ["CUDA_VISIBLE_DEVICES"]
+        hidden = environ.get("CUDA_VISIBLE_DEVICES")
+        if hidden in ("", "-1"):
             note = (
                 f"There is an NVIDIA GPU, hidden by CUDA_VISIBLE_DEVICES={hidden!r}: unset it to use the GPU."
             )
-        elif not found["built_with_cuda"]:
-            problem = (
-                "There is an NVIDIA GPU, but this TensorFlow has no CUDA: pip install 'tensorflow[and-cuda]'."
-            )
         else:
-            problem = (
-                "There is an NVIDIA GPU, but TensorFlow cannot load CUDA: pip install 'tensorflow[and-cuda]'."
-            )
+            why = "TensorFlow cannot load CUDA" if found["built_with_cuda"] else "this TensorFlow has no CUDA"
+            problem = f"There is an NVIDIA GPU, but {why}: pip install 'tensorflow[and-cuda]'."
     return [*findings, Finding("devices", "GPU", "none: training runs on the CPU", note, problem)]
+
+
+def driver(said: str) -> list[Finding]:
+    """A driver that lists no GPU; `said` is its message, empty without a problem."""
+    text = "Install the driver again, or restart the machine after an upgrade: until then everything runs on the CPU."
+    return [Finding("devices", "nvidia-smi", said, problem=text)] if said else []
+
+
+def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
+    """What the NVIDIA driver reports of each GPU: its model, whether it is busy or lost, and the cores near it."""
+    findings = []
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    for gpu in gpus:
+        name = f"GPU {gpu.index or gpu.bus or '?'}"
+        if gpu.lost:
+            text = "The GPU is lost: reset it (nvidia-smi --gpu-reset), or restart the machine; launch leaves it out."
+            findings.append(Finding("devices", name, gpu.lost, problem=text))
+            continue
+        cores = cores_near(gpus, [gpu.index])
+        details = [
+            gpu.name,
+            f"{gpu.total} MiB" if gpu.total else "",
+            f"capability {gpu.capability}" if gpu.capability else "",
+            f"near cores {cores}" if cores else "",
+        ]
+        busy = f"Another program uses it: {gpu.busy}; launch takes idle GPUs first." if gpu.busy else ""
+        findings.append(Finding("devices", name, ", ".join(filter(None, details)), note=busy))
+    models = sorted({gpu.name for gpu in gpus if not gpu.lost})
+    if len(models) > 1 and shown is None:
+        text = "Replicas wait for the slowest of them in every step: choose those of one model with CUDA_VISIBLE_DEVICES."
+        findings.append(Finding("devices", "models", ", ".join(models), note=text))
+    ours = {name: value for name, value in environ.items() if name.startswith("NCCL_")}
+    if gpus and ours:
+        findings.append(Finding("devices", "NCCL", ", ".join(f"{k}={v}" for k, v in sorted(ours.items()))))
+    return findings
 
 
 def precision(lines: list[dict[str, Any]]) -> list[Finding]:
@@ -184,7 +208,7 @@ def precision(lines: list[dict[str, Any]]) -> list[Finding]:
     findings = []
     for dtype, why in (lines[0]["slow"] if lines else {}).items():
         by = lines[0]["instructions"][dtype]
-        value = "no faster than float32" if why else f"fast: {', '.join(by)}" if by else "not known"
+        value = "no faster than float32" if why else f"fast: {', '.join(by)}" if by else "unknown"
         findings.append(Finding("precision", dtype, value, note=why or ""))
     return findings
 
@@ -206,11 +230,11 @@ def cluster(environ: Mapping[str, str]) -> list[Finding]:
         Finding("cluster", "this process", f"{found.task_type} {found.task_index} at {found.address}"),
         _own_port(found),
     ]
-    for job, addresses in found.jobs.items():
-        for index, address in enumerate(addresses):
-            if (job, index) != (found.task_type, found.task_index):
-                findings.append(_peer(f"{job} {index}", address))
-    return findings
+    members = [
+        (job, index, where) for job, all_of in found.jobs.items() for index, where in enumerate(all_of)
+    ]
+    own = (found.task_type, found.task_index)
+    return findings + [_peer(f"{job} {index}", where) for job, index, where in members if (job, index) != own]
 
 
 def _own_port(found: Cluster) -> Finding:

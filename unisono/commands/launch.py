@@ -4,61 +4,35 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
 from ..distribute.launcher.launch import Launcher
 from ..distribute.launcher.tasks import Layout
 from .parser import Parser, at_least, local
 
-
-def main(argv: Sequence[str]) -> int:
-    """Starts the cluster and waits for its end.
-
-    Returns:
-        0 if every script ended with 0; else the status of the one that failed first, 128 + n if signal n ended it.
-    """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    script = options.script
-    if not os.path.isfile(script):
-        parser.error(f"there is no file {script!r} to run")
-    try:
-        timeout = peer_timeout() if options.timeout is None else options.timeout
-    except ValueError as error:
-        parser.error(str(error))
-    if options.log_dir is not None:
-        parser.make_folder("argument --log-dir", options.log_dir)
-    layout = Layout(
-        workers=options.workers,
-        replicas_per_worker=options.replicas_per_worker,
-        parameter_servers=options.parameter_servers,
-        stages=options.stages,
-        timeout=timeout,
-    )
-    launcher = Launcher(
-        [script, *options.arguments],
-        layout,
-        options.restarts,
-        options.log_dir,
-        options.grace,
-        options.network,
-    )
-    return launcher.run()
+_COUNT = at_least(int, 1)
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
+    """The arguments."""
     parser = Parser(
-        prog="python -m unisono launch",
-        description="Start N worker processes on this machine, each with TF_CONFIG set, and run a script on them.",
+        "launch",
+        "Start N worker processes on this machine, each with TF_CONFIG set, and run a script on them.",
+        examples=["--workers 2 train.py", "--workers 4 --restarts 3 --log-dir logs train.py --epochs 10"],
+        exit_codes={
+            0: "every script ended with 0",
+            1: "or another: the status of the script that failed first; 128 + n if signal n ended it",
+        },
     )
-    whole = at_least(int, 1)
     add = parser.add_argument
-    add("--workers", type=whole, default=1, metavar="N", help="worker processes (default 1)")
+    add("script", help="the Python file that each worker runs")
+    add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
+    add = parser.add_argument_group("processes").add_argument
+    add("--workers", type=_COUNT, default=1, metavar="N", help="worker processes (default: 1)")
     add(
         "--replicas-per-worker",
-        type=whole,
+        type=_COUNT,
         metavar="R",
         help="replicas of each worker (default: its share of the GPUs, or one); on the CPU these are logical devices",
     )
@@ -69,22 +43,16 @@ def _parser() -> Parser:
         metavar="M",
         help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
     )
-    add("--stages", type=whole, default=1, metavar="K", help="stages of the pipeline, each its own process")
+    add("--stages", type=_COUNT, default=1, metavar="K", help="stages of the pipeline, each its own process")
+    add = parser.add_argument_group("failures and logs").add_argument
     add(
         "--restarts",
         type=at_least(int, 0),
         default=0,
         metavar="K",
-        help="start all again up to K times after one has failed (default 0)",
+        help="after a failure restart all processes, up to K times (default: 0)",
     )
-    add("--log-dir", type=local, metavar="D", help="write the output of each process to a file in D as well")
-    _add_waits_and_network(add)
-    add("script", help="the Python file that each worker runs")
-    add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
-    return parser
-
-
-def _add_waits_and_network(add: Callable[..., Any]) -> None:
+    add("--log-dir", type=local, metavar="DIR", help="write the output of each process to a file in DIR too")
     add(
         "--timeout",
         type=at_least(float, 1, LONGEST_TIMEOUT),
@@ -96,8 +64,9 @@ def _add_waits_and_network(add: Callable[..., Any]) -> None:
         type=at_least(float, 0),
         default=30.0,
         metavar="SECONDS",
-        help="for the workers to end after SIGINT, SIGTERM or SIGHUP, before they are killed (default 30)",
+        help="for the workers to end after SIGINT, SIGTERM or SIGHUP, before they are killed (default: 30)",
     )
+    add = parser.add_argument_group("network").add_argument
     add(
         "--network",
         choices=("own", "host"),
@@ -105,3 +74,30 @@ def _add_waits_and_network(add: Callable[..., Any]) -> None:
         help="own (default): nothing outside reaches the processes and they reach nothing outside, where the kernel allows "
         "it; host: they share this machine's network, for downloads, logging services, or a profile from outside",
     )
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Starts the cluster and waits for its end.
+
+    Returns:
+        0 if every script ended with 0; else the status of the one that failed first, 128 + n if signal n ended it.
+    """
+    options = parser().parse_args(argv)
+    if not os.path.isfile(options.script):
+        parser().error(f"there is no file {options.script!r} to run")
+    try:
+        timeout = peer_timeout() if options.timeout is None else options.timeout
+    except ValueError as error:
+        parser().error(str(error))
+    if options.log_dir is not None:
+        parser().make_folder("argument --log-dir", options.log_dir)
+    layout = Layout(
+        workers=options.workers,
+        replicas_per_worker=options.replicas_per_worker,
+        parameter_servers=options.parameter_servers,
+        stages=options.stages,
+        timeout=timeout,
+    )
+    script = [options.script, *options.arguments]
+    return Launcher(script, layout, options.restarts, options.log_dir, options.grace, options.network).run()

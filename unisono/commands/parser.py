@@ -1,10 +1,11 @@
-"""The parser of a command's arguments: what is wrong is one sentence, without the whole usage before it."""
+"""The parser of a command's arguments: `--help` with examples and exit codes, and a wrong argument as one sentence."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,13 +37,49 @@ def at_least(kind: Callable[[str], Any], least: float, most: float = math.inf) -
 
 
 class Parser(argparse.ArgumentParser):
-    """As `argparse.ArgumentParser`."""
+    """As `argparse.ArgumentParser`.
+
+    Args:
+        command: its name.
+        purpose: what it does, in a line.
+        examples: its arguments, in two examples.
+        exit_codes: the meaning of each.
+        details: what else there is to know.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        purpose: str,
+        examples: Sequence[str],
+        exit_codes: Mapping[int, str],
+        details: str = "",
+    ) -> None:
+        prog = f"python -m unisono {command}"
+        codes = {**exit_codes, 2: exit_codes.get(2, "an argument is wrong")}
+        epilog = [
+            *([details, ""] if details else []),
+            "examples:",
+            *(f"  {prog} {example}" for example in examples),
+            "\nexit codes:",
+            *(f"  {code}  {codes[code]}" for code in sorted(codes)),
+        ]
+        super().__init__(
+            prog=prog,
+            description=purpose,
+            epilog="\n".join(epilog),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
-        name = self.prog.removeprefix("python -m ")
         message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
-        self.exit(2, f"{name}: {message.rstrip('.')}; see `{self.prog} --help`.\n")
+        self.exit(self.failed(f"{message.rstrip('.')}; see `{self.prog} --help`.", 2))
+
+    def failed(self, message: str, status: int) -> int:
+        """Prints why the command failed; returns `status`."""
+        print(f"{self.prog.removeprefix('python -m ')}: {message}", file=sys.stderr)
+        return status
 
     def make_folder(self, argument: str, folder: Path) -> None:
         """Makes a folder that an argument names, or ends the process with the reason why that is not possible."""

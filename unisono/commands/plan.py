@@ -1,11 +1,16 @@
-"""`python -m unisono plan`: what a training needs to fit into the memory of its devices, before anything is rented."""
+"""`python -m unisono plan`: what a training run needs to fit into the memory of its devices, before anything is rented."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
+import json
 import re
 import sys
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .parser import Parser
@@ -14,46 +19,52 @@ if TYPE_CHECKING:
     from ..distribute.memory_plan import MemoryPlan, ModelMemory
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_HELP = """
-A model is traced, not made: one of 100 GB can be planned on a laptop. What is counted are weights, gradients, the
-optimizer's slots, and the activations that the backward pass waits for; a tenth is left to kernels and the allocator.
-"""
+_MOST_BYTES = 1 << 28  # of a model's configuration
+_HELP = """\
+A model is traced, not created: one of 100 GB can be planned on a laptop. The plan counts weights, gradients, the optimizer's
+state, and the activations that the backward pass needs. A tenth of the memory is left to kernels and the allocator."""
+
+
+def parser() -> Parser:
+    """The arguments."""
+    parser = Parser(
+        "plan",
+        "Report which of accumulation, sharded state, half precision and a pipeline a training run needs.",
+        examples=["model.py:make_model -b 64 -n 8 -m 80GiB", "model.keras -b 256"],
+        exit_codes={
+            0: "the training run fits, perhaps with changes",
+            1: "nothing makes it fit",
+            2: "an argument is wrong, or the model cannot be read",
+        },
+        details=_HELP,
+    )
+    add = parser.add_argument
+    add(
+        "model",
+        help="a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)",
+    )
+    add("-b", "--batch-size", type=_count, required=True, metavar="N", help="samples of the global batch")
+    add("-n", "--devices", type=_count, default=1, metavar="N", help="how many, in all machines (default: 1)")
+    memory_help = (
+        "of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)"
+    )
+    add("-m", "--memory", type=_bytes, metavar="SIZE", help=memory_help)
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the plans; returns 0 if the training fits in some way, 1 if in none, 2 for what cannot be read."""
-    options = _parser().parse_args(argv)
-    # Imports no TensorFlow, but its package's arguments NumPy.
-    from ..distribute.memory_plan import memory_plans
-    from .planned_model import read_model
+    """Prints the plans; returns 0 if one fits, 1 if none does, 2 for a model that cannot be read."""
+    options = parser().parse_args(argv)
+    from ..distribute.memory_plan import memory_plans  # imports NumPy, which `--help` need not wait for
 
     try:
         memory = smallest_memory() if options.memory is None else options.memory
         model = read_model(options.model)
         plans = memory_plans(model, memory, options.batch_size, options.devices)
     except (ImportError, OSError, TypeError, ValueError) as error:
-        print(f"unisono plan: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return parser().failed(" ".join(str(error).split()), 2)
     print(as_text(options.model, model, plans, memory, options.batch_size, options.devices))
     return 0 if any(plan.fits for plan in plans) else 1
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m unisono plan",
-        description="Say which of accumulation, sharded state, half precision and a pipeline a training needs.",
-        epilog=_HELP,
-    )
-    add = parser.add_argument
-    model_help = "a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)"
-    add("model", help=model_help)
-    add("-b", "--batch-size", type=_count, required=True, metavar="ROWS", help="rows of the global batch")
-    add("-n", "--devices", type=_count, default=1, metavar="N", help="how many, in all machines (default 1)")
-    memory_help = (
-        "of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)"
-    )
-    add("-m", "--memory", type=_bytes, metavar="SIZE", help=memory_help)
-    return parser
 
 
 def _count(text: str) -> int:
@@ -68,6 +79,76 @@ def _bytes(text: str) -> int:
     if not 1 <= size < 2**63:
         raise argparse.ArgumentTypeError(f"must be a size such as 24GiB or 500MiB, received {text!r}")
     return int(size)
+
+
+def read_model(place: str) -> ModelMemory:
+    """The memory that the model in a file, or made by a function, takes.
+
+    Args:
+        place: path of a `.keras` file, whose weights are not read; or `FILE.py:FUNCTION` or `MODULE:FUNCTION`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    import keras
+
+    from ..compat.weightless import variables_without_memory
+    from ..trainer.model_memory import model_memory
+
+    with variables_without_memory():
+        if place.endswith(".keras"):
+            return model_memory(_model_in_file(Path(place)))
+        found = _function(place)()
+        model, *batch = found if isinstance(found, tuple) else (found,)
+        if not isinstance(model, keras.Model) or len(batch) > 2:
+            raise ValueError(
+                f"{place} must return a Keras model, or (model, x) or (model, x, y). Received: {type(found).__name__}"
+            )
+        return model_memory(model, *batch)
+
+
+def _model_in_file(path: Path) -> Any:
+    import keras
+
+    _check_is_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("config.json") as stream:
+            text = stream.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"its configuration has more than {_MOST_BYTES:,} bytes")
+        model: Any = keras.saving.deserialize_keras_object(json.loads(text))
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"it holds a {type(model).__name__}")
+    except Exception as error:  # the file may say anything
+        raise ValueError(f"{str(path)!r} is no .keras file of a model: {str(error)[:300]!s}") from None
+    return model
+
+
+def _function(place: str) -> Callable[[], Any]:
+    source, _, name = place.rpartition(":")
+    if not source:
+        raise ValueError(
+            f"`model` must be a .keras file, FILE.py:FUNCTION or MODULE:FUNCTION. Received: {place!r}"
+        )
+    path = Path(source)
+    if source.endswith(".py"):
+        _check_is_file(path)
+        sys.path.insert(0, str(path.parent.resolve()))  # what it imports from its folder
+        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        module = importlib.import_module(source)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{source} has no function {name!r}")
+    return function
+
+
+def _check_is_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
 
 
 def smallest_memory() -> int:
@@ -89,17 +170,17 @@ def smallest_memory() -> int:
 
 
 def as_text(
-    name: str, model: ModelMemory, plans: Sequence[MemoryPlan], memory: float, rows: int, devices: int
+    name: str, model: ModelMemory, plans: Sequence[MemoryPlan], memory: float, samples: int, devices: int
 ) -> str:
-    """What is printed: the model, a line for each way to train, and what to put into the program."""
+    """What is printed: the model, a line for each plan, and what to put into the program."""
     from ..distribute.gpu_memory import in_words
 
     precision = "half precision" if model.half_precision else "full precision"
     each = "on one device" if devices == 1 else f"on {devices} devices"
     lines = [
-        f"{name}: weights {in_words(model.weights)} ({in_words(model.trained)} trained), slots {in_words(model.slots)}, "
-        f"activations {in_words(model.activations)} for each row, in {precision}",
-        f"{rows} rows a step {each} of {in_words(memory)}",
+        f"{name}: weights {in_words(model.weights)} ({in_words(model.trained)} trained), optimizer state "
+        f"{in_words(model.slots)}, activations {in_words(model.activations)} for each sample, in {precision}",
+        f"{samples} samples a step {each} of {in_words(memory)}",
         "",
         *_table(plans, memory, in_words),
         "",
@@ -110,13 +191,18 @@ def as_text(
     if not best.remedies:
         return "\n".join([*lines, "It fits as it is."])
     return "\n".join(
-        [*lines, "Put this into the program:", "", *(f"    {line}" for line in code_of(best, rows, devices))]
+        [
+            *lines,
+            "Put this into the program:",
+            "",
+            *(f"    {line}" for line in code_of(best, samples, devices)),
+        ]
     )
 
 
 def _table(plans: Sequence[MemoryPlan], memory: float, in_words: Any) -> list[str]:
     kinds = ("weights", "gradients", "slots", "accumulators", "activations", "total")
-    cells = [["", *kinds, "of memory"]]
+    cells = [["", *("state" if kind == "slots" else kind for kind in kinds), "of memory"]]
     for plan in plans:
         share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
         cells.append([_title(plan), *(in_words(getattr(plan, kind)) for kind in kinds), share])
@@ -142,25 +228,25 @@ def _title(plan: MemoryPlan) -> str:
 
 def _nothing_fits(plain: MemoryPlan, devices: int) -> str:
     if plain.weights + plain.gradients + plain.slots > plain.activations:
-        return f"It fits in no way: more than {devices} devices are needed, or freeze weights (LoRA, say)."
+        return f"It does not fit: more than {devices} devices are needed, or freeze weights (LoRA, say)."
     return (
-        "It fits in no way: the activations of one row are too many; more devices for a pipeline would help."
+        "It does not fit: the activations of one sample are too many; more devices for a pipeline would help."
     )
 
 
-def code_of(plan: MemoryPlan, rows: int, devices: int) -> list[str]:
+def code_of(plan: MemoryPlan, samples: int, devices: int) -> list[str]:
     """The lines of a program that trains by a plan."""
     from ..distribute.memory_plan import micro_batches
 
     lines = []
     if plan.half_precision:
         lines.append(
-            'unisono.mixed_precision.set_global_policy("mixed_bfloat16")  # before the model is made'
+            'unisono.mixed_precision.set_global_policy("mixed_bfloat16")  # before the model is created'
         )
     if plan.stages > 1:
         replicas = devices // plan.stages
         several = f", replicas={replicas}" if replicas > 1 else ""
-        parts = micro_batches(plan, rows, devices)
+        parts = micro_batches(plan, samples, devices)
         names = ", ".join(f'"GPU:{index}"' for index in range(devices)) if devices <= 8 else "..."
         lines.append(
             f'strategy = unisono.distribute.Pipeline([{names}], micro_batches={parts}, schedule="1f1b"{several})'
@@ -178,6 +264,6 @@ def code_of(plan: MemoryPlan, rows: int, devices: int) -> list[str]:
             f"optimizer = unisono.optimizers.Adam(..., gradient_accumulation_steps={plan.accumulation})"
         )
         lines.append(
-            f"model.fit(..., batch_size={-(-rows // plan.accumulation)})  # an update every {plan.accumulation} steps"
+            f"model.fit(..., batch_size={-(-samples // plan.accumulation)})  # an update every {plan.accumulation} steps"
         )
     return lines

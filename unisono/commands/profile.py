@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,63 +10,58 @@ from ..distribute.workers.addresses import listens, split_address
 from .parser import Parser, at_least, local
 
 _CONNECT_SECONDS = 5.0
+_CHECK = "check that fit runs there with a unisono.callbacks.Profiler that has this port."
 
 
-def main(argv: Sequence[str]) -> int:
-    """Captures and writes the profile; returns 0, or 1 if any worker did not answer."""
+def parser() -> Parser:
+    """The arguments."""
     parser = Parser(
-        prog="python -m unisono profile",
-        description="Capture one profile of running workers. Their fit needs a unisono.callbacks.Profiler with a port.",
+        "profile",
+        "Capture one profile of running workers. Their fit needs a unisono.callbacks.Profiler with a port.",
+        examples=["--service localhost:6009", "--service host1:6009,host2:6010 --log-dir logs --seconds 3"],
+        exit_codes={0: "a profile of every worker was written", 1: "a worker did not answer"},
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--service",
         required=True,
         metavar="HOST:PORT,...",
         help="addresses of the workers' profilers: worker i listens at the port of the callback + i",
     )
-    parser.add_argument(
-        "--log-dir", type=local, default=Path("logs"), help="where to write it (default: logs)"
-    )
+    add("--log-dir", type=local, default=Path("logs"), metavar="DIR", help="where to write (default: logs)")
     seconds = at_least(float, 0.001, 86400)
-    parser.add_argument("--seconds", type=seconds, default=2.0, help="how long to capture (default: 2)")
-    options = parser.parse_args(argv)
+    add("--seconds", type=seconds, default=2.0, metavar="SECONDS", help="how long to capture (default: 2)")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Captures and writes the profile; returns 0, or 1 if any worker did not answer."""
+    options = parser().parse_args(argv)
     addresses = [address.strip().removeprefix("grpc://") for address in options.service.split(",")]
     for address in addresses:
         try:
             split_address(address)
         except ValueError as error:
-            parser.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
-    parser.make_folder("--log-dir", options.log_dir)
+            parser().error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
+    parser().make_folder("--log-dir", options.log_dir)
     silent = [address for address in addresses if not listens(address, _CONNECT_SECONDS)]
     if silent:
-        print(
-            f"unisono profile: nobody listens at {', '.join(silent)}: check that fit runs there with a "
-            "unisono.callbacks.Profiler that has this port.",
-            file=sys.stderr,
-        )
-        return 1
-    return _capture(addresses, options.log_dir, options.seconds)
-
-
-def _capture(addresses: list[str], log_dir: Path, seconds: float) -> int:
+        return parser().failed(f"nobody listens at {', '.join(silent)}: {_CHECK}", 1)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
     service = ",".join(f"grpc://{address}" for address in addresses)
-    before = set(log_dir.rglob("*.xplane.pb"))
+    before = set(options.log_dir.rglob("*.xplane.pb"))
     problem = ""
     try:
-        tf.profiler.experimental.client.trace(service, str(log_dir.absolute()), int(1000 * seconds))
+        tf.profiler.experimental.client.trace(
+            service, str(options.log_dir.absolute()), int(1000 * options.seconds)
+        )
     except tf.errors.OpError as error:
         reason = str(error.message).strip().splitlines() or [type(error).__name__]
         problem = f"nothing was captured from {', '.join(addresses)}: {reason[0]}"
-    files = sorted(set(log_dir.rglob("*.xplane.pb")) - before)
+    files = sorted(set(options.log_dir.rglob("*.xplane.pb")) - before)
     if not problem and len(files) < len(addresses):
-        problem = (
-            f"{len(files)} of {len(addresses)} workers answered: check that each is running fit with a Profiler that "
-            "has a port, and that the ports are right."
-        )
+        problem = f"{len(files)} of {len(addresses)} workers answered: {_CHECK}"
     print(*files, sep="\n", end="\n" if files else "")
-    if problem:
-        print(f"unisono profile: {problem}", file=sys.stderr)
-    return int(bool(problem))
+    return parser().failed(problem, 1) if problem else 0
