@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +24,9 @@ from .labels import (
     same_samples,
 )
 from .operation_labels import has_effects, labels_of, settled
-from .program import LOOPS, Apply, Convert, Copy, Program, Read, Value, shape_of
+from .program import LOOPS, Apply, Convert, Copy, Program, Read, Shape, Value, shape_of
 from .rules import View
-from .rules.lists import EMPTY
+from .rules.lists import EMPTY, listed
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -81,10 +82,7 @@ class Builder:
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
-        values = self.program.values
-        shapes = [
-            with_static_shapes(graph, [values[number].shapes[probe] for number in inputs]) for probe in (0, 1)
-        ]
+        shapes = _StaticShapes(graph, [self.program.values[number] for number in inputs])
         known = {id(tensor): number for tensor, number in zip(graph.inputs, inputs)}
         done: set[str] = set()
 
@@ -147,7 +145,7 @@ class Builder:
 
     # operations
 
-    def _operation(self, op: tf.Operation, known: dict[int, int], shapes: Sequence[dict[str, Any]]) -> None:
+    def _operation(self, op: tf.Operation, known: dict[int, int], shapes: _StaticShapes) -> None:
         name = op.name.rpartition("/")[2]
         if op.type == "Placeholder" and name.startswith(READ) and id(op.outputs[0]) not in known:
             known[id(op.outputs[0])] = self._read_weight(op)
@@ -162,10 +160,10 @@ class Builder:
             if graph is None:
                 raise NotPartitioned(f"the function that {op.name} calls has no graph")
             outputs = self.walk(graph, inputs)
-        elif op.type in LOOPS:
-            outputs = control_flow.without_collectives(self, op, inputs, control_flow.loop)
-        elif op.type in BRANCHES:
-            outputs = control_flow.without_collectives(self, op, inputs, control_flow.branch)
+        elif op.type in LOOPS or op.type in BRANCHES:
+            work = control_flow.loop if op.type in LOOPS else control_flow.branch
+            outputs = control_flow.without_collectives(self, op, inputs, work)
+            shapes.say(op, [self.program.values[number] for number in outputs])
         else:
             outputs = self._ruled(op, inputs, shapes)
         for tensor, number in zip(op.outputs, outputs):
@@ -173,9 +171,13 @@ class Builder:
             if tensor.dtype == tf.variant:
                 self._producers.setdefault(number, op.name)
 
-    def _output(self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: Any, label: Label) -> int:
+    def _output(
+        self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: _StaticShapes, label: Label
+    ) -> int:
         tensor = op.outputs[number]
-        static = [shape_of(shapes[probe].get(tensor.name, tensor.shape)) for probe in (0, 1)]
+        if tensor.dtype == tf.variant:
+            return self.add(listed(op, [self.program.values[each] for each in inputs], shapes.of(tensor)))
+        static = shapes.of(tensor)
         traced = shape_of(tensor.shape)
         for shape in static:
             for axis, extent in enumerate(traced or ()):
@@ -192,6 +194,8 @@ class Builder:
             for probe in (0, 1)
         ]
         both = None if found[0] is None or found[1] is None else (found[0], found[1])
+        if op.type == "TensorListPopBack":
+            both = values[inputs[0]].elements
         given = [values[each].constant for each in inputs]
         if depends_on_sizes(given) and not holds_for_all_sizes(op.type, given):
             if op.type not in COMPARISONS:
@@ -202,7 +206,7 @@ class Builder:
         both_shapes = (static[0] or (None if traced is None else traced), static[1] or traced)
         return self.add(Value(tensor.dtype, both_shapes, label, both))
 
-    def _ruled(self, op: tf.Operation, inputs: list[int], shapes: Any) -> list[int]:
+    def _ruled(self, op: tf.Operation, inputs: list[int], shapes: _StaticShapes) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
         outputs = [self._output(op, number, inputs, shapes, REPLICATED) for number in range(len(op.outputs))]
@@ -277,6 +281,56 @@ class Builder:
         for number, given in enumerate(inputs):
             value = values[given]
             constants = None if number in changed else value.constant
-            own.append(builder.add(Value(value.dtype, value.shapes, value.label, constants, value.shared)))
+            own.append(builder.add(dataclasses.replace(value, constant=constants)))
         builder.program.inputs = own
         return builder, builder.walk(graph, own)
+
+
+class _StaticShapes:
+    """The shapes of the tensors of a graph for each of `PROBES`, as TensorFlow infers them.
+
+    It does not infer those of the outputs of loops and branches, nor what lists hold, which the pass knows.
+    """
+
+    def __init__(self, graph: Any, inputs: Sequence[Value]) -> None:
+        self._graph, self._inputs = graph, inputs
+        self._known: dict[str, Any] = {}
+        constants = {t.name: v.elements for t, v in zip(graph.inputs, inputs) if v.elements is not None}
+        for op in graph.get_operations() if constants else ():
+            found = constants.get(op.inputs[0].name) if op.type == "TensorListPopBack" else None
+            if found is not None:
+                self._known[op.outputs[1].name] = tuple((None, constant) for constant in found)
+        self._found = self._inferred()
+
+    def of(self, tensor: Any) -> list[Shape]:
+        """The shapes of a tensor."""
+        return [shape_of(found.get(tensor.name, tensor.shape)) for found in self._found]
+
+    def say(self, op: tf.Operation, values: Sequence[Value]) -> None:
+        """Says the shapes of the outputs of an operation."""
+        better = {
+            tensor.name: tuple((shape, None) for shape in value.shapes)
+            for tensor, value in zip(op.outputs, values)
+            if tensor.dtype != tf.resource and _says_more(value.shapes, self.of(tensor))
+        }
+        if better:
+            self._known |= better
+            self._found = self._inferred()
+
+    def _inferred(self) -> list[dict[str, Any]]:
+        return [
+            with_static_shapes(
+                self._graph,
+                [value.shapes[probe] for value in self._inputs],
+                {name: both[probe] for name, both in self._known.items()},
+            )
+            for probe in (0, 1)
+        ]
+
+
+def _says_more(known: Sequence[Shape], found: Sequence[Shape]) -> bool:
+    """Whether a shape has an extent that another one does not have."""
+    return any(
+        a is not None and (b is None or any(x is not None and y is None for x, y in zip(a, b)))
+        for a, b in zip(known, found)
+    )

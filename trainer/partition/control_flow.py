@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from ...compat.one_device import inner_graph, subgraphs
 from .errors import NeedsCollective, NotPartitioned
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
-from .program import Copy, Program, Value
+from .program import Copy, Program, Shape, Value
 from .rules.lists import EMPTY
 
 _MOST_ROUNDS = 6
@@ -78,10 +80,9 @@ def branch(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
         builder.program.outputs = [builder.converted(n, label, op) for n, label in zip(outputs, labels)]
     copy = Copy(op, [which, *inputs[1:]], [], labels, list(op.control_inputs))
     copy.bodies = {name: builder.program for name, builder, _ in found}
-    first = found[0][1].program
     copy.outputs = [
-        outer.add(Value(tensor.dtype, first.values[number].shapes, label))
-        for tensor, number, label in zip(op.outputs, first.outputs, labels)
+        outer.add(Value(tensor.dtype, _shapes_of_branches([outer.program.values[n] for n in numbers]), label))
+        for tensor, label, *numbers in zip(op.outputs, labels, *(outputs for _, _, outputs in found))
     ]
     outer.program.nodes.append(copy)
     return copy.outputs
@@ -93,19 +94,21 @@ def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     if body is None or condition is None:
         raise NotPartitioned(f"the functions of {op.name} have no graphs")
     changed = [n for n, (a, b) in enumerate(zip(body.inputs, body.outputs)) if not _is_same(a, b)]
-    labels = [outer.label(number)._replace(counts=False) for number in inputs]
+    carried = [_carried(outer.program.values[number]) for number in inputs]
     for _ in range(_MOST_ROUNDS):
-        given = [_like(outer, number, label, op) for number, label in zip(inputs, labels)]
+        given = [outer.add(_checked(outer.label(n), value, op)) for n, value in zip(inputs, carried)]
         builder, outputs = outer.body(body, given, changed)
+        after = [outer.program.values[number] for number in outputs]
         merged = [
-            _merged(label, builder.label(number), outer.program.values[given[place]])
-            for place, (label, number) in enumerate(zip(labels, outputs))
+            _merged(before, value) if n in changed else before
+            for n, (before, value) in enumerate(zip(carried, after))
         ]
-        if merged == labels:
+        if merged == carried:
             break
-        labels = merged
+        carried = merged
     else:
         raise NeedsCollective(op.name)
+    labels = [value.label for value in carried]
     builder.program.outputs = [builder.converted(n, label, op) for n, label in zip(outputs, labels)]
     again, (goes_on,) = outer.body(condition, given, changed)
     again.program.outputs = [again.converted(goes_on, REPLICATED, op)]
@@ -115,24 +118,24 @@ def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
         op.get_attr("body").name: builder.program,
         op.get_attr("cond").name: again.program,
     }
-    values = outer.program.values
     copy.outputs = [
-        outer.add(
-            Value(tensor.dtype, values[number].shapes, label, None if n in changed else values[number].constant,
-                  values[number].shared)
-        )
-        for n, (tensor, number, label) in enumerate(zip(op.outputs, given, labels))
-    ]  # fmt: skip
+        outer.add(dataclasses.replace(value, constant=None) if n in changed else value)
+        for n, value in enumerate(carried)
+    ]
     outer.program.nodes.append(copy)
     return copy.outputs
 
 
-def _like(outer: Builder, number: int, label: Label, op: tf.Operation) -> int:
-    """A value like another one with a label, for a body that is only tried."""
-    if needs_collective(outer.label(number), label):
+def _carried(value: Value) -> Value:
+    """What a loop carries at its beginning."""
+    return dataclasses.replace(value, label=value.label._replace(counts=False))
+
+
+def _checked(have: Label, value: Value, op: tf.Operation) -> Value:
+    """What a loop carries, if no collective is needed to make it; for a body that is only tried."""
+    if needs_collective(have, value.label):
         raise NeedsCollective(op.name)
-    value = outer.program.values[number]
-    return outer.add(Value(value.dtype, value.shapes, label, value.constant, value.shared))
+    return dataclasses.replace(value)
 
 
 def _is_same(given: Any, returned: Any) -> bool:
@@ -150,9 +153,35 @@ def _of_branches(found: set[Label], op: tf.Operation) -> Label:
     return next(iter(others or labels), EMPTY)
 
 
-def _merged(before: Label, after: Label, value: Value) -> Label:
-    """The label of what a loop carries, from that at its beginning and that after a round."""
-    after = after._replace(counts=False)
+def _shapes_of_branches(values: Sequence[Value]) -> tuple[Shape, Shape]:
+    """The shapes of an output that is one of these."""
+    one, other = values[0].shapes
+    for value in values[1:]:
+        one, other = _merged_shape(one, value.shapes[0]), _merged_shape(other, value.shapes[1])
+    return one, other
+
+
+def _merged(before: Value, after: Value) -> Value:
+    """What a loop carries, from what it is at its beginning and what it is after a round."""
+    label = _merged_label(before.label, after.label._replace(counts=False), before)
+    if before.label == EMPTY:
+        return dataclasses.replace(before, label=label, shapes=after.shapes, elements=after.elements)
+    one, other = (_merged_shape(a, b) for a, b in zip(before.shapes, after.shapes))
+    alike = before.elements is not None and after.elements is not None
+    alike = alike and all(map(np.array_equal, before.elements, after.elements))  # type: ignore[arg-type]
+    return dataclasses.replace(
+        before, label=label, shapes=(one, other), elements=before.elements if alike else None
+    )
+
+
+def _merged_shape(before: Shape, after: Shape) -> Shape:
+    """A shape without the extents that a round changes."""
+    if before is None or after is None or len(before) != len(after):
+        return before
+    return [None if b is not None and a != b else a for a, b in zip(before, after)]
+
+
+def _merged_label(before: Label, after: Label, value: Value) -> Label:
     if before == after or after == EMPTY:
         return before
     if before == EMPTY:

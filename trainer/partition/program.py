@@ -28,9 +28,11 @@ class Value:
 
     Attributes:
         dtype: of the tensor.
-        shapes: the shape on one device for each of `PROBES`; None where the rank is not known.
+        shapes: the shape on one device for each of `PROBES`; None where the rank is not known. That of a list of tensors
+            is the shape of its elements.
         label: how it is distributed.
         constant: None, or what a small integer tensor is for each of `PROBES`.
+        elements: None, or the constant that each element of a list is.
         shared: whether a resource is that of a variable whose value is the sum of the copies of all replicas.
     """
 
@@ -38,6 +40,7 @@ class Value:
     shapes: tuple[Shape, Shape]
     label: Label = REPLICATED
     constant: tuple[np.ndarray, np.ndarray] | None = None
+    elements: tuple[np.ndarray, np.ndarray] | None = None
     shared: bool = False
 
 

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from ..labels import REPLICATED, Label, is_sharded
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ..labels import REPLICATED, Label, is_sharded, sizes
+from ..program import Shape, Value
 from .view import Ruling, View, Wants, rule
 
 EMPTY = Label("empty list")
 
 
+def listed(op: tf.Operation, inputs: Sequence[Value], inferred: Sequence[Shape]) -> Value:
+    """What is known of the elements of a list that an operation gives.
+
+    Args:
+        op: the operation.
+        inputs: its inputs.
+        inferred: the shape of the elements for each of `PROBES`, as TensorFlow infers it.
+    """
+    held = inputs[0] if inputs and inputs[0].dtype == tf.variant else None
+    shapes, elements = inferred if held is None else held.shapes, None if held is None else held.elements
+    if op.type in ("TensorListSetItem", "TensorListPushBack"):
+        item = inputs[1 if op.type == "TensorListPushBack" else 2]
+        shapes, elements = item.shapes, item.constant if _holds_only(held, item.constant) else None
+    elif op.type == "TensorListFromTensor":
+        shapes = [None if shape is None else shape[1:] for shape in inputs[0].shapes]
+    return Value(tf.variant, (shapes[0], shapes[1]), elements=elements)
+
+
+def _holds_only(held: Value | None, constant: tuple[np.ndarray, np.ndarray] | None) -> bool:
+    """Whether a list holds nothing else than a constant."""
+    if held is None or held.label == EMPTY or constant is None or held.elements is None:
+        return held is not None and held.label == EMPTY
+    return all(np.array_equal(one, other) for one, other in zip(held.elements, constant))
+
+
 @rule("TensorListReserve", "EmptyTensorList")
 def _new(view: View) -> Ruling:
-    return [None] * len(view.labels), [EMPTY]
+    wants: Wants = [None] * len(view.labels)
+    extents = view.constant(0)
+    if extents is not None and not np.array_equal(*extents):
+        wants[0] = _open(int(np.argmax(extents[0] != extents[1])))
+    return wants, [EMPTY]
+
+
+def _open(axis: int) -> Label:
+    """Wanted of the shape of the elements of a list: each replica has its own extent of this axis."""
+    return sizes(axis, chosen="any")
 
 
 @rule("OptionalNone")
@@ -48,17 +88,27 @@ def _put(view: View) -> Ruling:
     return wants, [goal]
 
 
+_SHAPED = {
+    "TensorListPopBack": 1,
+    "TensorListGetItem": 2,
+    "TensorListStack": 1,
+}  # number of the shape of an element
+
+
 @rule("TensorListPopBack", "TensorListGetItem", "TensorListStack", "TensorListResize", "TensorListLength",
       "TensorListElementShape", "TensorListConcatV2")  # fmt: skip
 def _take(view: View) -> Ruling:
-    held, wants = view.labels[0], [None] * len(view.labels)
+    held, wants = view.labels[0], list[Label | None]([None] * len(view.labels))
     element = REPLICATED if held == EMPTY else held
+    shape = len(view.labels) - 1
+    if is_sharded(element) and _SHAPED.get(view.type) == shape and view.rank(shape) == 1:
+        wants[shape] = _open(element.axis)
     if view.type == "TensorListPopBack":
-        return list(wants), [held, element]
+        return wants, [held, element]
     if view.type == "TensorListGetItem":
-        return list(wants), [element]
+        return wants, [element]
     if view.type == "TensorListStack":
-        return list(wants), [element._replace(axis=element.axis + 1) if is_sharded(element) else element]
+        return wants, [element._replace(axis=element.axis + 1) if is_sharded(element) else element]
     if view.type == "TensorListResize":
-        return list(wants), [held]
-    return list(wants), [REPLICATED]
+        return wants, [held]
+    return wants, [REPLICATED]
