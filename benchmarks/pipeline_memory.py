@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from unisono.distribute.pipeline import Pipeline
 from unisono.trainer.pipeline.engine import PipelinedStep
-from unisono.trainer.pipeline.step_parts import micro_steps
+from unisono.trainer.pipeline.micro_batches import micro_steps
 
 LAYERS = 8
 

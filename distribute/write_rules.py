@@ -1,8 +1,11 @@
-"""How the values that replicas give a variable become one."""
+"""How the values that replicas, or the parts of a batch, give a variable become one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import tensorflow as tf
 
 MEAN = "mean"  # weighted with the samples
 SUM = "sum"  # of what the replicas add
@@ -15,3 +18,47 @@ def declared(variable: Any) -> str | None:
     """What the `aggregation` of a Keras variable says; None where it says nothing."""
     kinds = {"mean": MEAN, "sum": SUM, "only_first_replica": FIRST}
     return kinds.get(getattr(variable, "aggregation", None) or "none")
+
+
+def reduce_parts(
+    variable: Any,
+    values: Sequence[tf.Tensor],
+    shares: Sequence[Any],
+    alive: Sequence[Any],
+    old: tf.Tensor,
+) -> tf.Tensor:
+    """The value of a variable after a step whose parts were computed one by one, each from the same value.
+
+    By the declared rule; otherwise the mean of floating-point values and the first of others: a counter that each part
+    advances advances once.
+
+    Args:
+        variable: the Keras variable.
+        values: what the parts give it.
+        shares: of each part in the samples of the batch; scalars.
+        alive: for each part whether it has samples; bools or bool scalar tensors.
+        old: the value before the step.
+    """
+    if len(values) == 1:
+        return values[0]
+    dtype = values[0].dtype
+    rule = declared(variable) or (MEAN if dtype.is_floating else FIRST)
+    if rule == FIRST:
+        return first_of(values, alive)
+    if rule == SUM:
+        added = [tf.where(has, value - old, tf.zeros_like(old)) for value, has in zip(values, alive)]
+        return old + tf.add_n(added)
+    wide = dtype if dtype.is_floating else tf.float64
+    weighted = [
+        tf.math.multiply_no_nan(tf.cast(v, wide), tf.cast(share, wide)) for v, share in zip(values, shares)
+    ]
+    mean = tf.add_n(weighted)
+    return mean if dtype.is_floating else tf.cast(tf.round(mean), dtype)
+
+
+def first_of(values: Sequence[tf.Tensor], alive: Sequence[Any]) -> tf.Tensor:
+    """The value of the first part that has samples."""
+    first = values[-1]
+    for value, has in zip(reversed(values), reversed(alive)):
+        first = tf.where(has, value, first)
+    return first

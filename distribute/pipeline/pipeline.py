@@ -55,18 +55,17 @@ class Settings:
 
     def _check_partition(self) -> None:
         parts: Any = self.partition
-        stages = self.stages
         if isinstance(parts, str) and parts == "auto":
             return
         several = isinstance(parts, list | tuple)
         counts = (
-            several and len(parts) == stages and all(isinstance(part, int) and part > 0 for part in parts)
+            several and len(parts) == self.stages and all(type(part) is int and part > 0 for part in parts)
         )
-        names = several and len(parts) == stages - 1 and all(isinstance(part, str) for part in parts)
+        names = several and len(parts) == self.stages - 1 and all(isinstance(part, str) for part in parts)
         if not counts and not names:
             raise ValueError(
-                f'`partition` must be "auto", {stages} counts of layers above 0, one for each stage, or {stages - 1} names '
-                f"of the first layers of all stages but the first. Received: {shown(parts)}"
+                f'`partition` must be "auto", {self.stages} counts of layers above 0, one for each stage, or '
+                f"{self.stages - 1} names of the first layers of all stages but the first. Received: {shown(parts)}"
             )
 
     @property

@@ -16,7 +16,7 @@ from tensorflow.python.eager import context
 import unisono
 from unisono.distribute.pipeline import Pipeline
 from unisono.trainer.pipeline.engine import PipelinedStep
-from unisono.trainer.pipeline.step_parts import micro_steps
+from unisono.trainer.pipeline.micro_batches import micro_steps
 
 pytestmark = pytest.mark.as_for_users  # graphs after their optimization
 

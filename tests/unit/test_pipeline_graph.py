@@ -63,20 +63,22 @@ def test_nested_models_are_blocks():
 
 
 def test_partition_by_counts_and_by_names():
-    chain = Chain(chain_of(1, 2, 3, 4))
-    assert chain.sizes_from_partition([1, 3], 2) == [1, 3]
-    assert chain.sizes_from_partition(["d2"], 2) == [2, 2]
-    assert chain.sizes_from_partition([], 1) == [4]
-    for wrong in ([2, 3], [4, 0], [1, 1, 2], [True, 3]):
-        with pytest.raises(ValueError, match="partition must be 'auto', 2 layer counts"):
-            chain.sizes_from_partition(wrong, 2)
-    with pytest.raises(ValueError, match="partition names the layer 'x'"):
-        chain.sizes_from_partition(["x"], 2)
-    for wrong in (["d0"], ["d1", "d2"]):
-        with pytest.raises(
-            ValueError, match="partition must name the first layer of each of the stages 1 to 1"
-        ):
-            chain.sizes_from_partition(wrong, 2)
+    def sizes(partition, stages=2):
+        return Pipeline(["CPU:0"] * stages, 2, partition=partition).plan(chain_of(1, 2, 3, 4)).sizes
+
+    assert sizes([1, 3]) == [1, 3]
+    assert sizes(["d2"]) == [2, 2]
+    assert sizes([], stages=1) == [4]
+    for wrong in ([4, 0], [1, 1, 2], [True, 3], ["d1", "d2"]):
+        with pytest.raises(ValueError, match=r"`partition` must be .auto., 2 counts of layers"):
+            sizes(wrong)
+    for wrong in ([2, 3], ["d0"]):
+        with pytest.raises(ValueError, match="`partition` must have layer counts that sum to 4, or names"):
+            sizes(wrong)
+    with pytest.raises(ValueError, match=r"`partition` must have .* in the model's order"):
+        sizes(["d2", "d1"], stages=3)
+    with pytest.raises(ValueError, match="`partition` names the layer 'x'"):
+        sizes(["x"])
 
 
 def test_shared_layers_are_named_and_stay_in_one_stage():
@@ -88,8 +90,8 @@ def test_shared_layers_are_named_and_stay_in_one_stage():
     chain = Chain(model)
     assert [block.name for block in chain.blocks] == ["first", "twice", "between", "last"]
     assert chain.groups() == [1, 2, 1]
-    with pytest.raises(ValueError, match="the cut before layer 'between' parts the shared layer 'twice'"):
-        chain.sizes_from_partition([2, 2], 2)
+    with pytest.raises(ValueError, match="`partition` cuts the shared layer 'twice' before layer 'between'"):
+        chain.sizes_of([2, 2])
     with pytest.raises(ValueError, match=r"into 3 stages at most, not 4: the shared layer 'twice' must stay"):
         chain.check_enough(4)
     assert Pipeline(["CPU:0"] * 3, 2).plan(model).sizes == [1, 2, 1]
@@ -113,8 +115,8 @@ def test_shared_variables_name_their_layers():
     )
     chain = Chain(model)
     assert chain.groups() == [3]
-    with pytest.raises(ValueError, match="parts the variables shared by the layers 'table', 'tied'"):
-        chain.sizes_from_partition([1, 2], 2)
+    with pytest.raises(ValueError, match="cuts the variables shared by the layers 'table', 'tied'"):
+        chain.sizes_of([1, 2])
 
 
 def test_a_layer_without_variables_may_be_used_in_two_stages():
@@ -163,7 +165,7 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
     ):
         fit(two, Pipeline(["CPU:0", "CPU:1", "CPU:2"], 2))
     with pytest.raises(
-        ValueError, match=r"batch_size \(4\) must be at least micro_batches \(3\) \* replicas \(2\)"
+        ValueError, match=r"`batch_size` \(4\) must be at least `micro_batches` \(3\) \* `replicas` \(2\)"
     ):
         fit(two, Pipeline(["CPU:0", "CPU:1"] * 2, 3, replicas=2))
     with pytest.raises(ValueError, match="its call is Python code, not a graph of layers"):

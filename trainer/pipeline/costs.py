@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from ...compat.functional import run_node
 from ..model_memory import bytes_of
-from .graph import Block, Chain
-from .state import NotedWrites
+from .graph import Block, Chain, taken_by, weights_of
+from .stage_pass import StageScope
 
 UNKNOWN_LENGTH = 64
 _NOT_KEPT = {"ReadVariableOp", "Const", "Placeholder", "Shape", "ShapeN", "VarHandleOp"}
@@ -64,7 +64,7 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
     result = []
     for index, (block, count) in enumerate(zip(chain.blocks, counts)):
         own = [out for node in block.nodes for out in node.outputs if id(out) in kept]
-        variables = {id(v): v for v in _weights(block)}.values()
+        variables = weights_of([block])
         result.append(
             BlockCost(
                 forward=count.forward,
@@ -92,17 +92,6 @@ def measure(chain: Chain, rows: int, device: str, repeats: int = 5) -> list[Bloc
     return result
 
 
-def _weights(block: Block) -> list[Any]:
-    return [v for node in block.nodes for v in getattr(node.operation, "weights", [])]
-
-
-def _inputs_of(block: Block) -> list[Any]:
-    """The symbolic tensors that a block takes from outside of it."""
-    made = {id(out) for node in block.nodes for out in node.outputs}
-    needs = {id(t): t for node in block.nodes for t in node.input_tensors}
-    return [tensor for key, tensor in needs.items() if key not in made]
-
-
 def _spec(symbolic: Any, rows: int) -> tf.TensorSpec:
     shape = list(symbolic.shape)
     if shape:
@@ -127,9 +116,9 @@ class _Count:
 
 def _run(block: Block, inputs: list[Any], values: list[Any]) -> tuple[dict[int, Any], Callable[[], Any]]:
     """Runs a block's nodes; returns the values of all tensors and a function that takes the gradient."""
-    mapping = {id(v): (v, tf.convert_to_tensor(v.value)) for v in _weights(block)}
+    mapping = {id(v): (v, tf.convert_to_tensor(v.value)) for v in weights_of([block])}
     made = {id(symbolic): value for symbolic, value in zip(inputs, values)}
-    with tf.GradientTape(watch_accessed_variables=False) as tape, NotedWrites(mapping.values()):
+    with tf.GradientTape(watch_accessed_variables=False) as tape, StageScope(mapping.values()):
         sources = [v for v in values if v.dtype.is_floating]
         sources += [value for variable, value in mapping.values() if variable.trainable]
         tape.watch(sources)
@@ -142,7 +131,7 @@ def _run(block: Block, inputs: list[Any], values: list[Any]) -> tuple[dict[int, 
 
 
 def _count_block(block: Block, rows: int) -> _Count:
-    inputs = _inputs_of(block)
+    inputs = taken_by([block])
     specs = [_spec(tensor, rows) for tensor in inputs]
     counts: list[_Count] = []
 
@@ -221,7 +210,7 @@ def _kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
 
 def _time_block(block: Block, rows: int, device: str, repeats: int) -> tuple[float, float]:
     """Seconds of the forward pass, and of the forward and backward passes together."""
-    inputs = _inputs_of(block)
+    inputs = taken_by([block])
 
     def run(backward: bool, *values: Any) -> Any:
         made, gradient = _run(block, inputs, list(values))

@@ -13,22 +13,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ...compat.functional import flat_inputs, pack_outputs, run_node
-from ...compat.layers import forget_losses, is_own, losses_of_layers
+from ...compat.functional import flat_inputs, pack_outputs
 from ...distribute.pipeline.schedule import Job, rematerialized
 from ...distribute.step_context import StepContext, step_scope
-from ..step.added_losses import added_by
 from .graph import Chain, Stage
-from .state import NotedWrites
-from .step_parts import Head, Pass, Result
-from .tensors import cotangents_of, flatten, identity, join_micro_batches, watch, zero_unless
-from .totals import Totals
+from .micro_batches import concat_micro_batches
+from .stage_pass import Pass, run_stage
+from .state import MicroBatchStates
+from .tensors import add_gradients, cotangents_of, flatten, identity, watch, zero_unless_alive
+
+Head = Callable[[int | None, Any], tuple[tf.Tensor, tf.Tensor]]
+Scale = Callable[[tf.Tensor], tf.Tensor]
+
+
+@dataclasses.dataclass
+class Result:
+    """What a step computed.
+
+    Attributes:
+        outputs: the model's outputs for the whole batch, as the model returns them.
+        loss: scalar tensor; loss, added losses and penalties of the global batch; None if there are none.
+        gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the scaled loss,
+            summed over micro-batches and replicas, on the variable's device.
+        writes: (variable, value) pairs: what layers assigned (running averages, random state).
+    """
+
+    outputs: Any
+    loss: Any
+    gradients: dict[int, Any]
+    writes: list[tuple[Any, tf.Tensor]]
 
 
 class PipelinedStep:
@@ -39,7 +58,7 @@ class PipelinedStep:
     Args:
         chain: the model's blocks.
         stages: its stages, with their devices.
-        inputs: for each micro-batch of each replica the model's inputs, in the order of the rows.
+        inputs: for each micro-batch of each replica the model's inputs, in the order of the samples.
         steps: for each of them its part of the batch (`micro_steps`).
         replicas: int; R: the first len(inputs) / R micro-batches run on the first devices of the stages, and so on.
         training: bool; the mode in which layers are called.
@@ -54,41 +73,41 @@ class PipelinedStep:
         replicas: int = 1,
         training: bool = True,
     ) -> None:
-        self.chain, self.stages = chain, list(stages)
-        self.steps, self.replicas, self.training = list(steps), replicas, training
-        self.micro_batches = len(self.steps) // replicas
-        self.values = [dict(zip(chain.input_ids, flat_inputs(chain.graph, value))) for value in inputs]
-        self.weights = [
+        self.chain, self.stages, self.steps = chain, list(stages), list(steps)
+        self._replicas = replicas
+        self._run = functools.partial(run_stage, training=training, several=len(self.steps) > 1)
+        self._values = [dict(zip(chain.input_ids, flat_inputs(chain.graph, value))) for value in inputs]
+        self._weights = [
             [_read(stage.weights, device) for device in stage.devices[:replicas]] for stage in self.stages
         ]
-        self.totals = Totals(self.stages, self.steps, replicas)
-        self.cotangents: list[dict[int, list[Any]]] = [{} for _ in self.steps]
-        self.passes: dict[tuple[int, int], Pass] = {}
-        self.last: dict[tuple[int, int], list[Any]] = {}
-
-    # The three ways to run it.
+        self._states = MicroBatchStates(self.stages, self.steps)
+        self._losses: list[tf.Tensor] = []
+        self._gradients: dict[tuple[int, int], Any] = {}  # by replica and variable
+        self._cotangents: list[dict[int, list[Any]]] = [{} for _ in self.steps]
+        self._passes: dict[tuple[int, int], Pass] = {}
+        self._last: dict[tuple[int, int], list[Any]] = {}
 
     def forward(self, jobs: Sequence[Job]) -> Result:
         """Runs the forward passes alone; `jobs`: the schedule (`forward_only`), for one replica."""
         for _, stage, q in self._on_replicas(jobs):
             self._forward(stage, q, keep=False)
-            self.totals.add_losses(q, self.passes.pop((stage.index, q)).added)
+            self._add_losses(q, self._passes.pop((stage.index, q)).added)
         self._penalties(None)
-        return Result(self.outputs(), self.totals.loss(), {}, self.totals.writes())
+        return self._result()
 
     def train(
         self,
         jobs: Sequence[Job],
         head: Head,
         loss_by_micro_batch: bool,
-        scale: Callable[[tf.Tensor], tf.Tensor],
+        scale: Scale,
         rematerialize: bool = False,
     ) -> Result:
         """Runs the schedule, forward and backward.
 
         Args:
             jobs: the schedule for one replica; all replicas follow it.
-            head: `head(q, outputs)` is the loss of the rows of micro-batch q, weighted so that the sum over all
+            head: `head(q, outputs)` is the loss of the samples of micro-batch q, weighted so that the sum over all
                 micro-batches is that of the batch, and the same scaled; with q None that of the whole batch.
             loss_by_micro_batch: bool; whether `head` is called for each micro-batch or once.
             scale: the loss scale, a linear function of a scalar; applied to added losses and penalties.
@@ -107,22 +126,20 @@ class PipelinedStep:
                 done = True
             self._backward(stage, q, scale)
         self._penalties(scale)
-        return Result(self.outputs(), self.totals.loss(), self.totals.gradients(), self.totals.writes())
+        return self._result()
 
-    def peek(self, q: int) -> Any:
+    def masked_outputs(self, q: int) -> Any:
         """The outputs of micro-batch q outside of the schedule, nothing written.
 
         For values that do not depend on the arithmetic (masks): what is not used of it is pruned from the graph.
         """
-        values, state = dict(self.values[q]), self.totals.state(q)
+        values, state = dict(self._values[q]), self._states.of(q)
         for stage in self.stages:
             with tf.device(self._device(stage, q)), step_scope(self.steps[q]):
                 inputs = {key: identity(values[key]) for key in stage.inputs}
-                scope = NotedWrites(self._mapping(stage, q, state))
-                with scope:
-                    made = self._run_layers(stage, inputs)
-                values.update({key: made[key] for key in stage.outputs})
-                state.update({id(v): (v, t) for v, t in scope.writes() if id(v) in state})
+                run = self._run(stage, inputs, self._mapping(stage, q, state), keep=False)
+                values.update({key: run.made[key] for key in stage.outputs})
+                state.update({id(v): (v, t) for v, t in run.writes.items() if id(v) in state})
         return pack_outputs(self.chain.graph, [values[key] for key in self.chain.output_ids])
 
     # Jobs.
@@ -130,96 +147,64 @@ class PipelinedStep:
     def _forward(self, stage: Stage, q: int, keep: bool) -> None:
         """Boundary in, layers, boundary out. With `keep` a tape keeps the activations."""
         with self._job("forward", stage, q):
-            inputs = {key: identity(self.values[q][key]) for key in stage.inputs}
-            run = self._pass(stage, q, inputs, self._mapping(stage, q, self.totals.state(q)), keep)
-            self.totals.note_writes(q, run.scope)
-            self.values[q].update({key: run.made[key] for key in stage.outputs})
-            run.drop_activations(stage, keep)
-            self.passes[(stage.index, q)] = run
-            self._finish(stage, q, [run.made[key] for key in stage.outputs] + run.added)
+            inputs = {key: identity(self._values[q][key]) for key in stage.inputs}
+            run = self._run(stage, inputs, self._mapping(stage, q, self._states.of(q)), keep)
+            self._states.note(q, run.writes)
+            outputs = {key: run.made[key] for key in stage.outputs}
+            self._values[q].update(outputs)
+            if not keep:  # in eager mode that frees the memory of the activations
+                run.made, run.sources = outputs, []
+            self._passes[(stage.index, q)] = run
+            self._finish(stage, q, [*outputs.values(), *run.added])
 
-    def _backward(self, stage: Stage, q: int, scale: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    def _backward(self, stage: Stage, q: int, scale: Scale) -> None:
         """Cotangents in, gradient of this stage alone, cotangents out."""
-        run = self.passes.pop((stage.index, q))
-        arriving = self.cotangents[q]
+        run = self._passes.pop((stage.index, q))
+        arriving = self._cotangents[q]
         incoming = flatten([arriving.get(key, []) for key in stage.outputs])
         with self._job("backward", stage, q, incoming):
             if run.tape is None:
-                run = self._pass(stage, q, run.inputs, run.mapping, keep=True)
+                run = self._run(stage, run.inputs, run.mapping, keep=True)
             targets, cotangents = cotangents_of(
                 [(run.made[key], arriving.pop(key, [])) for key in stage.outputs]
             )
             for loss in run.added:
-                factor = scale(self.steps[q].share(loss.dtype))
                 targets.append(loss)
-                cotangents.append(tf.cast(factor, loss.dtype))
+                cotangents.append(tf.cast(scale(self.steps[q].share(loss.dtype)), loss.dtype))
             flat = [tensor for _, tensors in run.sources for tensor in tensors]
             assert run.tape is not None
             gradients = run.tape.gradient(targets, flat, output_gradients=cotangents) if targets else []
             leaving = iter(gradients or [None] * len(flat))
             for key, tensors in run.sources:
                 self._pass_on(stage, q, key, [next(leaving) for _ in tensors])
-            self.totals.add_losses(q, run.added)
+            self._add_losses(q, run.added)
             # The job is done when the sums are: or the graph optimizer would keep the gradients of all micro-batches.
-            self._finish(stage, q, flatten(gradients) + self.totals.sums(stage, q))
-
-    def _pass(self, stage: Stage, q: int, inputs: dict[int, Any], mapping: Any, keep: bool) -> Pass:
-        tape = tf.GradientTape(watch_accessed_variables=False) if keep and self.training else None
-        scope = NotedWrites(mapping)
-        trainable = {id(v) for v in stage.trainable}
-        with tape if tape is not None else contextlib.nullcontext(), scope:
-            watched = [(key, watch(tape, value)) for key, value in inputs.items()]
-            watched += [(id(v), watch(tape, value)) for v, value in mapping if id(v) in trainable]
-            made = self._run_layers(stage, inputs)
-            self._check_added(stage)
-            losses = added_by(stage.layers)
-            added = [tf.reduce_sum(loss) for loss in losses if loss.dtype.is_floating]
-            for layer in stage.layers:
-                forget_losses(layer, scope.losses)
-        return Pass(inputs, mapping, made, added, watched, tape, scope)
-
-    def _check_added(self, stage: Stage) -> None:
-        """Rejects a loss that user code adds for each micro-batch: nobody says whether these are means or sums."""
-        for layer, _, _ in itertools.chain.from_iterable(map(losses_of_layers, stage.layers)):
-            if len(self.steps) > 1 and is_own(layer):
-                raise ValueError(
-                    f"The layer {layer.name!r} adds a loss with `add_loss`, and a pipeline computes it for each of "
-                    f"{len(self.steps)} micro-batches: return it from `compute_loss`, which gets the whole batch, or use "
-                    "`micro_batches=1`."
-                )
-
-    def _run_layers(self, stage: Stage, inputs: dict[int, Any]) -> dict[int, Any]:
-        values = dict(inputs)
-        for node in stage.nodes:
-            outputs = run_node(node, values, self.training)
-            values.update({id(symbolic): output for symbolic, output in zip(node.outputs, outputs)})
-        return values
+            sums = [self._gradients.get((self._replica(q), id(variable))) for variable in stage.trainable]
+            self._finish(stage, q, flatten([gradients, sums]))
 
     def _head(self, head: Head, q: int | None) -> None:
         """The loss on the last stage, and its cotangents for the outputs."""
         numbers = range(len(self.steps)) if q is None else [q]
-        first = numbers[0]
         with (
-            self._job("loss", self.stages[-1], first),
+            self._job("loss", self.stages[-1], numbers[0]),
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):
-            pieces = [[identity(self.values[n][key]) for key in self.chain.output_ids] for n in numbers]
+            pieces = [[identity(self._values[n][key]) for key in self.chain.output_ids] for n in numbers]
             watched = [[watch(tape, value) for value in piece] for piece in pieces]
             steps = [self.steps[n] for n in numbers]
-            contribution, scaled = head(q, self._pack(pieces, steps, trim=q is None))
-        with tf.device(self._device(self.stages[-1], first)):
-            self.totals.losses.append(contribution)
+            loss, scaled = head(q, self._pack(pieces, steps, trim=q is None))
+        with tf.device(self._device(self.stages[-1], numbers[0])):
+            self._losses.append(loss)
             flat = [tensor for piece in watched for tensors in piece for tensor in tensors]
             gradients = iter(tape.gradient(scaled, flat))
             for n, piece in zip(numbers, watched):
                 for key, tensors in zip(self.chain.output_ids, piece):
-                    parts = [next(gradients) for _ in tensors]
-                    self.cotangents[n].setdefault(key, []).append(parts)
+                    self._cotangents[n].setdefault(key, []).append([next(gradients) for _ in tensors])
 
-    def _penalties(self, scale: Callable[[tf.Tensor], tf.Tensor] | None) -> None:
+    def _penalties(self, scale: Scale | None) -> None:
         """Adds the weight regularizers, once, each stage's on its device. Without a scale no gradient."""
         for stage in self.stages:
-            for variable, value in self.weights[stage.index][0]:
+            for variable, value in self._weights[stage.index][0]:
                 if not variable.trainable or variable.regularizer is None:
                     continue
                 with tf.device(stage.devices[0]):
@@ -227,72 +212,83 @@ class PipelinedStep:
                         tape.watch(value)
                         penalty = tf.convert_to_tensor(variable.regularizer(value))
                         scaled = penalty if scale is None else scale(penalty)
-                    self.totals.losses.append(penalty)
+                    self._losses.append(penalty)
                     if scale is not None:
-                        self.totals.add_gradient(0, id(variable), tape.gradient(scaled, value))
+                        self._add_gradient(0, id(variable), tape.gradient(scaled, value))
 
     # What goes between jobs.
 
     @contextlib.contextmanager
-    def _job(self, kind: str, stage: Stage, q: int, after: Sequence[Any] = ()) -> Any:
+    def _job(self, kind: str, stage: Stage, q: int, after: Sequence[Any] = ()) -> Iterator[None]:
         """The device, the stage's order, and the micro-batch's part of the batch; its name shows in profiles."""
-        key = (stage.index, q // self.micro_batches)
-        wait = [] if tf.executing_eagerly() else self.last.get(key, []) + list(after)
-        step = self._live(self.steps[q])
+        last = self._last.get((stage.index, self._replica(q)), [])
         with (
             tf.name_scope(f"stage_{stage.index}_{kind}_{q}"),
             tf.device(self._device(stage, q)),
-            tf.control_dependencies(wait),
-            step_scope(step),
+            tf.control_dependencies([] if tf.executing_eagerly() else [*last, *after]),
+            step_scope(self.steps[q]),
         ):
             yield
-
-    def _live(self, step: StepContext) -> StepContext:
-        """A micro-batch without rows computes on a borrowed one; its losses have the weight 0."""
-        if isinstance(step.rows, int) and step.rows > 0:
-            return step
-        rows = max(step.rows, 1) if isinstance(step.rows, int) else tf.maximum(step.rows, 1)
-        return dataclasses.replace(step, rows=rows, verdicts=[])
 
     def _finish(self, stage: Stage, q: int, results: Sequence[Any]) -> None:
         """Notes when the job is done: the stage's next job waits for it."""
         if not tf.executing_eagerly():
-            results = [t for value in results if value is not None for t in flatten(value)]
-            self.last[(stage.index, q // self.micro_batches)] = [tf.group(*results)]
+            self._last[(stage.index, self._replica(q))] = [tf.group(*flatten(list(results)))]
 
     def _mapping(self, stage: Stage, q: int, state: dict[int, tuple[Any, Any]]) -> list[Any]:
-        weights = self.weights[stage.index][q // self.micro_batches]
+        weights = self._weights[stage.index][self._replica(q)]
         known = {id(v) for v, _ in weights}
         return weights + [pair for key, pair in state.items() if key not in known]
 
     def _pass_on(self, stage: Stage, q: int, key: int, gradients: list[Any]) -> None:
-        """Hands the gradients of what a stage took to the stage that made it, or adds them to the sums."""
+        """Hands the gradients of a stage's input to the stage that made it, or adds those of a weight to the sums."""
         if key in stage.inputs:
-            self.cotangents[q].setdefault(key, []).append(gradients)
+            self._cotangents[q].setdefault(key, []).append(gradients)
         elif gradients:
-            self.totals.add_gradient(q, key, zero_unless(self.steps[q], gradients[0]))
+            self._add_gradient(self._replica(q), key, zero_unless_alive(self.steps[q], gradients[0]))
 
-    def outputs(self) -> Any:
-        """The outputs for the whole batch, on the last stage's first device."""
-        with tf.device(self.stages[-1].devices[0]):
-            pieces = [[values[key] for key in self.chain.output_ids] for values in self.values]
-            return self._pack(pieces, self.steps, trim=True)
+    def _add_gradient(self, replica: int, key: int, gradient: Any) -> None:
+        self._gradients[replica, key] = add_gradients(self._gradients.get((replica, key)), gradient)
 
-    def _pack(self, pieces: list[list[Any]], steps: Sequence[StepContext], trim: bool) -> Any:
-        joined = [join_micro_batches(list(parts), steps, trim) for parts in zip(*pieces)]
-        return pack_outputs(self.chain.graph, joined)
+    def _add_losses(self, q: int, added: Sequence[tf.Tensor]) -> None:
+        """Adds what layers have added to the loss of micro-batch q, in units of its local mean."""
+        self._losses += [loss * self.steps[q].share(loss.dtype) for loss in added]
 
     def _on_replicas(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Stage, int]]:
         """Each job with its stage and, for one replica after the other, the number of its micro-batch."""
         for job in jobs:
-            for replica in range(self.replicas):
-                yield job, self.stages[job.stage], replica * self.micro_batches + job.micro_batch
+            for replica in range(self._replicas):
+                first = replica * len(self.steps) // self._replicas
+                yield job, self.stages[job.stage], first + job.micro_batch
+
+    def _replica(self, q: int) -> int:
+        return q * self._replicas // len(self.steps)
 
     def _device(self, stage: Stage, q: int) -> str:
-        return stage.devices[q // self.micro_batches]
+        return stage.devices[self._replica(q)]
+
+    # The results.
+
+    def _result(self) -> Result:
+        gradients = {}
+        for stage in self.stages:
+            with tf.device(stage.devices[0]):
+                for variable in stage.trainable:
+                    parts = [self._gradients.get((r, id(variable))) for r in range(self._replicas)]
+                    gradients[id(variable)] = functools.reduce(add_gradients, parts)
+        with tf.device(self.stages[-1].devices[0]):
+            pieces = [[values[key] for key in self.chain.output_ids] for values in self._values]
+            outputs = self._pack(pieces, self.steps, trim=True)
+            losses = [tf.cast(loss, self._losses[0].dtype) for loss in self._losses]
+            loss = tf.add_n(losses) if losses else None
+        return Result(outputs, loss, gradients, self._states.writes())
+
+    def _pack(self, pieces: list[list[Any]], steps: Sequence[StepContext], trim: bool) -> Any:
+        outputs = [concat_micro_batches(parts, steps, trim) for parts in zip(*pieces)]
+        return pack_outputs(self.chain.graph, outputs)
 
 
 def _read(variables: Sequence[Any], device: str) -> list[tuple[Any, tf.Tensor]]:
-    """The variables with their values now (inside of a scope that notes writes: the noted ones), on `device`."""
+    """The variables with their values now (inside of a scope that collects writes: the collected ones), on `device`."""
     with tf.device(device):
         return [(v, tf.identity(tf.convert_to_tensor(v.value))) for v in variables]

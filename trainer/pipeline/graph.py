@@ -102,52 +102,35 @@ class Chain:
             raise ValueError(f"model {model.name!r} has no layers to cut into stages; add layers")
         self.shared = _shared(self.blocks)
 
-    def sizes_from_partition(self, partition: Sequence[Any], stages: int) -> list[int]:
+    def sizes_of(self, partition: Sequence[Any]) -> list[int]:
         """The number of blocks in each of K stages, from a partition that the user wrote.
 
         Args:
             partition: K layer counts, or K - 1 names: those of the first layer of each stage but the first.
-            stages: int; K.
 
         Raises:
             ValueError: if it does not fit the model.
         """
-        partition = list(partition)
-        if all(isinstance(part, str) for part in partition) and (partition or stages == 1):
-            sizes = self._sizes_from_names(partition, stages)
+        names = [block.name for block in self.blocks]
+        if all(isinstance(part, str) for part in partition):
+            unknown = [name for name in partition if name not in names]
+            if unknown:
+                raise ValueError(f"`partition` names the layer {unknown[0]!r}, which is not one of {names}.")
+            edges = [0, *map(names.index, partition), len(names)]
         else:
-            sizes = self._sizes_from_counts(partition, stages)
-        edge = 0
-        for size in sizes[:-1]:
-            edge += size
+            edges = list(itertools.accumulate(partition, initial=0))
+        if edges != sorted(set(edges)) or edges[-1] != len(names):
+            raise ValueError(
+                f"`partition` must have layer counts that sum to {len(names)}, or names of layers but the first, in the "
+                f"model's order: {names}. Received: {list(partition)}"
+            )
+        for edge in edges:
             if edge in self.shared:
                 raise ValueError(
-                    f"the cut before layer {self.blocks[edge].name!r} parts {self.shared[edge]}: "
-                    f"put all uses in one stage (partition={list(sizes)})"
+                    f"`partition` cuts {self.shared[edge]} before layer {names[edge]!r}: put all uses in one stage. "
+                    f"Received: {list(partition)}"
                 )
-        return sizes
-
-    def _sizes_from_names(self, names: list[str], stages: int) -> list[int]:
-        known = [block.name for block in self.blocks]
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise ValueError(f"partition names the layer {unknown[0]!r}, which is not one of {known}")
-        starts = [known.index(name) for name in names]
-        if len(names) != stages - 1 or starts != sorted(set(starts)) or 0 in starts:
-            raise ValueError(
-                f"partition must name the first layer of each of the stages 1 to {stages - 1}, in the model's order; "
-                f"received partition={names} for the layers {known}"
-            )
-        return _differences([0, *starts, len(known)])
-
-    def _sizes_from_counts(self, counts: list[Any], stages: int) -> list[int]:
-        numbers = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in counts)
-        if not numbers or len(counts) != stages or sum(counts) != len(self.blocks):
-            raise ValueError(
-                f"partition must be 'auto', {stages} layer counts of at least 1 that sum to the model's "
-                f"{len(self.blocks)} layers, or {stages - 1} layer names; received partition={counts}"
-            )
-        return counts
+        return _differences(edges)
 
     def groups(self) -> list[int]:
         """Block counts of the smallest parts that a cut may separate (above 1 where layers are shared)."""
@@ -173,10 +156,7 @@ class Chain:
         stages, start = [], 0
         for index, size in enumerate(sizes):
             blocks = self.blocks[start : start + size]
-            made = _made(blocks)
-            needs = [id(t) for block in blocks for node in block.nodes for t in node.input_tensors]
-            inputs = list(dict.fromkeys(key for key in needs if key not in made))
-            stages.append(Stage(index, blocks, inputs, [], _weights(blocks)))
+            stages.append(Stage(index, blocks, [id(t) for t in taken_by(blocks)], [], weights_of(blocks)))
             start += size
         wanted = [key for stage in stages for key in stage.inputs] + self.output_ids
         for stage in stages:
@@ -187,9 +167,8 @@ class Chain:
     def crossing(self, edge: int) -> list[Any]:
         """The symbolic tensors that a cut before block `edge` would send."""
         made = _made(self.blocks[:edge])
-        after = {id(t) for block in self.blocks[edge:] for node in block.nodes for t in node.input_tensors}
-        after.update(self.output_ids)
-        return [tensor for key, tensor in made.items() if key in after]
+        needed = {id(t) for t in taken_by(self.blocks[edge:])}.union(self.output_ids)
+        return [tensor for key, tensor in made.items() if key in needed]
 
 
 def _differences(edges: Sequence[int]) -> list[int]:
@@ -199,6 +178,19 @@ def _differences(edges: Sequence[int]) -> list[int]:
 def _made(blocks: Sequence[Block]) -> dict[int, Any]:
     """The symbolic tensors that blocks make, by their ids."""
     return {id(out): out for block in blocks for node in block.nodes for out in node.outputs}
+
+
+def taken_by(blocks: Sequence[Block]) -> list[Any]:
+    """The symbolic tensors that blocks take from outside of them, each once."""
+    needed = {id(t): t for block in blocks for node in block.nodes for t in node.input_tensors}
+    made = _made(blocks)
+    return [tensor for key, tensor in needed.items() if key not in made]
+
+
+def weights_of(blocks: Sequence[Block]) -> list[Any]:
+    """The variables of the layers of blocks, each once, without random state."""
+    operations = [node.operation for block in blocks for node in block.nodes]
+    return list({id(v): v for operation in operations for v in getattr(operation, "weights", [])}.values())
 
 
 def _blocks(nodes: list[Any]) -> list[Block]:
@@ -242,11 +234,6 @@ def _shared(blocks: list[Block]) -> dict[int, str]:
         for edge in range(min(places) + 1, max(places) + 1):
             reasons.setdefault(edge, text)
     return reasons
-
-
-def _weights(blocks: list[Block]) -> list[Any]:
-    operations = [node.operation for block in blocks for node in block.nodes]
-    return list({id(v): v for operation in operations for v in getattr(operation, "weights", [])}.values())
 
 
 def _no_graph(model: TrainedModel) -> str:

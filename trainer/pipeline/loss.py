@@ -13,28 +13,12 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import without_layer_losses
 from ...compat.training import compiled_loss, compute_loss, flat_losses
 from ...distribute.step_context import StepContext, WeightTotals, step_scope
-from ..inputs.rows import slice_rows
 from ..step import global_loss as exact_loss
 from ..step.global_loss import compiled_loss_of
 from ..step.step_loss import overrides_compute_loss
-from .engine import PipelinedStep
+from .engine import Head, PipelinedStep, Scale
+from .micro_batches import micro_slices
 from .plan import Plan
-
-
-def micro_slices(structure: Any, steps: list[StepContext]) -> list[Any]:
-    """The rows of each micro-batch; row 0 for one that has none."""
-    if len(steps) == 1:
-        return [structure]
-    parts, first = [], 0
-    for step in steps:
-        last = first + step.rows
-        if isinstance(last, int) and isinstance(first, int):
-            start, stop = (first, last) if last > first else (0, 1)
-        else:
-            start, stop = tf.where(step.rows > 0, first, 0), tf.where(step.rows > 0, last, 1)
-        parts.append(slice_rows(structure, start, stop))
-        first = last
-    return parts
 
 
 def head_of(
@@ -45,8 +29,8 @@ def head_of(
     x: Any,
     y: Any,
     sample_weight: Any,
-    scale: Callable[[tf.Tensor], tf.Tensor],
-) -> tuple[Any, bool]:
+    scale: Scale,
+) -> tuple[Head, bool]:
     """The loss as a function of the outputs, and whether it is asked for each micro-batch by itself.
 
     Under GPipe's schedule every forward pass precedes every backward pass, so the loss of the whole batch is
@@ -97,7 +81,7 @@ def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.T
 
     def of(q: int) -> list[tf.Tensor]:
         found = WeightTotals()
-        loss_of(q, run.peek(q), dataclasses.replace(run.steps[q], totals=found))
+        loss_of(q, run.masked_outputs(q), dataclasses.replace(run.steps[q], totals=found))
         return found.noted
 
     first = of(0)

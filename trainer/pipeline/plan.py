@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import keras
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
+from ...distribute.gpu_memory import in_words
 from ...distribute.pipeline.partition import balance, stage_costs
 from ...distribute.pipeline.pipeline import Settings, register_planner
 from ...distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
@@ -63,7 +65,7 @@ class Plan:
     def _sizes(self) -> list[int]:
         settings, chain = self.settings, self.chain
         if settings.partition != "auto":
-            sizes = chain.sizes_from_partition(settings.partition, settings.stages)
+            sizes = chain.sizes_of(settings.partition)
             self._check_memory(sizes)
             return sizes
         if settings.stages == 1 and settings.memory_limit is None:
@@ -80,17 +82,17 @@ class Plan:
         return [int(size) for size in stage_costs(groups, in_groups)]
 
     def _check_memory(self, sizes: Sequence[int]) -> None:
-        limit, start = self.settings.memory_limit, 0
-        if limit is None:
-            return
-        for index, size in enumerate(sizes):
-            needs = self.memory(index, start, start + size)
-            if needs > limit:
+        limit = self.settings.memory_limit
+        for index, needs in enumerate([] if limit is None else self._memory_of_stages(sizes)):
+            if limit is not None and needs > limit:
                 raise ValueError(
-                    f"memory_limit ({limit:.4g} bytes) must be at least what stage {index} of "
-                    f"partition={list(sizes)} is estimated to need ({needs:.4g}): move layers to other stages"
+                    f"`memory_limit` ({limit:.4g} bytes) must be at least what stage {index} of "
+                    f"partition={list(sizes)} is estimated to need ({needs:.4g}): move layers to other stages."
                 )
-            start += size
+
+    def _memory_of_stages(self, sizes: Sequence[int]) -> list[float]:
+        edges = itertools.accumulate(sizes, initial=0)
+        return [self.memory(k, start, stop) for k, (start, stop) in enumerate(itertools.pairwise(edges))]
 
     def memory(self, stage: int, start: int, stop: int) -> float:
         """Estimated bytes that blocks start to stop - 1 need as this stage.
@@ -127,10 +129,10 @@ class Plan:
         """Refuses a global batch with fewer rows than micro-batches."""
         settings = self.settings
         if rows is not None and rows < settings.micro_batches * settings.replicas:
-            of_replicas = f" * replicas ({settings.replicas})" if settings.replicas > 1 else ""
+            of_replicas = f" * `replicas` ({settings.replicas})" if settings.replicas > 1 else ""
             raise ValueError(
-                f"batch_size ({rows}) must be at least micro_batches ({settings.micro_batches}){of_replicas}: "
-                f"use a larger batch_size or fewer micro_batches"
+                f"`batch_size` ({rows}) must be at least `micro_batches` ({settings.micro_batches}){of_replicas}: "
+                f"use a larger `batch_size` or fewer `micro_batches`."
             )
 
     def check_statistics(self) -> None:
@@ -148,27 +150,28 @@ class Plan:
 
     def summary(self) -> str:
         """A table of the stages, and what a step is expected to do."""
-        shares = stage_costs([cost.total for cost in self.costs], self.sizes)
-        rows = [
-            ["stage", "device", "layers", "parameters", f"cost ({self.costs[0].unit})", "share", "memory"]
-        ]
-        start = 0
-        for stage, size, cost in zip(self.stages, self.sizes, shares):
+        unit = self.costs[0].unit
+        costs = stage_costs([cost.total for cost in self.costs], self.sizes)
+        table = [["stage", "device", "layers", "parameters", f"cost ({unit})", "share", "memory"]]
+        for stage, size, cost, memory in zip(
+            self.stages, self.sizes, costs, self._memory_of_stages(self.sizes)
+        ):
             first, last = stage.blocks[0].name, stage.blocks[-1].name
             parameters = sum(int(v.shape.num_elements() or 0) for v in stage.weights)
-            rows.append(
+            table.append(
                 [
                     str(stage.index),
                     ", ".join(_short(device) for device in stage.devices),
                     f"{size}: {first}" + (f" to {last}" if size > 1 else ""),
                     f"{parameters:,}",
                     f"{cost:.3g}",
-                    f"{cost / (sum(shares) or 1.0):.1%}",
-                    _in_bytes(self.memory(stage.index, start, start + size)),
+                    f"{cost / (sum(costs) or 1.0):.1%}",
+                    in_words(memory),
                 ]
             )
-            start += size
-        return "\n".join([*_table(rows), self._expectation()])
+        widths = [max(map(len, column)) for column in zip(*table)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join([*lines, self._expectation()])
 
     def _expectation(self) -> str:
         settings, simulation = self.settings, self.simulation()
@@ -185,19 +188,6 @@ class Plan:
 
 def _short(device: str) -> str:
     return device.replace("/job:localhost/replica:0/task:0/device:", "").replace("/replica:0", "")
-
-
-def _in_bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return ""
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _plan(model: TrainedModel, settings: Settings, rows: int | None) -> Plan:

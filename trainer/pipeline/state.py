@@ -1,74 +1,101 @@
-"""What a stage reads and writes besides activations: weights, random state, running averages.
-
-While a stage computes, Keras variables are read from a mapping and writes to them are noted, so that every
-micro-batch starts from the state at the beginning of the step, and a forward pass can be run again and give
-the same bits. `merge` makes one value of what the micro-batches wrote.
-"""
+"""What layers write in a pipelined step, running averages and random state: of each micro-batch, and of the step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...compat.layers import is_own, layers_of, own_state
-from ...compat.random_state import is_random_state
-from ...compat.variables import raw_value, stored_dtype
+from ...compat.random_state import global_seed_generator_state, is_random_state
+from ...compat.variables import raw_value
 from ...distribute.step_context import StepContext
-from ...distribute.write_rules import EQUAL, FIRST, MEAN, SUM, declared
+from ...distribute.write_rules import declared, first_of, reduce_parts
+from ..step.collected_writes import CollectedWrites
+from .graph import Stage
+
+State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its value
 
 
-class NotedWrites(keras.StatelessScope):
-    """A Keras scope in which variables have the given values and assignments are noted instead of made.
+class MicroBatchStates:
+    """Owns what each micro-batch has written so far in a step, and makes one value of it.
 
-    Losses that layers add are collected in `losses`.
+    Args:
+        stages: the stages, with their devices.
+        steps: the micro-batches of all replicas.
     """
 
-    def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
-        """Takes (variable, tensor) pairs; the variables not among them keep their own values."""
-        super().__init__(state_mapping=list(values), collect_losses=True, initialize_variables=False)
-        self.written: dict[int, Any] = {}
+    def __init__(self, stages: Sequence[Stage], steps: Sequence[StepContext]) -> None:
+        self._steps = steps
+        self._stage_of = {id(variable): stage for stage in stages for variable in stage.weights}
+        random_states = [v for stage in stages for v in stage.random_states]
+        unseeded = global_seed_generator_state()
+        random_states += [] if unseeded is None else [unseeded]
+        self._start: State = {id(v): (v, tf.convert_to_tensor(v.value)) for v in random_states}
+        self._random: list[State] = [dict(self._start) for _ in steps]
+        self._written: list[State] = [{} for _ in steps]
+        self._other: State = {}
+        layers = [part for stage in stages for layer in stage.layers for part in layers_of(layer)]
+        self._in_user_code = {id(v) for layer in layers if is_own(layer) for v in own_state(layer)}
+        self._normalizations = {
+            id(layer.moving_variance): layer
+            for layer in layers
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.built and not layer.renorm
+        }
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        """Notes one assignment (Keras calls this)."""
-        variable, value = update
-        self.written[id(variable)] = variable
-        super().add_update((variable, tf.cast(value, stored_dtype(variable))))
+    def of(self, q: int) -> State:
+        """What micro-batch q reads besides weights: its random state, and what others left in other variables."""
+        return {**self._other, **self._random[q]}
 
-    def get_current_value(self, variable: Any) -> Any:
-        """The noted or given value; for other variables that of the scope around this one, or their own."""
-        value = super().get_current_value(variable)
-        outer = getattr(self, "original_scope", None)
-        if value is None and outer is not None:
-            value = outer.get_current_value(variable)
-        if value is None:
-            return raw_value(variable)
-        return tf.stop_gradient(value) if self._is_state(variable) else value
+    def note(self, q: int, scope: CollectedWrites) -> None:
+        """Takes what one pass of micro-batch q wrote.
 
-    def _is_state(self, variable: Any) -> bool:
-        """Whether it was assigned and is no weight: no gradient flows through it into what was assigned."""
-        written = id(variable) in self.written
-        return written and not variable.trainable and tf.as_dtype(variable.dtype).is_floating
+        Raises:
+            ValueError: if that is a trainable variable: its gradient would be that of the value before.
+        """
+        for variable, value in scope.items():
+            if id(variable) in self._start:
+                self._random[q][id(variable)] = variable, value
+            elif id(variable) not in self._stage_of:
+                self._other[id(variable)] = variable, value
+            elif variable.trainable:
+                raise ValueError(
+                    f"{variable.path!r} is trainable and assigned by a layer's call, which a pipeline cannot do "
+                    f"exactly: make it trainable=False, or train without a Pipeline"
+                )
+            else:
+                self._written[q][id(variable)] = variable, value
 
     def writes(self) -> list[tuple[Any, tf.Tensor]]:
-        """(variable, last value) pairs in the order of the first assignment."""
-        return [(variable, self.state_mapping[key]) for key, variable in self.written.items()]
+        """(variable, value) pairs: averages over the micro-batches, random state of the first, the last other state."""
+        result: list[tuple[Any, Any]] = []
+        for key, (variable, _) in self._written[0].items():
+            with tf.device(self._stage_of[key].devices[0]):
+                result.append((variable, self._reduced(variable)))
+        drawn = [pair for key, pair in self._random[0].items() if pair[1] is not self._start[key][1]]
+        return result + drawn + list(self._other.values())
+
+    def _values(self, variable: Any) -> list[tf.Tensor]:
+        return [written[id(variable)][1] for written in self._written]
+
+    def _reduced(self, variable: Any) -> tf.Tensor:
+        """One value of those that the micro-batches give a variable."""
+        values = self._values(variable)
+        layer = self._normalizations.get(id(variable))
+        if layer is not None and id(layer.moving_mean) in self._written[0]:
+            means = self._values(layer.moving_mean)
+            return variance_of_batch(values, means, layer.momentum, self._steps)
+        alive = [step.alive for step in self._steps]
+        undeclared = declared(variable) is None and not is_random_state(variable)
+        if undeclared and id(variable) in self._in_user_code and len(values) > 1:
+            return _equal(variable, values, alive)
+        shares = [step.share(tf.float64) for step in self._steps]
+        return reduce_parts(variable, values, shares, alive, tf.convert_to_tensor(raw_value(variable)))
 
 
-def mean_over_micro_batches(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
-    """The mean weighted with each micro-batch's share of the rows; of integers the first value.
-
-    Every micro-batch starts from the same state, so a counter that each of them advances advances once.
-    """
-    if len(values) == 1 or not values[0].dtype.is_floating:
-        return values[0]
-    shares = [step.share(values[0].dtype) for step in steps]
-    return tf.add_n([tf.math.multiply_no_nan(value, share) for value, share in zip(values, shares)])
-
-
-def variance_of_all(
+def variance_of_batch(
     variances: Sequence[tf.Tensor],
     means: Sequence[tf.Tensor],
     momentum: float,
@@ -77,68 +104,31 @@ def variance_of_all(
     r"""The moving variance after a batch of which each micro-batch has moved a copy of its own.
 
     With :math:`s_q` the shares and :math:`\mu` the momentum, micro-batch q has made :math:`v_q = \mu v + (1 - \mu)
-    Var_q` and :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all rows is that
+    Var_q` and :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all samples is that
     within the micro-batches and that of their means, so
 
     .. math:: v' = \sum_q s_q v_q + \frac{1}{1 - \mu} \sum_q s_q (m_q - m')^2, \quad m' = \sum_q s_q m_q
 
     Source: GPipe's batch normalization accumulates count, sum and sum of squares over the micro-batches.
     """
-    within = mean_over_micro_batches(variances, steps)
-    if len(variances) == 1 or momentum >= 1.0:
-        return within
-    centre = mean_over_micro_batches(means, steps)
-    squares = [tf.math.squared_difference(mean, centre) for mean in means]
-    return within + mean_over_micro_batches(squares, steps) / (1.0 - momentum)
+
+    def mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
+        shares = [step.share(values[0].dtype) for step in steps]
+        return tf.add_n([tf.math.multiply_no_nan(value, share) for value, share in zip(values, shares)])
+
+    if len(steps) == 1 or momentum >= 1.0:
+        return mean(variances)
+    centre = mean(means)
+    return mean(variances) + mean([tf.math.squared_difference(m, centre) for m in means]) / (1.0 - momentum)
 
 
-def normalizations(layers: Iterable[Any]) -> dict[int, tuple[Any, float]]:
-    """For each BatchNormalization's moving variance, by id: its moving mean and its momentum."""
-    found: dict[int, tuple[Any, float]] = {}
-    for layer in layers:
-        for part in layers_of(layer):
-            if isinstance(part, keras.layers.BatchNormalization) and part.built and not part.renorm:
-                found[id(part.moving_variance)] = (part.moving_mean, part.momentum)
-    return found
-
-
-def merge(
-    writes: Sequence[dict[int, tuple[Any, tf.Tensor]]], steps: Sequence[StepContext], layers: Sequence[Any]
-) -> list[tuple[Any, tf.Tensor]]:
-    """(variable, value) pairs from each micro-batch's writes, which are by the variable's id; `layers`: that write them."""
-    result, normalized = [], normalizations(layers)
-    every = (part for layer in layers for part in layers_of(layer))
-    own = {id(v) for layer in filter(is_own, every) for v in own_state(layer)}
-    for key, (variable, _) in writes[0].items():
-        values = [of_one[key][1] for of_one in writes]
-        mean_of, momentum = normalized.get(key, (None, 1.0))
-        if mean_of is not None and id(mean_of) in writes[0]:
-            means = [of_one[id(mean_of)][1] for of_one in writes]
-            result.append((variable, variance_of_all(values, means, momentum, steps)))
-        else:
-            result.append((variable, _joined(variable, values, steps, key in own)))
-    return result
-
-
-def _joined(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepContext], own: bool) -> tf.Tensor:
-    """One value of those that the micro-batches give a variable, by the rule by which replicas join theirs."""
-    rule = declared(variable)
-    if rule is None and own and not is_random_state(variable):
-        rule = EQUAL
-    if rule in (None, MEAN) or len(values) == 1:
-        return mean_over_micro_batches(values, steps)
-    alive, first = [step.alive for step in steps], values[-1]
-    for value, has_rows in zip(values[::-1], alive[::-1]):
-        first = tf.where(has_rows, value, first)
-    if rule == FIRST:
-        return first
-    if rule == SUM:
-        old = tf.convert_to_tensor(raw_value(variable))
-        return old + tf.add_n([tf.where(a, v - old, tf.zeros_like(old)) for v, a in zip(values, alive)])
+def _equal(variable: Any, values: Sequence[tf.Tensor], alive: Sequence[Any]) -> tf.Tensor:
+    """The value that all micro-batches give a variable of user code; an error where they differ."""
+    first = first_of(values, alive)
     equal = [tf.reduce_all(tf.equal(tf.where(a, v, first), first)) for v, a in zip(values, alive)]
-    words = (
+    message = (
         f"The micro-batches of a pipeline give {variable.path!r} different values, and nothing says how they become one: "
         'declare it with `add_weight(aggregation="mean")`, "sum" or "only_first_replica".'
     )
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(equal), [words])]):
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(equal), [message])]):
         return tf.identity(first)

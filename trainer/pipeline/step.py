@@ -18,14 +18,13 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.step_context import StepContext, this_step
-from ...optimizers.gradients import apply_contributions
 from ...optimizers.held_optimizers import optimizers_of
-from ..step.train_step import track_loss
-from .engine import PipelinedStep
-from .loss import head_of, micro_slices, own_loss, track_single_losses
+from ..step.train_step import default_train_step, track_loss
+from .engine import PipelinedStep, Result
+from .loss import head_of, own_loss, track_single_losses
+from .micro_batches import micro_slices, micro_steps
 from .placement import follow_inputs, move_slots
 from .plan import Plan
-from .step_parts import Result, apply_writes, micro_steps
 
 
 def attach(model: TrainedModel) -> None:
@@ -81,26 +80,24 @@ def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> Non
 
 
 def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
-    """One step: the numbers of `train_step.train_step`, computed in stages."""
-    step = this_step()
-    x, y, sample_weight = unpack_x_y_sample_weight(data)
-    plan: Plan = model._pipeline.plan(model)
-    run = _pipelined(plan, x, step, training=True)
-    optimizer = model.optimizer
-    scale = (lambda value: value) if optimizer is None else optimizer.scale_loss
-    head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight, scale)
-    settings = plan.settings
-    result = run.train(plan.jobs, head, by_micro_batch, scale, settings.rematerialize)
+    """The step of every model, with its forward and backward passes in stages."""
+    this_step().compute = forward_and_backward
     with follow_inputs():
-        apply_writes(result.writes)
-        track_loss(model, result.loss, step)
-        if by_micro_batch:
-            track_single_losses(model, y, result.outputs, sample_weight)
-        variables = model.trainable_weights
-        if variables:
-            gradients = [result.gradients.get(id(variable)) for variable in variables]
-            apply_contributions(optimizer, list(zip(gradients, variables)), step.weight_total)
-        return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
+        return default_train_step(model, data)
+
+
+def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
+    """Loss, gradients and outputs in stages; arguments and result as `train_step.forward_and_backward`."""
+    x, y, sample_weight = unpack_x_y_sample_weight(data)
+    step, plan = this_step(), model._pipeline.plan(model)
+    run = _pipelined(plan, x, step, training=True)
+    scale = (lambda value: value) if model.optimizer is None else model.optimizer.scale_loss
+    head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight, scale)
+    result = run.train(plan.jobs, head, by_micro_batch, scale, plan.settings.rematerialize)
+    _assign(result.writes)
+    if by_micro_batch:
+        track_single_losses(model, y, result.outputs, sample_weight)
+    return result.loss, [result.gradients.get(id(variable)) for variable in variables], result.outputs
 
 
 def test_step(model: TrainedModel, data: Any) -> dict[str, Any]:
@@ -125,7 +122,7 @@ def predict_step(model: TrainedModel, data: Any) -> Any:
 def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
     plan: Plan = model._pipeline.plan(model)
     result = _pipelined(plan, x, step, training=False).forward(plan.forward_jobs)
-    apply_writes(result.writes)
+    _assign(result.writes)
     return result
 
 
@@ -133,3 +130,9 @@ def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool) -> Pipelin
     replicas = plan.settings.replicas
     steps = micro_steps(step.rows, plan.settings.micro_batches * replicas)
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training)
+
+
+def _assign(writes: list[tuple[Any, tf.Tensor]]) -> None:
+    """In a step the assignments are collected, as all of its writes are."""
+    for variable, value in writes:
+        variable.assign(value)

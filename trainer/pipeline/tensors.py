@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
-from ..inputs.rows import concat_rows, row_count
 
 
 def flatten(value: Any) -> list[Any]:
@@ -33,8 +32,7 @@ def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
     """Has the tape watch the floating-point parts of a value, and returns them."""
     parts = [t for t in flatten(value) if t.dtype.is_floating or t.dtype.is_complex]
     if tape is not None:
-        for part in parts:
-            tape.watch(part)
+        tape.watch(parts)
     return parts
 
 
@@ -58,48 +56,17 @@ def add_gradients(total: Any, gradient: Any) -> Any:
     """`total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse, one after the other."""
     if total is None or gradient is None:
         return gradient if total is None else total
-    sparse = isinstance(total, tf.IndexedSlices), isinstance(gradient, tf.IndexedSlices)
-    if all(sparse):
-        return tf.IndexedSlices(
-            tf.concat([total.values, gradient.values], 0),
-            tf.concat([total.indices, gradient.indices], 0),
-            total.dense_shape,
-        )
+    if isinstance(total, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):
+        values = tf.concat([total.values, gradient.values], 0)
+        return tf.IndexedSlices(values, tf.concat([total.indices, gradient.indices], 0), total.dense_shape)
     return tf.convert_to_tensor(total) + tf.convert_to_tensor(gradient)
 
 
-def zero_unless(step: StepContext, gradient: Any) -> Any:
-    """The gradient of a micro-batch that has rows; zeros, whatever was computed, for one that has none."""
-    if gradient is None or (isinstance(step.rows, int) and step.rows > 0):
+def zero_unless_alive(step: StepContext, gradient: Any) -> Any:
+    """The gradient of a micro-batch that has samples; zeros, whatever was computed, for one that has none."""
+    if gradient is None or step.certainly_alive:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
         values = tf.where(step.alive, gradient.values, tf.zeros_like(gradient.values))
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return tf.where(step.alive, gradient, tf.zeros_like(gradient))
-
-
-def join_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], trim: bool) -> Any:
-    """One output of the whole batch from those of its micro-batches, with its Keras mask.
-
-    Args:
-        parts: the outputs, `[rows of the micro-batch, ...]`.
-        steps: their parts of the batch.
-        trim: bool; whether the borrowed row of a micro-batch without rows is left out.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    masks = [get_keras_mask(part) for part in parts]
-    joined = concat_rows([_own_rows(part, step) if trim else part for part, step in zip(parts, steps)])
-    if all(mask is not None for mask in masks):
-        mask = concat_rows([_own_rows(mask, step) if trim else mask for mask, step in zip(masks, steps)])
-        set_keras_mask(joined, mask)
-    return joined
-
-
-def _own_rows(value: Any, step: StepContext) -> Any:
-    """A scalar output has no rows to leave out."""
-    if isinstance(value, tf.Tensor) and value.shape.rank == 0:
-        return value[None]
-    if step.certainly_alive:
-        return value
-    return value[: tf.where(step.alive, row_count(value), 0)]

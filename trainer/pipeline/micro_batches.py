@@ -1,0 +1,66 @@
+"""The micro-batches of a step: their samples, and the outputs of all of them as those of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.layers import get_keras_mask, set_keras_mask
+from ...distribute.step_context import StepContext
+from ..inputs.rows import concat_rows, is_scalar, row_count, slice_rows
+from ..step.replica_slices import replica_bounds
+
+
+def micro_steps(global_rows: Any, count: int) -> list[StepContext]:
+    """The Q micro-batches of a global batch, which are to the step what replicas are.
+
+    Random layers draw different numbers for each, as they do for each replica.
+    """
+    bounds = [replica_bounds(global_rows, count, q) for q in range(count)]
+    return [StepContext(q, count, last - first, global_rows) for q, (first, last) in enumerate(bounds)]
+
+
+def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
+    """The samples of each micro-batch; sample 0 for one that has none."""
+    if len(steps) == 1:
+        return [structure]
+    parts = []
+    for step in steps:
+        first, last = step.rows_before, step.rows_before + step.rows
+        if isinstance(last, int):
+            first, last = (first, last) if step.rows else (0, 1)
+        else:
+            first, last = tf.where(step.alive, first, 0), tf.where(step.alive, last, 1)
+        parts.append(slice_rows(structure, first, last))
+    return parts
+
+
+def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], trim: bool) -> Any:
+    """One output of the whole batch from those of its micro-batches, with its Keras mask.
+
+    Args:
+        parts: the outputs, `[samples of the micro-batch, ...]`.
+        steps: the micro-batches.
+        trim: bool; whether the borrowed sample of a micro-batch without samples is left out.
+    """
+    if len(parts) == 1:
+        return parts[0]
+
+    def concat(values: Sequence[Any]) -> Any:
+        return concat_rows([_own(value, step, trim) for value, step in zip(values, steps)])
+
+    whole, masks = concat(parts), [get_keras_mask(part) for part in parts]
+    if all(mask is not None for mask in masks):
+        set_keras_mask(whole, concat(masks))
+    return whole
+
+
+def _own(value: Any, step: StepContext, trim: bool) -> Any:
+    """What belongs to the samples of a micro-batch. A scalar is one entry for the micro-batch."""
+    if not trim:
+        return value
+    if is_scalar(value):
+        return value[None]
+    return value if step.certainly_alive else value[: tf.where(step.alive, row_count(value), 0)]
