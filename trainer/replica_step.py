@@ -32,7 +32,7 @@ from ..distribute.step_context import (
 )
 from ..distribute.workers.agreement import spans_workers
 from .inputs.rows import row_count
-from .parameter_servers.worker_step import ReadOnce, write_state
+from .parameter_servers.step_results import ReadOnce, write_state
 from .step.collected_writes import SETTLED, CollectedWrites, make_writes
 from .step.every_metric import every_metric_exact
 

@@ -1,6 +1,6 @@
 """Variables on parameter servers, and the workers of a coordinator."""
 
-from . import parts_as_one as _parts_as_one  # noqa: F401  (replaces functions of Keras and TensorFlow)
+from . import shards as _shards  # noqa: F401  (replaces functions of Keras and TensorFlow)
 from .strategy import ParameterServerStrategy
 from .worker_pool import ParameterServerError
 

@@ -1,6 +1,8 @@
-"""Variables that are split by rows over parameter servers: created, looked up and differentiated part by part.
+"""Variables that are split over parameter servers by their first axis, used as whole ones.
 
-To what calls these functions such a variable is one variable with one gradient.
+They are created, looked up and differentiated part by part; to callers such a variable is one variable with one gradient.
+For code that knows nothing of them, `keras.ops.take` and `tape.gradient` do so in every `run` of a
+`ParameterServerStrategy`, TensorFlow's own class included. `compat/replaced.py` lists what is replaced, with reasons.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ import keras
 import tensorflow as tf
 
 from ...compat.parameter_servers import ShardedVariable
-from ...compat.variables import raw_value
+from ...compat.replaced import provide, replaced_functions, wrap
+from ...compat.variables import autocast, raw_value
+from ..devices import computes_on_gpu
+from ..step_context import current_step
 from .updates import beside, on_parameter_servers, shards_of
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
-    """Rows of a variable on parameter servers, gathered where they are: only those rows travel.
+    """Entries of a table on parameter servers, gathered where they are: only those are sent.
 
     Args:
         variable: shape `[rows, ...]`.
@@ -51,7 +56,7 @@ def gradient(
     """`tape.gradient(target, variables)`, with one gradient for each variable also where it is split.
 
     Returns:
-        One gradient for each variable: a tensor, `tf.IndexedSlices` with rows of the whole variable, or None.
+        One gradient for each variable: a tensor, `tf.IndexedSlices` of the whole variable, or None.
     """
     parts = [shards_of(variable) for variable in variables]
     options = {"output_gradients": output_gradients, "unconnected_gradients": unconnected_gradients}
@@ -63,7 +68,7 @@ def gradient(
 
 
 def rows_of(shard: tf.Variable) -> int:
-    """The rows of one shard."""
+    """The length of the first axis of one shard."""
     return int(shard.shape.as_list()[0] or 0)
 
 
@@ -90,7 +95,7 @@ def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
 
 @contextlib.contextmanager
 def created_beside(variable: Any) -> Iterator[None]:
-    """A variable that is created here lives on the server of `variable`, split as it is."""
+    """A variable that is created inside is on the server of `variable`, split as it is."""
     if not on_parameter_servers():
         yield
         return
@@ -120,3 +125,50 @@ def created_beside(variable: Any) -> Iterator[None]:
 
     with tf.variable_creator_scope(create):
         yield
+
+
+def _take(original: Any) -> Any:
+    def take(x: Any, indices: Any, axis: Any = None) -> Any:
+        if isinstance(x, keras.Variable) and axis == 0 and not isinstance(indices, tf.SparseTensor):
+            rows = None if raw_value(x) is None else lookup(x, indices)
+            if rows is not None:
+                return autocast(x, rows)
+        return original(x, _for_gpu(indices), axis)
+
+    return take
+
+
+def _for_gpu(indices: Any) -> Any:
+    """In a step on a GPU 64 bits instead of 32: TensorFlow adds to the latter, and reshapes them, on the host."""
+    step = current_step()
+    if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
+        return indices
+    narrow = isinstance(indices, tf.Tensor | tf.RaggedTensor) and indices.dtype == tf.int32
+    return tf.cast(indices, tf.int64) if narrow and indices.shape.rank else indices
+
+
+def _gradient(original: Any) -> Any:
+    def of_whole_variables(
+        self: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        variables = tf.nest.flatten(sources)
+        if not any(map(shards_of, variables)):
+            return original(self, target, sources, output_gradients, unconnected_gradients)
+        found = gradient(self, target, variables, output_gradients, unconnected_gradients)
+        return tf.nest.pack_sequence_as(sources, found)
+
+    return of_whole_variables
+
+
+def _run(original: Any, *args: Any, **kwargs: Any) -> Any:
+    with replaced_functions():
+        return original(*args, **kwargs)
+
+
+provide("numpy.take", _take)
+provide("GradientTape.gradient", _gradient)
+wrap("run", _run)

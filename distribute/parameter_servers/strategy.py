@@ -36,7 +36,7 @@ class ParameterServerMode:
     timeout: float = 60.0
 
     def check(self, num_workers: int) -> None:
-        """Refuses what has no meaning; the message names the argument and the cure."""
+        """Raises a `ValueError` that names the argument which has no meaning."""
         for name, least in (("max_staleness", 1), ("backup_workers", 0)):
             whole_number(name, getattr(self, name), least, optional=True)
         if self.max_staleness is not None and self.backup_workers is not None:
@@ -57,13 +57,13 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
 
     Args:
         cluster_resolver: None: what TF_CONFIG describes.
-        variable_partitioner: as in TensorFlow: splits large variables over servers by rows.
+        variable_partitioner: as in TensorFlow: splits large variables over servers by their first axis.
         max_staleness: int or None; no worker runs more than so many steps ahead of the slowest.
         backup_workers: int or None; None: asynchronous; b: synchronous, the first N - b of N gradients make a step.
         timeout: float; seconds after which a lost cluster is an error. None: what the launcher set, else 60.
 
     Raises:
-        ValueError: the cluster or an argument is wrong; one sentence with the cure.
+        ValueError: the cluster or an argument is wrong; it says what to do.
 
     Context: host, on the coordinator alone. Workers and servers run `python -m unisono.distribute.server`.
     """
@@ -105,7 +105,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
 
 
 def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
-    """Refuses a cluster that cannot train with parameter servers.
+    """Rejects a cluster that cannot train with parameter servers.
 
     Args:
         jobs: task type -> addresses.

@@ -69,9 +69,9 @@ def beside(variable: Any) -> Any:
 
 
 def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Each gradient on the server of its variable, so that the lock is not held while it travels.
+    """Each gradient on the server of its variable, so that the lock is not held while it is sent.
 
-    The dense gradients for one server travel as one message for each dtype. The gradient of a sharded variable stays
+    The dense gradients for one server are sent as one message for each dtype. The gradient of a sharded variable stays
     where it is: its parts are sent to their servers one by one.
 
     Context: replica.
@@ -106,6 +106,6 @@ def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
 
 
 def shards_of(variable: Any) -> Sequence[tf.Variable] | None:
-    """The parts of a variable that is split over servers by rows; None for any other."""
+    """The parts of a variable that is split over servers; None for any other."""
     value = raw_value(variable)
     return value.variables if isinstance(value, ShardedVariable) else None

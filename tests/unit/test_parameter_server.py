@@ -14,9 +14,9 @@ from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers import shard_updates
 from unisono.optimizers.stages.user_code import is_elementwise
 from unisono.trainer.inputs.source import Chunk
-from unisono.trainer.parameter_servers.metric_totals import RowLayout, StepLogs
 from unisono.trainer.parameter_servers.pieces import pieces_of
 from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
+from unisono.trainer.parameter_servers.step_results import ResultLayout, StepLogs
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -66,7 +66,7 @@ def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
     class Model:
         metrics_variables = keras.metrics.Mean().variables
 
-    layout = RowLayout(Model, StepLogs(["raw"], {"raw": tf.TensorSpec([2], tf.float32)}, {}))
+    layout = ResultLayout(Model, StepLogs(["raw"], {"raw": tf.TensorSpec([2], tf.float32)}, {}))
     row = layout.pack(
         tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
     )

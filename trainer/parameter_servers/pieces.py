@@ -1,8 +1,8 @@
 """The input of asynchronous training: pieces of an epoch that any worker can compute.
 
 The coordinator walks through the input in its order, as on one device, and hands out pieces of it: of arrays the numbers
-of the rows (the arrays themselves are sent to each worker once), of anything else the batches. So an epoch holds every
-row once, whatever number of workers there is, and one worker sees the batches of `fit` on one device in their order.
+of the samples (the arrays themselves are sent to each worker once), of anything else the batches. So an epoch holds every
+sample once, whatever number of workers there is, and one worker sees the batches of `fit` on one device in their order.
 That holds for a function of `tf.distribute.InputContext` too: it is called here, not on the workers.
 """
 
@@ -30,10 +30,10 @@ class Piece:
 
     Attributes:
         steps: int.
-        reader: `reader(inputs, i)` is batch i; `inputs` is `(resident, place)`, or `resident` where `place` is None.
+        reader: `reader((resident, place), i)` is batch i.
         resident: nest of tensors that stay on a worker while pieces name the same ones.
-        place: nest of small tensors that go with the piece; None: there are none.
-        rows: int or None; rows of each batch.
+        place: small tensor that goes with the piece: where its batches are in `resident`.
+        rows: int or None; samples in each batch.
         signature: nest of `tf.TypeSpec` of the inputs.
         number: int; set when it is scheduled.
         line: int; its line in the ledger.
@@ -60,9 +60,9 @@ class WorkerMemory:
         held = self._held.get(worker)
         if held is None or held[0] is not piece.resident:
             with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
-                there = _send(piece.resident)
+                there = tf.nest.map_structure(_sent, piece.resident, expand_composites=True)
             held = self._held[worker] = (piece.resident, there)
-        return held[1] if piece.place is None else (held[1], piece.place)
+        return held[1], piece.place
 
     def forget(self, worker: int) -> None:
         """The worker is gone, and with it what it held."""
@@ -73,10 +73,8 @@ class WorkerMemory:
         self._held.clear()
 
 
-def _send(structure: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: None if leaf is None else tf.identity(leaf), structure, expand_composites=True
-    )
+def _sent(leaf: Any) -> Any:
+    return None if leaf is None else tf.identity(leaf)
 
 
 def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Piece]:
@@ -110,7 +108,7 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
 
 
 def _names_rows(chunk: Chunk) -> bool:
-    """Whether the chunk's inputs are arrays that stay and the numbers of some of their rows."""
+    """Whether the chunk's inputs are arrays that stay and the numbers of some of their samples."""
     if chunk.open_ended or chunk.signature is None:
         return False
     inputs = chunk.inputs
@@ -118,7 +116,7 @@ def _names_rows(chunk: Chunk) -> bool:
 
 
 def _whole_piece(batch: Any) -> Piece:
-    """A batch whose arrays have different numbers of rows."""
+    """A batch whose arrays have different numbers of samples."""
     signature = (batch_spec(batch), tf.TensorSpec([], tf.int64))
     return Piece(1, whole_reader(str(signature)), batch, tf.constant(0, tf.int64), None, signature)
 

@@ -20,6 +20,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
 from ..run.plain_runner import PlainRunner
 from ..run.runner import Passes
+from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
 from .synchronous import SynchronousSteps
 from .worker_function import WorkerFunction, WorkerPrediction
@@ -30,7 +31,7 @@ class ParameterServerRunner(PlainRunner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Keeps nothing itself. Context: host."""
 
     def train_function(self, model: TrainedModel) -> WorkerSteps:
-        """What computes training steps on workers.
+        """The training steps on workers.
 
         Raises:
             ValueError: the cluster or an argument of `compile` does not allow it.
@@ -39,15 +40,15 @@ class ParameterServerRunner(PlainRunner):
         return WorkerSteps(model, training=True) if backups is None else SynchronousSteps(model, backups)
 
     def test_function(self, model: TrainedModel) -> WorkerSteps:
-        """What computes steps of evaluation on workers; raises as `train_function` does."""
+        """The evaluation steps on workers; raises as `train_function` does."""
         return WorkerSteps(model, training=False)
 
     def predict_function(self, model: TrainedModel) -> WorkerPrediction:
-        """What predicts batches on workers."""
+        """The predictions on workers."""
         return WorkerPrediction(model)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
-        """Nothing is to be chosen: workers run the plain graph."""
+        """Nothing to choose: workers run the graph without XLA."""
 
     def train_steps(
         self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
@@ -69,8 +70,8 @@ class ParameterServerRunner(PlainRunner):
             return _no_batch(state)
         totals, count, logs = steps.totals(), _UpdateCount(model, steps), {}
         with steps.phase(max_staleness) as phase:
-            for piece, rows in steps.results(phase, schedule.next, schedule.arrived):
-                totals.add(rows)
+            for piece, results in steps.results(phase, schedule.next, schedule.arrived):
+                totals.add(results)
                 state.step += piece.steps
                 if schedule.at_stop():
                     count.correct(totals, phase.losses)
@@ -78,8 +79,7 @@ class ParameterServerRunner(PlainRunner):
                 _check_progress(model)
                 logs = pythonify_logs({**totals.logs(), **model._optimizer_logs()})
                 state.step_logs = logs
-                rows = logs_of_one_step(logs)
-                replay_steps(hooks, state, state.step - 1, rows, replayed=False)
+                replay_steps(hooks, state, state.step - 1, logs_of_one_step(logs), replayed=False)
                 callbacks.on_train_batch_end(state.step - 1, logs)
         count.correct(totals, phase.losses)
         totals.commit()
@@ -90,19 +90,17 @@ class ParameterServerRunner(PlainRunner):
     def test_steps(
         self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
     ) -> dict[str, Any]:
-        """One pass over `source`: every row is counted once, in order, even when workers are lost; returns the logs."""
+        """One pass over `source`: every sample is counted once, in order, even when workers are lost; returns the logs."""
         function, begin = model.test_function, callbacks.on_test_batch_begin
-        schedule = _one_pass(function, source, begin, lambda: model.stop_evaluating)
-        if schedule.empty:
-            return {}
-        totals, done, logs = function.totals(), 0, {}
-        with function.phase() as phase:
-            for piece, rows in function.results(phase, schedule.next, schedule.arrived, in_order=True):
-                totals.add(rows)
-                done += piece.steps
-                logs = pythonify_logs(totals.logs())
-                callbacks.on_test_batch_end(done - 1, logs)
-        totals.commit()
+        totals, done, logs = None, 0, {}
+        for piece, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
+            totals = totals or function.totals()
+            totals.add(results)
+            done += piece.steps
+            logs = pythonify_logs(totals.logs())
+            callbacks.on_test_batch_end(done - 1, logs)
+        if totals is not None:
+            totals.commit()
         return logs
 
     def predict_steps(
@@ -114,16 +112,11 @@ class ParameterServerRunner(PlainRunner):
         take: Callable[[list[Any]], None],
     ) -> int:
         """Gives `take` the outputs of every batch of `source`, in order; returns the number of batches."""
-        function, begin = model.predict_function, callbacks.on_predict_batch_begin
-        schedule = _one_pass(function, source, begin, lambda: model.stop_predicting)
-        steps = 0
-        if schedule.empty:
-            return steps
-        with function.phase() as phase:
-            for _, outputs in function.results(phase, schedule.next, schedule.arrived, in_order=True):
-                steps += len(outputs)
-                take(outputs)
-                callbacks.on_predict_batch_end(steps - 1, {"outputs": join(outputs)})
+        steps, begin = 0, callbacks.on_predict_batch_begin
+        for _, outputs in _in_order(model.predict_function, source, begin, lambda: model.stop_predicting):
+            steps += len(outputs)
+            take(outputs)
+            callbacks.on_predict_batch_end(steps - 1, {"outputs": join(outputs)})
         return steps
 
     @contextlib.contextmanager
@@ -148,10 +141,15 @@ class ParameterServerRunner(PlainRunner):
                             function.memory.clear()
 
 
-def _one_pass(
+def _in_order(
     function: WorkerFunction, source: Source, begin: Callable[[int], None], stopped: Callable[[], bool]
-) -> Schedule:
-    return Schedule(function, source, begin, stopped, epoch_steps=source.steps_per_epoch)
+) -> Iterator[tuple[Piece, Any]]:
+    """(piece, result) of one pass over `source`, in its order."""
+    schedule = Schedule(function, source, begin, stopped, epoch_steps=source.steps_per_epoch)
+    if schedule.empty:
+        return
+    with function.phase() as phase:
+        yield from function.results(phase, schedule.next, schedule.arrived, in_order=True)
 
 
 def _no_batch(state: FitState) -> dict[str, Any]:
@@ -163,7 +161,7 @@ def _no_batch(state: FitState) -> dict[str, Any]:
 
 def _check_progress(model: TrainedModel) -> None:
     """Stops training in mixed precision that only skips steps."""
-    unknown = "Which layer is to blame is not looked for on parameter servers: run one step on one device"
+    unknown = "The layer that overflows is not searched for on parameter servers: run one step on one device"
     skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: unknown)
 
 

@@ -1,11 +1,11 @@
 """Synchronous training with backup workers: parts of each batch on several workers, one update of their sum.
 
-    parts   N = workers - backups; part r holds rows floor(r B / N) to floor((r + 1) B / N) of the batch
+    parts   N = workers - backups; part r holds samples floor(r B / N) to floor((r + 1) B / N) of the batch
     each worker that is free takes a part; one that is still free takes the part of the slowest once more
     when every part has come from somebody:   gradient = sum_r w_r g_r / sum_r w_r,   one update, next batch
 
 In Chen et al. 2016 ("Revisiting Distributed Synchronous SGD") the gradients of the slowest workers are dropped with
-their rows. Here a spare worker computes the same rows, so that no row is lost and the numbers are those of one device.
+their samples. Here a spare worker computes the same samples: none is lost, and the result is that of a single device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...compat.training import loss_tracker
 from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope
-from ...distribute.write_rules import FIRST, MEAN, declared
+from ...distribute.write_rules import reduce_parts
 from ...optimizers.call_options import CallOptions, call_options
 from ..inputs.rows import row_count, slice_rows
 from ..partition.step_partition import has_user_code
@@ -35,23 +35,23 @@ from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import metrics_of, numbers_of_part
 from ..step.replica_slices import replica_bounds
 from .pieces import HOST, Piece
-from .worker_step import snapshot, step_row, write_state
+from .step_results import snapshot, write_state
 from .worker_steps import WorkerSteps
 
-_GLANCE = 0.005  # seconds between two looks at who is free
+_POLL = 0.005  # seconds between two checks of which workers are free
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Some rows of one step's batch.
+    """Some samples of one step's batch.
 
     Attributes:
         piece: the batch, as a piece of one step.
         step: int; a number of the step.
         index: int; which part it is.
-        first: int; its first row in the batch.
-        last: int; the row after its last.
-        steps: int; what it counts for.
+        first: int; its first sample in the batch.
+        last: int; the sample after its last.
+        steps: int; for `max_staleness`.
     """
 
     piece: Piece
@@ -94,25 +94,25 @@ class SynchronousSteps(WorkerSteps):
         arrived: Callable[[Piece], None] = lambda piece: None,
         in_order: bool = False,
     ) -> Iterator[tuple[Piece, np.ndarray]]:
-        """One step after the other: (piece, rows of its parts)."""
+        """One step after the other: (piece, results of its parts)."""
         for number in itertools.count():
             piece = next_piece()
             if piece is None:
                 return
-            rows = self._one_step(phase, piece, number)
+            results = self._one_step(phase, piece, number)
             arrived(piece)
-            yield piece, rows
+            yield piece, results
 
     def _one_step(self, phase: Phase, piece: Piece, number: int) -> np.ndarray:
-        """The rows of the parts of step `number`, `[parts, width]`, after the sum of the parts was applied."""
+        """The results of the parts of step `number`, `[parts, width]`, after the sum of the parts was applied."""
         ordered = self._computed(phase, self.parts_of(piece, number))
         applied = self.update(ordered)
         assert self._layout is not None
-        rows = np.concatenate([self.with_exact_loss(row, ordered, weight) for row, _, weight in ordered])
-        self._layout.average_logs(rows, np.array([weight[1] for _, _, weight in ordered]))
+        results = np.concatenate([self.with_exact_loss(each, ordered, weight) for each, _, weight in ordered])
+        self._layout.average_logs(results, np.array([weight[1] for _, _, weight in ordered]))
         if not applied:
-            rows[:, 1:] = 0.0
-        return rows
+            results[:, 1:] = 0.0
+        return results
 
     def _computed(self, phase: Phase, parts: list[Part]) -> list[Any]:
         """The results of the parts of a step: they are handed out, and the slowest again to the workers that are free."""
@@ -121,7 +121,7 @@ class SynchronousSteps(WorkerSteps):
         for part in parts:
             phase.put(part)
         while len(results) < len(parts):
-            got = phase.get(_GLANCE if self._backups else None)
+            got = phase.get(_POLL if self._backups else None)
             if got is not None and got[0].step == parts[0].step:
                 results.setdefault(got[0].index, got[1])
             missing = [part for part in parts if part.index not in results]
@@ -134,40 +134,29 @@ class SynchronousSteps(WorkerSteps):
         return [results[index] for index in sorted(results)]
 
     def parts_of(self, piece: Piece, step: int) -> list[Part]:
-        """The parts that have rows."""
+        """The parts that have samples."""
         if piece.rows is None:
             raise ValueError(
                 f"Synchronous steps on parameter servers (`backup_workers={self._backups}`) share out batches whose arrays "
-                "have the same number of rows, and this one's have not: train without `backup_workers`."
+                "have the same number of samples, and this one's have not: train without `backup_workers`."
             )
         bounds = [replica_bounds(piece.rows, self._num_parts, index) for index in range(self._num_parts)]
         return [Part(piece, step, i, first, last) for i, (first, last) in enumerate(bounds) if last > first]
 
     def run(self, worker: int, part: Any) -> Any:
-        """The row of a part on the host, and its gradients and state on a server. Context: as in the base class."""
+        """The result of a part on the host, and its gradients and state on servers. Context: as in the base class."""
         inputs = self.memory.inputs(worker, part.piece)
         function = self._function(part.piece)
         with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
             numbers = [tf.constant(number, tf.int32) for number in (part.first, part.last, worker)]
-        row, weight, gradients, state = function(inputs, *numbers)
-        there = (self._to_home(weight), self._to_servers(gradients), self._to_home(state))
-        with tf.device(HOST):
-            return tf.identity(row).numpy()[None], there, tf.identity(weight).numpy()
-
-    @staticmethod
-    def _to_home(structure: Any) -> Any:
-        with tf.device(FIRST_SERVER):
-            return tf.nest.map_structure(tf.identity, structure, expand_composites=True)
-
-    def _to_servers(self, gradients: Any) -> list[list[Any]]:
-        """The gradients, each beside its variable: from here on the worker is not needed."""
-        moved = []
-        for own, (_, variables) in zip(gradients, self._taken):
-            moved.append([])
-            for gradient, variable in zip(own, variables):
-                with tf.device(getattr(variable.value, "device", None) or FIRST_SERVER):
-                    moved[-1].append(tf.nest.map_structure(tf.identity, gradient, expand_composites=True))
-        return moved
+        result, weight, gradients, state = function(inputs, *numbers)
+        # From here on the worker is not needed: each gradient is where its variable is.
+        there = [
+            [_copy(g, getattr(v.value, "device", None) or FIRST_SERVER) for g, v in zip(own, variables)]
+            for own, (_, variables) in zip(gradients, self._taken)
+        ]
+        on_server = (_copy(weight, FIRST_SERVER), there, _copy(state, FIRST_SERVER))
+        return _copy(result, HOST).numpy()[None], on_server, _copy(weight, HOST).numpy()
 
     def update(self, results: list[Any]) -> bool:
         """Applies the sum of the parts; whether it was applied. Context: host."""
@@ -177,18 +166,18 @@ class SynchronousSteps(WorkerSteps):
         with self._strategy.scope(), scheduling(self._strategy), tf.device(HOST):
             return bool(self._updates[count]([there for _, there, _ in results]))
 
-    def with_exact_loss(self, row: np.ndarray, parts: list[Any], weight: np.ndarray) -> np.ndarray:
-        """The row of a part, its mean loss weighted with the part's weight total in that of the batch.
+    def with_exact_loss(self, result: np.ndarray, parts: list[Any], weight: np.ndarray) -> np.ndarray:
+        """The result of a part, its mean loss weighted with its total sample weight W.
 
-        rows of the part * loss   becomes   rows of the batch * (W of the part / W of the batch) * loss
+        samples of the part * loss   becomes   samples of the batch * (W of the part / W of the batch) * loss
         """
         assert self._layout is not None
         total = np.sum([each for _, _, each in parts], axis=0)
         tracker = loss_tracker(self._model)
         if tracker is not None and total[0] > 0 and weight[1] > 0:
             factor = (total[1] * weight[0]) / (total[0] * weight[1])
-            self._layout.added(row, tracker.total)[...] *= factor
-        return row
+            self._layout.added(result, tracker.total)[...] *= factor
+        return result
 
     def _make(self, piece: Piece) -> Any:
         def run(inputs: Any, first: tf.Tensor, last: tf.Tensor, worker: tf.Tensor) -> Any:
@@ -196,7 +185,7 @@ class SynchronousSteps(WorkerSteps):
             return self._part(slice_rows(batch, first, last), last - first, row_count(batch), worker)
 
         number = tf.TensorSpec([], tf.int32)
-        return self._traced(run, [piece.signature, number, number, number])
+        return self._traced(run, piece.signature, number, number, number)
 
     def _part(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, worker: tf.Tensor) -> Any:
         assert self._layout is not None
@@ -215,13 +204,13 @@ class SynchronousSteps(WorkerSteps):
                 step.writes = writes
                 snapshot(self._model, writes, self._layout)
                 logs = self._model.train_step(batch)
-            row, state = step_row(self._layout, writes, logs, tf.constant(True))
+            result, state = self._layout.of_step(writes, logs, tf.constant(True))
         pairs = [[(g, v) for g, v in own if g is not None] for _, own in taken]
         self._taken = [(optimizer, [v for _, v in own]) for (optimizer, _), own in zip(taken, pairs)]
         self._state = [variable for variable, _ in state]
         weight = rows if step.weight_total is None else step.weight_total
         weights = tf.stack([tf.cast(weight, tf.float64), tf.cast(rows, tf.float64)])
-        return row, weights, [[g for g, _ in own] for own in pairs], [value for _, value in state]
+        return result, weights, [[g for g, _ in own] for own in pairs], [value for _, value in state]
 
     def _update(self, parts: list[Any]) -> tf.Tensor:
         weights = tf.stack([weight for weight, _, _ in parts])
@@ -238,9 +227,14 @@ class SynchronousSteps(WorkerSteps):
                     optimizer.apply(total, variables)
             applied = tf.constant(True) if step.applied is None else step.applied
             of_variables = zip(self._state, zip(*(state for _, _, state in parts)))
-            values = [_state_of(v, list(each), shares[:, 1]) for v, each in of_variables]
+            values = [_reduced(v, list(each), shares[:, 1]) for v, each in of_variables]
             write_state(list(zip(self._state, values)), {}, applied, alone=True)
         return applied
+
+
+def _copy(structure: Any, device: str) -> Any:
+    with tf.device(device):
+        return tf.nest.map_structure(tf.identity, structure, expand_composites=True)
 
 
 def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
@@ -252,20 +246,8 @@ def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
     return tf.add_n([g * tf.cast(shares[i], g.dtype) for i, g in enumerate(dense)])
 
 
-def _state_of(variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
-    """The value of all parts, by the rule of the variable."""
-    rule = declared(variable) or (MEAN if values[0].dtype.is_floating else FIRST)
-    if rule == FIRST:
-        return values[0]
-    if rule == MEAN:
-        return _mean(values, shares)
+def _reduced(variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
+    """The value of all parts; all of them have samples."""
     with beside(variable.value):
         old = tf.convert_to_tensor(variable.value)
-    return old + tf.add_n([value - old for value in values])
-
-
-def _mean(values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
-    dtype = values[0].dtype
-    counted = dtype if dtype.is_floating else tf.float64
-    mean = tf.add_n([tf.cast(v, counted) * tf.cast(shares[i], counted) for i, v in enumerate(values)])
-    return mean if dtype.is_floating else tf.cast(tf.round(mean), dtype)
+    return reduce_parts(variable, values, tf.unstack(shares), [True] * len(values), old)

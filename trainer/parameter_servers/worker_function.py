@@ -1,4 +1,4 @@
-"""What workers run: compiled functions of pieces of the input. Read here how pieces are handed out and come back."""
+"""Functions that workers run on pieces of the input: how pieces are handed out and their results come back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext
 from ..inputs import Chunk
 from ..inputs.rows import row_count
-from ..run.compiled import has_absent, present, taking_present
 from ..run.executions import Execution
 from ..step.train_step import predict_on_replica
 from .pieces import HOST, Piece, WorkerMemory, pieces_of
@@ -32,6 +31,7 @@ class WorkerFunction:
     Attributes:
         lines: int; pieces that may be under way at the same time: one on each worker, and one that waits for it.
         most_steps: int or None; that a piece may have.
+        memory: what the workers hold of the input.
     """
 
     most_steps: int | None = None
@@ -67,15 +67,10 @@ class WorkerFunction:
             self._compiled[key] = self._make(piece)
         return self._compiled[key]
 
-    def _traced(self, function: Callable[..., Any], signature: list[Any]) -> Any:
+    def _traced(self, function: Callable[..., Any], *signature: Any) -> Any:
         """The concrete function: a `tf.function` would be traced again on each worker."""
-        inputs, *others = signature
-        absent = has_absent(inputs)
-        if absent:
-            function, signature = taking_present(function, inputs), [present(inputs), *others]
         with self._strategy.scope(), scheduling(self._strategy):
-            traced = graph_function(function, input_signature=signature).get_concrete_function()
-        return _TakingPresent(traced) if absent else traced
+            return graph_function(function).get_concrete_function(*signature)
 
     def phase(self, max_staleness: int | None = None) -> contextlib.AbstractContextManager[Phase]:
         """The workers, ready for pieces."""
@@ -135,21 +130,11 @@ class WorkerFunction:
         return sum(hasattr(f, "graph") for f in self._compiled.values())
 
 
-class _TakingPresent:
-    """A concrete function of the inputs that are there, called with all of them."""
-
-    def __init__(self, traced: Any) -> None:
-        self._traced, self.graph = traced, traced.graph
-
-    def __call__(self, inputs: Any, *others: Any) -> Any:
-        return self._traced(present(inputs), *others)
-
-
 class WorkerPrediction(WorkerFunction):
     """Runs `predict_step` on workers; the result of a piece is a list with the outputs of each of its batches."""
 
     def __call__(self, execution: Execution) -> tuple[int, list[Any]]:
-        """Runs an execution of one chunk on one worker; returns their number and the outputs of each."""
+        """Runs one chunk on one worker; returns the number of its batches and the outputs of each."""
         piece, outputs = self._alone(execution.chunks[0])
         return piece.steps, outputs
 
@@ -162,7 +147,7 @@ class WorkerPrediction(WorkerFunction):
 
         if self._model.run_eagerly:
             return run
-        return self._traced(run, [piece.signature, tf.TensorSpec([], tf.int32)])
+        return self._traced(run, piece.signature, tf.TensorSpec([], tf.int32))
 
     def run(self, worker: int, piece: Piece) -> list[Any]:
         """The outputs of each batch, on the host. Context: host, in the thread of a worker."""

@@ -1,8 +1,8 @@
-"""How a worker runs steps: several in one call of a compiled function, each noted on a server as it is done.
+"""How a worker runs steps: several in one call of a compiled function, each recorded on a server as it is done.
 
-The ledger is what makes a lost worker harmless. It is a table on a parameter server with one line for each execution
-under way and one row for each of its steps. A step writes its row when its update is done. An execution that is given
-to another worker begins after the last row that is there, so a step that was done is neither lost nor done again; only
+The ledger is what makes a lost worker harmless. It is a table on a parameter server with one line for each piece under way
+and one table row for each of its steps. A step writes its result there when its update is done. A piece that is given to
+another worker begins after the last result that is there, so a step that was done is neither lost nor done again; only
 the step that was being written when its worker died may have been applied in part before it is repeated.
 """
 
@@ -22,17 +22,16 @@ from ...distribute.step_context import StepContext, WeightTotals
 from ..inputs.rows import row_count
 from ..run.executions import Execution
 from ..step.variable_placement import accumulates
-from .metric_totals import RowLayout, StepLogs, Totals, noted_results, result_function
 from .pieces import HOST, Piece
 from .schedule import MOST_STEPS
+from .step_results import ResultLayout, StepLogs, Totals, noted_results, result_function, worker_step
 from .worker_function import WorkerFunction
-from .worker_step import worker_step
 
 _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
 
 
 class WorkerSteps(WorkerFunction):
-    """Runs `train_step` or `test_step` on workers; the result of a piece is the rows of its steps. Owns the ledger.
+    """Runs `train_step` or `test_step` on workers; the result of a piece is those of its steps. Owns the ledger.
 
     Args:
         model: built under a `ParameterServerStrategy`.
@@ -51,13 +50,13 @@ class WorkerSteps(WorkerFunction):
         self._training = training
         self._step_fn = model.train_step if training else model.test_step
         self._num_workers = self._pool.num_workers
-        self._layout: RowLayout | None = None
+        self._layout: ResultLayout | None = None
         self._ledger: tf.Variable | None = None
 
     def prepare(self, piece: Piece) -> None:
         """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
         if self._layout is None:
-            self._layout = RowLayout(self._model, self._step_logs(piece))
+            self._layout = ResultLayout(self._model, self._step_logs(piece))
             self._read = result_function(self._model, self._layout)
             self.most_steps = self.fixed_steps or max(
                 1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width)
@@ -74,15 +73,15 @@ class WorkerSteps(WorkerFunction):
         return Totals(self._model, self._layout, self._read)
 
     def __call__(self, execution: Execution) -> tuple[int, dict[str, Any]]:
-        """Runs an execution of one chunk on one worker; returns their number and the logs after the last."""
-        piece, rows = self._alone(execution.chunks[0])
+        """Runs one chunk on one worker; returns the number of its steps and the logs after the last."""
+        piece, results = self._alone(execution.chunks[0])
         totals = self.totals()
-        totals.add(rows)
+        totals.add(results)
         totals.commit()
         return piece.steps, totals.logs()
 
     def run(self, worker: int, piece: Piece) -> np.ndarray:
-        """The rows of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
+        """The results of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
         function = self._function(piece)
         inputs = self.memory.inputs(worker, piece)
         if self._model.run_eagerly:
@@ -91,20 +90,20 @@ class WorkerSteps(WorkerFunction):
         with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
             steps, at = tf.constant(piece.steps, tf.int32), tf.constant([piece.number, piece.line], tf.int64)
             number = tf.constant(worker, tf.int32)
-        rows = function(inputs, steps, at, number)
+        results = function(inputs, steps, at, number)
         with tf.device(HOST):
-            return tf.identity(rows).numpy()
+            return tf.identity(results).numpy()
 
     def _make(self, piece: Piece) -> Any:
         if self._model.run_eagerly:
             return self._eager(piece)
         place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
-        return self._traced(self._loop(piece), [piece.signature, count, place, count])
+        return self._traced(self._loop(piece), piece.signature, count, place, count)
 
     def _step(
-        self, layout: RowLayout, batch: Any, rows: int | None, worker: Any
+        self, layout: ResultLayout, batch: Any, rows: int | None, worker: Any
     ) -> tuple[tf.Tensor, dict[str, Any]]:
-        """The row of one step, and its logs as it returned them."""
+        """The result of one step, and its logs as it returned them."""
         total = rows if rows is not None else row_count(batch)
         totals = WeightTotals() if self._training and accumulates(self._model.optimizer) else None
         number = worker if self._num_workers > 1 else 0
@@ -122,12 +121,12 @@ class WorkerSteps(WorkerFunction):
 
             def body(i: tf.Tensor, returned: tf.TensorArray) -> Any:
                 with effects() as done:
-                    row, _ = self._step(layout, reader(inputs, i), rows, worker)
+                    result, _ = self._step(layout, reader(inputs, i), rows, worker)
                 if ledger is not None:
                     with tf.control_dependencies(done):
-                        ledger.write(i, row)
+                        ledger.write(i, result)
                     return i + 1, returned
-                return i + 1, returned.write(i, row)
+                return i + 1, returned.write(i, result)
 
             end, returned = tf.while_loop(lambda i, _: i < steps, body, (begin, returned))
             if ledger is None:
@@ -143,13 +142,13 @@ class WorkerSteps(WorkerFunction):
 
         def run(inputs: Any, steps: int, worker: int) -> np.ndarray:
             batches = (piece.reader(inputs, tf.constant(i)) for i in range(steps))
-            rows = [self._step(layout, batch, piece.rows, tf.constant(worker))[0] for batch in batches]
-            return np.stack([row.numpy() for row in rows])
+            results = [self._step(layout, batch, piece.rows, tf.constant(worker))[0] for batch in batches]
+            return np.stack([result.numpy() for result in results])
 
         return run
 
     def _step_logs(self, piece: Piece) -> StepLogs | None:
-        """What a step of the user's own returns; None: the results of the metrics."""
+        """The logs of a custom step; None: the results of the metrics."""
         model = self._model
         if not model._has_own_logs(self._training):
             return None
@@ -158,7 +157,7 @@ class WorkerSteps(WorkerFunction):
         def probe(inputs: Any) -> Any:
             batch = piece.reader(inputs, tf.constant(0))
             with noted_results(model.metrics) as noted:
-                _, logs = self._step(RowLayout(model), batch, piece.rows, tf.constant(0))
+                _, logs = self._step(ResultLayout(model), batch, piece.rows, tf.constant(0))
             for name, value in (logs or {}).items():
                 for result, metric in noted:
                     if result is value:
@@ -178,30 +177,30 @@ class WorkerSteps(WorkerFunction):
 
 
 class _Ledger:
-    """One line of the ledger, in the graph. A row belongs to the execution whose number it begins with."""
+    """One line of the ledger, in the graph. A result belongs to the piece whose number it begins with."""
 
     def __init__(self, variable: tf.Variable | None, place: tf.Tensor) -> None:
         assert variable is not None
         self._variable = variable
         self._number, self._line = tf.cast(place[0], tf.float64), tf.cast(place[1], tf.int32)
 
-    def _rows(self) -> tf.Tensor:
+    def _results(self) -> tf.Tensor:
         return tf.raw_ops.ResourceGather(resource=self._variable.handle, indices=self._line, dtype=tf.float64)
 
     def steps_done(self) -> tf.Tensor:
-        """How many of the execution's steps are done; int32 scalar."""
+        """How many of the piece's steps are done; int32 scalar."""
         with tf.device(FIRST_SERVER):
-            return tf.reduce_sum(tf.cast(tf.equal(self._rows()[:, 0], self._number), tf.int32))
+            return tf.reduce_sum(tf.cast(tf.equal(self._results()[:, 0], self._number), tf.int32))
 
-    def write(self, i: tf.Tensor, row: tf.Tensor) -> None:
-        """Notes that step `i` is done."""
-        row = tf.concat([self._number[None], row[1:]], 0)
+    def write(self, i: tf.Tensor, result: tf.Tensor) -> None:
+        """Records that step `i` is done."""
+        result = tf.concat([self._number[None], result[1:]], 0)
         with tf.device(FIRST_SERVER):
             tf.raw_ops.ResourceScatterNdUpdate(
-                ref=self._variable.handle, indices=tf.stack([self._line, i])[None], updates=row[None]
+                ref=self._variable.handle, indices=tf.stack([self._line, i])[None], updates=result[None]
             )
 
     def read(self, steps: tf.Tensor) -> tf.Tensor:
-        """The rows of the first `steps` steps."""
+        """The results of the first `steps` steps."""
         with tf.device(FIRST_SERVER):
-            return tf.identity(self._rows()[:steps])
+            return tf.identity(self._results()[:steps])

@@ -1,0 +1,273 @@
+"""The result of one step on a worker: a vector of numbers. The coordinator adds them up.
+
+    samples of the batch -> forward -> loss -> gradients -> (lock) optimizer (unlock) -> averages -> result
+
+It is the step of one replica (`train_step.py`). Only its writes differ: what it adds to metrics is returned, and other state
+is added to what the servers hold by then, since other workers have written in between.
+
+So a metric counts each step once, whoever computed it and however often it was tried, and no worker waits for another's
+sums. A metric must be a sum over batches, as all of Keras' are: its state after a batch is its state before plus what
+the batch adds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Container, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.graphs import graph_function
+from ...compat.variables import raw_value
+from ...distribute.parameter_servers.updates import beside
+from ...distribute.replicas import local_copy, once_per_copy
+from ...distribute.step_context import StepContext, step_scope
+from ..checks import checked_logs
+from ..step.collected_writes import CollectedWrites
+from ..step.global_metrics import as_tensors, leaf_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLogs:
+    """The logs of a custom step.
+
+    Attributes:
+        names: the names of the logs, in their order.
+        own: name -> nest of `tf.TensorSpec`, of the logs that no metric carries.
+        results: name -> metric, of the logs that are `metric.result()` under another name than the metric's.
+    """
+
+    names: list[str]
+    own: dict[str, Any]
+    results: dict[str, Any]
+
+
+class ResultLayout:
+    """The layout of the vector of float64 numbers that a step returns.
+
+        [done, applied, what the step adds to each variable of the metrics..., the custom logs...]
+
+    Args:
+        model: built.
+        logs: what its step returns; None: the results of its metrics.
+
+    Attributes:
+        variables: the metrics' Keras variables.
+        width: int; numbers in a vector.
+    """
+
+    def __init__(self, model: TrainedModel, logs: StepLogs | None = None) -> None:
+        self.logs = logs
+        self.own_logs: dict[str, Any] = {} if logs is None else logs.own
+        self.variables = list({id(v): v for v in model.metrics_variables}.values())
+        self._shapes = [tuple(v.shape) for v in [*self.variables, *keras.tree.flatten(self.own_logs)]]
+        self._bounds = np.cumsum([2, *(int(np.prod(shape)) for shape in self._shapes)])
+        self.width = int(self._bounds[-1])
+
+    def pack(self, applied: Any, added: list[tf.Tensor], logs: Any) -> tf.Tensor:
+        """The result of one step: float64 `[width]`. Context: graph."""
+        flags = tf.stack([tf.constant(1.0, tf.float64), tf.cast(applied, tf.float64)])
+        leaves = [*added, *keras.tree.flatten(logs)]
+        return tf.concat([flags, *(tf.reshape(tf.cast(leaf, tf.float64), [-1]) for leaf in leaves)], 0)
+
+    def of_step(
+        self, writes: CollectedWrites, logs: Any, applied: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tuple[Any, tf.Tensor]]]:
+        """The result of a step, and its writes to variables other than its metrics' as (variable, value) pairs."""
+        new = {id(variable): value for variable, value in writes.items()}
+        added = []
+        for variable in self.variables:
+            start = tf.zeros(variable.shape, variable.dtype)
+            added.append(tf.where(applied, new.pop(id(variable), start) - start, tf.zeros_like(start)))
+        own = {name: logs[name] for name in self.own_logs}
+        state = [(variable, value) for variable, value in writes.items() if id(variable) in new]
+        return self.pack(applied, added, own), state
+
+    def added(self, results: np.ndarray, variable: Any) -> np.ndarray:
+        """What each of the steps adds to one of `variables`: `[steps, *shape]`."""
+        return self._part(results, next(i for i, other in enumerate(self.variables) if other is variable))
+
+    def logs_of(self, result: np.ndarray) -> Any:
+        """The custom logs of a step."""
+        numbers = range(len(self.variables), len(self._shapes))
+        leaves = [self._part(result[None], number)[0] for number in numbers]
+        return keras.tree.pack_sequence_as(self.own_logs, leaves)
+
+    def _part(self, results: np.ndarray, number: int) -> np.ndarray:
+        first, last = self._bounds[number : number + 2]
+        return results[:, first:last].reshape(-1, *self._shapes[number])
+
+    def average_logs(self, results: np.ndarray, weights: np.ndarray) -> None:
+        """Puts the mean of the custom logs of the parts of a step, `results`, into each of them."""
+        logs = results[:, self._bounds[len(self.variables)] :]
+        logs[...] = np.average(logs, axis=0, weights=weights)
+
+
+def worker_step(
+    model: TrainedModel, step_fn: Any, batch: Any, step: StepContext, layout: ResultLayout, alone: bool
+) -> tuple[tf.Tensor, Any]:
+    """The result of one step, float64 `[layout.width]`, and its logs as it returned them; its writes are made.
+
+    Args:
+        model: the model.
+        step_fn: `model.train_step` or `model.test_step`.
+        batch: the argument of the step.
+        step: one replica with all samples.
+        layout: of the result.
+        alone: whether there is one worker only: its writes are then made as they are.
+
+    Context: a graph that a worker runs.
+    """
+    with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
+        with step_scope(step), CollectedWrites() as writes:
+            step.writes = writes
+            before = snapshot(model, writes, layout)
+            logs = checked_logs(step_fn(batch), getattr(step_fn, "__name__", "train_step"))
+        applied = tf.constant(True) if step.applied is None else step.applied
+        result, state = layout.of_step(writes, logs, applied)
+        write_state(state, before, applied, alone)
+    return result, logs
+
+
+def snapshot(model: TrainedModel, writes: CollectedWrites, layout: ResultLayout) -> dict[int, tf.Tensor]:
+    """The state that the step reads: metrics at zero, and one value of everything that a layer may change."""
+    for variable in layout.variables:
+        writes.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)
+    before = {}
+    for variable in model.non_trainable_variables:
+        value = tf.identity(tf.convert_to_tensor(raw_value(variable)))
+        before[id(variable)] = writes.state_mapping[id(variable)] = value
+    return before
+
+
+class ReadOnce(CollectedWrites):
+    """Collects the writes of a step of a custom loop, and keeps what it read: other workers write in between.
+
+    Attributes:
+        before: what the step read of each variable that gradients do not train, by its id; zeros for a metric.
+        sums: the ids of those that hold sums: the variables of metrics.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[int, tf.Tensor] = {}
+        self.sums: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """The collected value, or the one that was read before; a metric begins with zeros (Keras calls this)."""
+        value = super().get_current_value(variable)
+        if variable.trainable or id(variable) in self.variables or raw_value(variable) is None:
+            return value
+        if id(variable) not in self.before:
+            if variable.synchronization == "on_read":
+                self.sums.add(id(variable))
+                self.before[id(variable)] = tf.zeros(variable.shape, variable.dtype)
+            else:
+                self.before[id(variable)] = tf.identity(tf.convert_to_tensor(raw_value(variable)))
+        return self.before[id(variable)]
+
+
+def write_state(
+    writes: list[Any],
+    before: dict[int, tf.Tensor],
+    applied: tf.Tensor,
+    alone: bool,
+    sums: Container[int] = (),
+) -> None:
+    """Makes the writes of layers: with other workers, adds the difference to what the variable holds by now.
+
+    What is in `sums` is added in any case.
+    """
+    if not writes:
+        return
+
+    def write(values: list[tf.Tensor], applied: tf.Tensor) -> None:
+        for (variable, _), value in zip(writes, values):
+            copy = local_copy(variable)
+            with beside(copy):
+                current = tf.convert_to_tensor(copy)
+                start = before.get(id(variable))
+                adds = value.dtype.is_floating or value.dtype.is_integer
+                if adds and start is not None and (not alone or id(variable) in sums):
+                    value = current + (value - start)
+                copy.assign(tf.where(applied, value, current))
+
+    once_per_copy(write)([value for _, value in writes], applied)
+
+
+@contextlib.contextmanager
+def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
+    """Gives a list to which (what `metric.result()` returned, metric) is added at each call."""
+    noted: list[tuple[Any, Any]] = []
+
+    def note(metric: Any, result: Any) -> Any:
+        def noting() -> Any:
+            value = result()
+            noted.append((value, metric))
+            return value
+
+        return noting
+
+    leaves = leaf_metrics(metrics)
+    for metric in leaves:
+        object.__setattr__(metric, "result", note(metric, metric.result))
+    try:
+        yield noted
+    finally:
+        for metric in leaves:
+            object.__delattr__(metric, "result")
+
+
+class Totals:
+    """The metrics' state, on the coordinator.
+
+    Args:
+        model: built.
+        layout: of the results.
+        read: a function of the metrics' state, kept from phase to phase (`result_function`).
+    """
+
+    def __init__(self, model: TrainedModel, layout: ResultLayout, read: Any) -> None:
+        self._model, self._layout, self._read = model, layout, read
+        self._state = [np.array(v.numpy()) for v in layout.variables]
+        self._last: np.ndarray | None = None
+        self.applied = 0
+
+    def add(self, results: np.ndarray) -> None:
+        """Adds the steps of `results`, float64 `[steps, width]`, one by one: the sums that one device would have."""
+        for index, (variable, state) in enumerate(zip(self._layout.variables, self._state)):
+            each = self._layout.added(results, variable).astype(state.dtype)
+            self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]
+        self.applied += int(results[:, 1].sum())
+        self._last = results[-1]
+
+    def logs(self) -> dict[str, Any]:
+        """The results of the metrics, and the custom logs of the last step that arrived."""
+        with tf.device("CPU:0"):
+            results = self._read([tf.constant(value) for value in self._state])
+        if self._layout.logs is None or self._last is None:
+            return results
+        every = {**self._layout.logs_of(self._last), **results}
+        return {name: every[name] for name in self._layout.logs.names}
+
+    def commit(self) -> None:
+        """Writes the state into the metrics' variables."""
+        for variable, value in zip(self._layout.variables, self._state):
+            variable.assign(value)
+
+
+def result_function(model: TrainedModel, layout: ResultLayout) -> Any:
+    """A function from the metrics' state to their results; it runs on the coordinator."""
+
+    def read(values: list[tf.Tensor]) -> dict[str, Any]:
+        with keras.StatelessScope(state_mapping=list(zip(layout.variables, values))):
+            named = {} if layout.logs is None else layout.logs.results
+            results = {name: metric.result() for name, metric in named.items()}
+            return as_tensors({**results, **model.get_metrics_result()})
+
+    return graph_function(read)
