@@ -72,7 +72,7 @@ def paired_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
 def known_outputs(model: Any, inputs: Any) -> Any:
     """The symbolic outputs for symbolic `inputs` of a model whose graph was made with inputs like these; None otherwise.
 
-    What Keras would find by calling every layer once more. Rows that are not known are alike.
+    What Keras would find by calling every layer once more. Unknown batch sizes are alike.
     """
     call = type(model).__call__
     own_call = call is not keras.Model.__call__ and not getattr(call, _AS_KERAS, False)

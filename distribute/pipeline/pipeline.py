@@ -1,4 +1,4 @@
-"""`Pipeline`: what the user says about stages and micro-batches, and the scope in which models take it up."""
+"""`Pipeline`: the arguments for stages and micro-batches, and the scope that puts models on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _scopes = _Scopes()
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the user asked of the pipeline; see `Pipeline`."""
+    """The arguments of a `Pipeline`."""
 
     devices: list[str]
     micro_batches: int
@@ -43,7 +43,7 @@ class Settings:
     sharded: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot be used, naming them."""
+        """Raises a `ValueError` for a value that cannot be used."""
         for name, choices in (("schedule", sorted(SCHEDULES)), ("cost", ["estimated", "measured"])):
             one_of(name, getattr(self, name), choices)
         number("memory_limit", self.memory_limit, above=0, optional=True, finite=False)
@@ -79,7 +79,7 @@ class Settings:
 
 
 class PlannedModel(Protocol):
-    """A model cut into stages: what a pipeline shows of it."""
+    """A model cut into stages, as a pipeline describes it."""
 
     def summary(self) -> str: ...  # noqa: D102
     def timeline(self, transfer: float | Sequence[float]) -> Timeline: ...  # noqa: D102
@@ -142,7 +142,7 @@ class Pipeline:
             rematerialize: bool; keep only what crosses the cuts, and run a stage forward again before its backward pass.
                 Less memory, about a third more computation, the same numbers.
             memory_limit: bytes that a stage may need (estimated), or None.
-            replicas: int; R, copies of the pipeline, each of which trains on its part of the rows.
+            replicas: int; R, copies of the pipeline, each of which trains on its part of the samples.
 
         Raises:
             ValueError: for a value that cannot be used, naming it.
@@ -190,7 +190,7 @@ class Pipeline:
 
         Args:
             model: a built Sequential or functional model.
-            rows: int or None; rows of a global batch, where known.
+            rows: int or None; samples of a global batch, where known.
 
         Raises:
             ValueError: if the model cannot be cut as asked for.
@@ -208,12 +208,12 @@ class Pipeline:
         """Has each replica hold a part of the optimizer's state: `unisono.distribute.sharded` calls it.
 
         Raises:
-            ValueError: a model was cut already, whose slots may be made; or the level is not for pipelines.
+            ValueError: a model was cut already, whose optimizer state may exist; or the level is not for pipelines.
         """
         if level == "weights":
             raise ValueError(
-                '`level` must be "optimizer" or "gradients" for a Pipeline, since each of its micro-batches would put all '
-                "weights of a stage together twice: to hold fewer weights on a device use more stages. Received: 'weights'"
+                '`level` must be "optimizer" or "gradients" for a Pipeline, since each micro-batch would all-gather '
+                "the weights of a stage twice: to hold fewer weights on a device use more stages. Received: 'weights'"
             )
         if self._plans and self.settings.sharded != level:
             raise ValueError(

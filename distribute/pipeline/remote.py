@@ -151,7 +151,7 @@ def own_address(addresses: Sequence[str]) -> str:
 
 
 def _wait_for(address: str, deadline: float, timeout: float) -> None:
-    split_address(address)  # refuses what is none
+    split_address(address)  # raises ValueError for what is none
     while not answers(address, max(0.1, deadline - time.monotonic())):
         if time.monotonic() >= deadline:
             raise TimeoutError(

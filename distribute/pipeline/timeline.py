@@ -1,4 +1,4 @@
-"""The picture of a pipeline's step: one row for each stage, one box for each job, as SVG text."""
+"""The picture of a pipeline's step: one line for each stage, one box for each job, as SVG text."""
 
 from __future__ import annotations
 

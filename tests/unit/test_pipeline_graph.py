@@ -170,7 +170,7 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
         fit(two, Pipeline(["CPU:0", "CPU:1"] * 2, 3, replicas=2))
     with pytest.raises(ValueError, match="its call is Python code, not a graph of layers"):
         fit(Subclassed, Pipeline(["CPU:0", "CPU:1"], 2))
-    with pytest.raises(ValueError, match=r"OwnStep.train_step is a step of your own"):
+    with pytest.raises(ValueError, match=r"OwnStep.train_step is a custom step"):
         fit(
             lambda: OwnStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
             Pipeline(["CPU:0", "CPU:1"], 2),

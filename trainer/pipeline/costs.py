@@ -57,7 +57,7 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
 
     Args:
         chain: the model.
-        rows: int; rows of one micro-batch.
+        rows: int; samples of one micro-batch.
     """
     counts = [_count_block(block, rows) for block in chain.blocks]
     kept = {id(tensor) for count in counts for tensor in count.kept}

@@ -20,7 +20,7 @@ from ...compat.functional import graph_of, nodes_in_order, random_states
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What a cut never parts.
+    """A part of the model that no cut divides.
 
     Attributes:
         layer: the layer.
@@ -138,7 +138,7 @@ class Chain:
         return _differences([0, *free, len(self.blocks)])
 
     def check_enough(self, stages: int) -> None:
-        """Refuses more stages than there are parts to separate."""
+        """Raises a `ValueError` for more stages than there are blocks to separate."""
         if stages > len(self.blocks):
             raise ValueError(
                 f"devices ({stages} stages) must not be more than the layers of model {self.model.name!r} "

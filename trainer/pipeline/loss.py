@@ -35,7 +35,7 @@ def head_of(
 
     Under GPipe's schedule every forward pass precedes every backward pass, so the loss of the whole batch is
     computed at once, and any function of the batch is exact. 1F1B needs the loss of a micro-batch before the
-    next forward passes: its loss must treat every row by itself.
+    next forward passes: its loss must treat every sample by itself.
     """
 
     def of_all(q: int | None, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -49,8 +49,8 @@ def head_of(
         return of_all, False
     if not rowwise:
         raise ValueError(
-            f"schedule='1f1b' needs a loss that treats every row by itself, and the loss of model {model.name!r} may "
-            f"look at the whole batch: use schedule='gpipe', or declare the loss with `unisono.rowwise`"
+            f"`schedule='1f1b'` needs a loss that treats every sample by itself, and the loss of model {model.name!r} may "
+            f"depend on the whole batch: use schedule='gpipe', or declare the loss with `unisono.rowwise`."
         )
     parts = list(zip(*(micro_slices(part, run.steps) for part in (x, y, sample_weight))))
 

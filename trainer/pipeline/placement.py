@@ -1,4 +1,4 @@
-"""Where things are placed: variables on their stage, operations beside their inputs."""
+"""Placement: variables on their stage, operations next to their inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PASSES = {"ReadVariableOp", "Identity"}
 
 
 def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
-    """Moves every variable of a stage to the stage's first device. Optimizer slots made later follow them.
+    """Moves every variable of a stage to the stage's first device. Optimizer state made later follows them.
 
     Args:
         stages: with their devices.
@@ -32,9 +32,9 @@ def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
 
 
 def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
-    """Moves the slots of an optimizer that was built before its weights had a stage (a loaded one, say).
+    """Moves the state of an optimizer that was built before its weights had a stage (a loaded one, say).
 
-    The slots are known by their names, which are made of the weights'.
+    The variables of the state are known by their names, which are made of the weights'.
     """
     for stage in stages:
         for weight in stage.weights:
@@ -49,9 +49,9 @@ def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
 
 @contextlib.contextmanager
 def follow_inputs() -> Iterator[None]:
-    """Places operations without a device of their own beside the largest of their inputs.
+    """Places operations that have no device next to the largest of their inputs.
 
-    So what an optimizer does with the gradient and the slots of a variable happens on the variable's stage,
+    So what an optimizer does with the gradient and the state of a variable happens on the variable's stage,
     whoever wrote the optimizer. Context: while tracing; in eager mode TensorFlow places operations itself.
     """
     if tf.executing_eagerly():

@@ -22,7 +22,7 @@ from .costs import BlockCost
 from .graph import Chain, Stage
 from .placement import move_weights
 
-# For each byte of a trainable variable: itself and its gradient, and two slots of an optimizer such as Adam's.
+# For each byte of a trainable variable: itself and its gradient, and two of an optimizer's state, such as Adam's.
 _WEIGHT_AND_GRADIENT, _SLOTS = 2.0, 2.0
 
 
@@ -32,7 +32,7 @@ class Plan:
     Args:
         model: a built Sequential or functional model.
         settings: what the user asked for.
-        rows: int or None; rows of a global batch, for the costs; None: 32 rows for each micro-batch.
+        rows: int or None; samples of a global batch, for the costs; None: 32 for each micro-batch.
 
     Raises:
         ValueError: the model cannot be cut so.
@@ -52,7 +52,7 @@ class Plan:
         self.stages: list[Stage] = self.chain.cut(self.sizes)
         for stage in self.stages:
             stage.devices = settings.devices_of(stage.index)
-        # Those whose slots are on the devices of their weights.
+        # Those whose state is on the devices of the weights.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
@@ -97,9 +97,9 @@ class Plan:
     def memory(self, stage: int, start: int, stop: int) -> float:
         """Estimated bytes that blocks start to stop - 1 need as this stage.
 
-        Weights with their gradients and two optimizer slots (of the first replica, which has most, or the part of each where
-        they are sharded), and the activations of the micro-batches that the schedule keeps; with rematerialization their
-        boundaries, and the activations of one micro-batch.
+        Weights with their gradients and twice their size of optimizer state (of the first replica, which has most, or
+        the part of each where it is sharded), and the activations of the micro-batches that the schedule keeps; with
+        rematerialization their boundaries, and the activations of one micro-batch.
         """
         blocks = self.costs[start:stop]
         times = _WEIGHT_AND_GRADIENT + _SLOTS / (self.settings.replicas if self.settings.sharded else 1)
@@ -126,7 +126,7 @@ class Plan:
         return Timeline(self.simulation(transfer), unit=self.costs[0].unit)
 
     def check_rows(self, rows: int | None) -> None:
-        """Refuses a global batch with fewer rows than micro-batches."""
+        """Rejects a global batch with fewer samples than micro-batches."""
         settings = self.settings
         if rows is not None and rows < settings.micro_batches * settings.replicas:
             of_replicas = f" * `replicas` ({settings.replicas})" if settings.replicas > 1 else ""
@@ -136,7 +136,7 @@ class Plan:
             )
 
     def check_statistics(self) -> None:
-        """Refuses batch statistics of all rows, which are in several micro-batches."""
+        """Rejects batch statistics of all samples, which are in several micro-batches."""
         settings = self.settings
         if settings.micro_batches * settings.replicas == 1:
             return
@@ -178,9 +178,9 @@ class Plan:
         kept = ", ".join(str(count) for count in simulation.peak_activations)
         again = ", rematerialized" if settings.rematerialize else ""
         copies = f" on each of {settings.replicas} replicas" if settings.replicas > 1 else ""
-        known = "" if self.rows_known else " (batch size not known yet: memory for 32 rows)"
+        known = "" if self.rows_known else " (batch size not known yet: memory for 32 samples)"
         return (
-            f"schedule {settings.schedule}, {settings.micro_batches} micro-batches of {self.micro_batch_rows} rows"
+            f"schedule {settings.schedule}, {settings.micro_batches} micro-batches of {self.micro_batch_rows} samples"
             f"{copies}{again}{known}; expected bubble {simulation.bubble:.1%}, "
             f"{simulation.speedup:.2f} times one device without transfers; micro-batches kept by stage: {kept}"
         )

@@ -1,10 +1,10 @@
-"""The steps of a model in a pipeline's scope: what `train_step.py` has, with forward and backward in stages.
+"""The steps of a model in a pipeline's scope: those of `train_step.py`, with forward and backward in stages.
 
     slices of the batch, one for each micro-batch
     -> the schedule's forward and backward passes (`engine.py`)
     -> gradients of the whole batch -> optimizer, once -> metrics of the whole batch
 
-The optimizer sees the gradients of all stages together, so there is one verdict and one global norm; what it
+The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; what it
 does with a variable's gradient runs on the variable's stage. Context: replica, inside a `StepContext`.
 """
 
@@ -37,19 +37,19 @@ def attach(model: TrainedModel) -> None:
     if pipeline is not None:
         if tf.distribute.has_strategy():
             raise ValueError(
-                "a model must not be made in a strategy's scope inside of a Pipeline's: "
-                "for data parallelism use Pipeline(..., replicas=R)"
+                "A model must not be made in a strategy's scope inside of a Pipeline's: for data parallelism use "
+                "`Pipeline(..., replicas=R)`."
             )
         vars(model)["_pipeline"] = pipeline
         pipeline.remember(model)
 
 
 def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> None:
-    """Cuts a built model, moves its variables to their stages, and refuses what a pipeline cannot do.
+    """Cuts a built model, moves its variables to their stages, and rejects what a pipeline cannot do.
 
     Args:
         model: the model; built.
-        rows: int or None; rows of a global batch, where known.
+        rows: int or None; samples of a global batch, where known.
         training: bool; whether it is going to be trained.
 
     Raises:
@@ -60,7 +60,7 @@ def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> Non
     for name in ("train_step", "test_step", "predict_step"):
         if model._overrides_step(name):
             raise ValueError(
-                f"{type(model).__name__}.{name} is a step of your own, which a pipeline cannot cut into stages: "
+                f"{type(model).__name__}.{name} is a custom step, which a pipeline cannot cut into stages: "
                 f"put what it computes into layers, compute_loss or compute_metrics, or train without a Pipeline"
             )
     if model.run_eagerly is False and getattr(model, "jit_compile", False) is True:
