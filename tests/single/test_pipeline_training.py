@@ -81,16 +81,15 @@ def golden_step(
         stage.devices = [f"CPU:{stage.index}"]
     edges = [q * ROWS // count for q in range(count + 1)]
 
-    def head(q: int | None, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def head(q: int | None, outputs: tf.Tensor) -> tf.Tensor:
         part = slice(None) if q is None else slice(edges[q], edges[q + 1])
-        value = tf.reduce_sum(tf.square(outputs - y[part])) / (ROWS * CLASSES)
-        return value, value
+        return tf.reduce_sum(tf.square(outputs - y[part])) / (ROWS * CLASSES)
 
     def step() -> Any:
         parts = [x[first:last] for first, last in itertools.pairwise(edges)]
         run = PipelinedStep(chain, stages, parts, micro_steps(ROWS, count))
         jobs = SCHEDULES[schedule](len(sizes), count)
-        result = run.train(jobs, head, schedule == "1f1b", lambda value: value, rematerialize)
+        result = run.train(jobs, head, schedule == "1f1b", rematerialize)
         return result.loss, [result.gradients[id(v)] for v in chain.model.trainable_variables]
 
     return tf.function(step, autograph=False)() if in_graph else step()

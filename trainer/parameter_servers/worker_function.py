@@ -37,6 +37,11 @@ class WorkerFunction:
     most_steps: int | None = None
 
     def __init__(self, model: TrainedModel) -> None:
+        if model.run_eagerly:
+            raise ValueError(
+                "`run_eagerly=True` runs a step operation by operation, and a worker that is lost would leave a part of it on "
+                "the parameter servers: leave `run_eagerly` out, or debug on one device."
+            )
         self._model, self._strategy = model, model.distribute_strategy
         self._pool = pool_of(self._strategy)
         self._compiled: dict[Any, Any] = {}
@@ -123,11 +128,11 @@ class WorkerFunction:
 
     def graph(self) -> Any:
         """The graph that was made first, to be drawn; None where there is none."""
-        return next((f.graph for f in self._compiled.values() if hasattr(f, "graph")), None)
+        return next((function.graph for function in self._compiled.values()), None)
 
     def compilations(self) -> int:
-        """How many graphs were made so far; 0 where every step runs eagerly."""
-        return sum(hasattr(f, "graph") for f in self._compiled.values())
+        """How many graphs were made so far."""
+        return len(self._compiled)
 
 
 class WorkerPrediction(WorkerFunction):
@@ -145,8 +150,6 @@ class WorkerPrediction(WorkerFunction):
             with tf.distribute.ReplicaContext(self._strategy, 0):
                 return predict_on_replica(self._model.predict_step, batch, StepContext(0, 1, total, total))
 
-        if self._model.run_eagerly:
-            return run
         return self._traced(run, piece.signature, tf.TensorSpec([], tf.int32))
 
     def run(self, worker: int, piece: Piece) -> list[Any]:
@@ -157,8 +160,7 @@ class WorkerPrediction(WorkerFunction):
         for i in range(piece.steps):
             with tf.device(HOST):
                 number = tf.constant(i)
-            with self._strategy.scope() if self._model.run_eagerly else contextlib.nullcontext():
-                outputs = function(inputs, number)
+            outputs = function(inputs, number)
             with tf.device(HOST):
                 answers.append(tf.nest.map_structure(tf.identity, outputs, expand_composites=True))
         return answers

@@ -84,9 +84,6 @@ class WorkerSteps(WorkerFunction):
         """The results of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
         function = self._function(piece)
         inputs = self.memory.inputs(worker, piece)
-        if self._model.run_eagerly:
-            with self._strategy.scope(), scheduling(self._strategy):
-                return function(inputs, piece.steps, worker)
         with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
             steps, at = tf.constant(piece.steps, tf.int32), tf.constant([piece.number, piece.line], tf.int64)
             number = tf.constant(worker, tf.int32)
@@ -95,8 +92,6 @@ class WorkerSteps(WorkerFunction):
             return tf.identity(results).numpy()
 
     def _make(self, piece: Piece) -> Any:
-        if self._model.run_eagerly:
-            return self._eager(piece)
         place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
         return self._traced(self._loop(piece), piece.signature, count, place, count)
 
@@ -133,17 +128,6 @@ class WorkerSteps(WorkerFunction):
                 return returned.stack()
             with tf.control_dependencies([end]):
                 return ledger.read(steps)
-
-        return run
-
-    def _eager(self, piece: Piece) -> Any:
-        layout = self._layout
-        assert layout is not None
-
-        def run(inputs: Any, steps: int, worker: int) -> np.ndarray:
-            batches = (piece.reader(inputs, tf.constant(i)) for i in range(steps))
-            results = [self._step(layout, batch, piece.rows, tf.constant(worker))[0] for batch in batches]
-            return np.stack([result.numpy() for result in results])
 
         return run
 

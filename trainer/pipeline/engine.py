@@ -28,8 +28,7 @@ from .stage_pass import Pass, run_stage
 from .state import MicroBatchStates
 from .tensors import add_gradients, cotangents_of, flatten, identity, watch, zero_unless_alive
 
-Head = Callable[[int | None, Any], tuple[tf.Tensor, tf.Tensor]]
-Scale = Callable[[tf.Tensor], tf.Tensor]
+Head = Callable[[int | None, Any], tf.Tensor]
 
 
 @dataclasses.dataclass
@@ -62,6 +61,7 @@ class PipelinedStep:
         steps: for each of them its part of the batch (`micro_steps`).
         replicas: int; R: the first len(inputs) / R micro-batches run on the first devices of the stages, and so on.
         training: bool; the mode in which layers are called.
+        scale: the loss scale, a linear function of a scalar.
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class PipelinedStep:
         steps: Sequence[StepContext],
         replicas: int = 1,
         training: bool = True,
+        scale: Callable[[tf.Tensor], tf.Tensor] = lambda value: value,
     ) -> None:
         self.chain, self.stages, self.steps = chain, list(stages), list(steps)
-        self._replicas = replicas
+        self._replicas, self._training, self._scale = replicas, training, scale
         self._run = functools.partial(run_stage, training=training, several=len(self.steps) > 1)
         self._values = [dict(zip(chain.input_ids, flat_inputs(chain.graph, value))) for value in inputs]
         self._weights = [
@@ -92,25 +93,19 @@ class PipelinedStep:
         for _, stage, q in self._on_replicas(jobs):
             self._forward(stage, q, keep=False)
             self._add_losses(q, self._passes.pop((stage.index, q)).added)
-        self._penalties(None)
+        self._penalties()
         return self._result()
 
     def train(
-        self,
-        jobs: Sequence[Job],
-        head: Head,
-        loss_by_micro_batch: bool,
-        scale: Scale,
-        rematerialize: bool = False,
+        self, jobs: Sequence[Job], head: Head, loss_by_micro_batch: bool, rematerialize: bool = False
     ) -> Result:
         """Runs the schedule, forward and backward.
 
         Args:
             jobs: the schedule for one replica; all replicas follow it.
             head: `head(q, outputs)` is the loss of the samples of micro-batch q, weighted so that the sum over all
-                micro-batches is that of the batch, and the same scaled; with q None that of the whole batch.
+                micro-batches is that of the batch; with q None that of the whole batch.
             loss_by_micro_batch: bool; whether `head` is called for each micro-batch or once.
-            scale: the loss scale, a linear function of a scalar; applied to added losses and penalties.
             rematerialize: bool; whether a stage keeps its boundary alone and runs forward again before backward.
         """
         again = rematerialized(jobs) if rematerialize else set()
@@ -124,8 +119,8 @@ class PipelinedStep:
             elif not loss_by_micro_batch and not done:
                 self._head(head, None)
                 done = True
-            self._backward(stage, q, scale)
-        self._penalties(scale)
+            self._backward(stage, q)
+        self._penalties()
         return self._result()
 
     def masked_outputs(self, q: int) -> Any:
@@ -157,7 +152,7 @@ class PipelinedStep:
             self._passes[(stage.index, q)] = run
             self._finish(stage, q, [*outputs.values(), *run.added])
 
-    def _backward(self, stage: Stage, q: int, scale: Scale) -> None:
+    def _backward(self, stage: Stage, q: int) -> None:
         """Cotangents in, gradient of this stage alone, cotangents out."""
         run = self._passes.pop((stage.index, q))
         arriving = self._cotangents[q]
@@ -170,7 +165,7 @@ class PipelinedStep:
             )
             for loss in run.added:
                 targets.append(loss)
-                cotangents.append(tf.cast(scale(self.steps[q].share(loss.dtype)), loss.dtype))
+                cotangents.append(tf.cast(self._scale(self.steps[q].share(loss.dtype)), loss.dtype))
             flat = [tensor for _, tensors in run.sources for tensor in tensors]
             assert run.tape is not None
             gradients = run.tape.gradient(targets, flat, output_gradients=cotangents) if targets else []
@@ -192,7 +187,8 @@ class PipelinedStep:
             pieces = [[identity(self._values[n][key]) for key in self.chain.output_ids] for n in numbers]
             watched = [[watch(tape, value) for value in piece] for piece in pieces]
             steps = [self.steps[n] for n in numbers]
-            loss, scaled = head(q, self._pack(pieces, steps, trim=q is None))
+            loss = head(q, self._pack(pieces, steps, trim=q is None))
+            scaled = self._scale(loss)
         with tf.device(self._device(self.stages[-1], numbers[0])):
             self._losses.append(loss)
             flat = [tensor for piece in watched for tensors in piece for tensor in tensors]
@@ -201,8 +197,8 @@ class PipelinedStep:
                 for key, tensors in zip(self.chain.output_ids, piece):
                     self._cotangents[n].setdefault(key, []).append([next(gradients) for _ in tensors])
 
-    def _penalties(self, scale: Scale | None) -> None:
-        """Adds the weight regularizers, once, each stage's on its device. Without a scale no gradient."""
+    def _penalties(self) -> None:
+        """Adds the weight regularizers, once, each stage's on its device."""
         for stage in self.stages:
             for variable, value in self._weights[stage.index][0]:
                 if not variable.trainable or variable.regularizer is None:
@@ -211,9 +207,9 @@ class PipelinedStep:
                     with tf.GradientTape(watch_accessed_variables=False) as tape:
                         tape.watch(value)
                         penalty = tf.convert_to_tensor(variable.regularizer(value))
-                        scaled = penalty if scale is None else scale(penalty)
+                        scaled = self._scale(penalty)
                     self._losses.append(penalty)
-                    if scale is not None:
+                    if self._training:
                         self._add_gradient(0, id(variable), tape.gradient(scaled, value))
 
     # What goes between jobs.

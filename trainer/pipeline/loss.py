@@ -16,7 +16,7 @@ from ...distribute.step_context import StepContext, WeightTotals, step_scope
 from ..step import global_loss as exact_loss
 from ..step.global_loss import compiled_loss_of
 from ..step.step_loss import overrides_compute_loss
-from .engine import Head, PipelinedStep, Scale
+from .engine import Head, PipelinedStep
 from .micro_batches import micro_slices
 from .plan import Plan
 
@@ -29,7 +29,6 @@ def head_of(
     x: Any,
     y: Any,
     sample_weight: Any,
-    scale: Scale,
 ) -> tuple[Head, bool]:
     """The loss as a function of the outputs, and whether it is asked for each micro-batch by itself.
 
@@ -38,10 +37,9 @@ def head_of(
     next forward passes: its loss must treat every sample by itself.
     """
 
-    def of_all(q: int | None, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def of_all(q: int | None, outputs: Any) -> tf.Tensor:
         with step_scope(step):
-            loss = own_loss(model, x, y, outputs, sample_weight, training=True)
-            return loss, scale(loss)
+            return own_loss(model, x, y, outputs, sample_weight, training=True)
 
     rowwise = _works_on_rows(model)
     by_micro_batch = plan.settings.schedule == "1f1b" or (plan.settings.replicas > 1 and rowwise)
@@ -64,10 +62,9 @@ def head_of(
     if step.totals is not None:
         step.totals.noted.extend(totals)
 
-    def of_one(q: int | None, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def of_one(q: int | None, outputs: Any) -> tf.Tensor:
         assert q is not None
-        loss = loss_of(q, outputs, dataclasses.replace(run.steps[q], totals=WeightTotals(known=totals)))
-        return loss, scale(loss)
+        return loss_of(q, outputs, dataclasses.replace(run.steps[q], totals=WeightTotals(known=totals)))
 
     return of_one, True
 

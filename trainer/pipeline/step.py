@@ -90,10 +90,10 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
     """Loss, gradients and outputs in stages; arguments and result as `train_step.forward_and_backward`."""
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     step, plan = this_step(), model._pipeline.plan(model)
-    run = _pipelined(plan, x, step, training=True)
-    scale = (lambda value: value) if model.optimizer is None else model.optimizer.scale_loss
-    head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight, scale)
-    result = run.train(plan.jobs, head, by_micro_batch, scale, plan.settings.rematerialize)
+    scale = {} if model.optimizer is None else {"scale": model.optimizer.scale_loss}
+    run = _pipelined(plan, x, step, training=True, **scale)
+    head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight)
+    result = run.train(plan.jobs, head, by_micro_batch, plan.settings.rematerialize)
     _assign(result.writes)
     if by_micro_batch:
         track_single_losses(model, y, result.outputs, sample_weight)
@@ -126,10 +126,10 @@ def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
     return result
 
 
-def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool) -> PipelinedStep:
+def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: Any) -> PipelinedStep:
     replicas = plan.settings.replicas
     steps = micro_steps(step.rows, plan.settings.micro_batches * replicas)
-    return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training)
+    return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)
 
 
 def _assign(writes: list[tuple[Any, tf.Tensor]]) -> None:
