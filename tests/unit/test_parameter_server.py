@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import unisono
 from unisono.distribute.parameter_servers import shards as parameter_server_shards
 from unisono.distribute.parameter_servers import strategy as parameter_server
 from unisono.distribute.parameter_servers.strategy import ParameterServerMode, ParameterServerStrategy
@@ -17,6 +18,7 @@ from unisono.trainer.inputs.source import Chunk
 from unisono.trainer.parameter_servers.pieces import pieces_of
 from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
 from unisono.trainer.parameter_servers.step_results import ResultLayout, StepLogs
+from unisono.trainer.parameter_servers.worker_steps import WorkerSteps
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -62,7 +64,15 @@ def test_mode_that_cannot_be_names_the_argument(arguments, words):
         ParameterServerMode(**arguments).check(num_workers=2)
 
 
-def test_rows_of_steps_hold_metrics_and_own_logs_where_they_belong():
+@pytest.mark.parametrize("argument", ["run_eagerly", "jit_compile"])
+def test_steps_that_a_lost_worker_would_leave_in_part_or_xla_are_rejected(argument):
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **{argument: True})
+    with pytest.raises(ValueError, match=f"`{argument}=True`"):
+        WorkerSteps(model, training=True)
+
+
+def test_results_of_steps_hold_metrics_and_own_logs_where_they_belong():
     class Model:
         metrics_variables = keras.metrics.Mean().variables
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
+from ...compat.shared_change import shared_attribute
 from ...compat.variables import raw_value
 from ...distribute.parameter_servers.updates import beside
 from ...distribute.replicas import local_copy, once_per_copy
@@ -205,22 +207,17 @@ def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
     """Gives a list to which (what `metric.result()` returned, metric) is added at each call."""
     noted: list[tuple[Any, Any]] = []
 
-    def note(metric: Any, result: Any) -> Any:
-        def noting() -> Any:
-            value = result()
-            noted.append((value, metric))
-            return value
+    def noting(metric: Any, result: Any) -> Any:
+        def call() -> Any:
+            noted.append((result(), metric))
+            return noted[-1][0]
 
-        return noting
+        return call
 
-    leaves = leaf_metrics(metrics)
-    for metric in leaves:
-        object.__setattr__(metric, "result", note(metric, metric.result))
-    try:
+    with contextlib.ExitStack() as stack:
+        for metric in leaf_metrics(metrics):
+            stack.enter_context(shared_attribute(metric, "result", functools.partial(noting, metric)))
         yield noted
-    finally:
-        for metric in leaves:
-            object.__delattr__(metric, "result")
 
 
 class Totals:

@@ -39,8 +39,8 @@ class WorkerFunction:
     def __init__(self, model: TrainedModel) -> None:
         if model.run_eagerly:
             raise ValueError(
-                "`run_eagerly=True` runs a step operation by operation, and a worker that is lost would leave a part of it on "
-                "the parameter servers: leave `run_eagerly` out, or debug on one device."
+                "`run_eagerly=True` runs a step operation by operation, and a lost worker would leave a part of it on the "
+                "parameter servers: leave `run_eagerly` out, or debug on one device."
             )
         self._model, self._strategy = model, model.distribute_strategy
         self._pool = pool_of(self._strategy)
