@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -36,30 +37,29 @@ def balance(
     """
     blocks = len(costs)
     if not 1 <= stages <= blocks:
-        raise ValueError(f"stages ({stages}) must be from 1 to the number of blocks ({blocks})")
+        raise ValueError(f"`stages` ({stages}) must be from 1 to the number of blocks ({blocks}).")
     cuts = [0.0] * (blocks - 1) if cut_costs is None else cut_costs
     sums = list(itertools.accumulate(costs, initial=0.0))
-    worst = (math.inf, math.inf, math.inf)
-    # best[j]: (slowest stage, sent over cuts, sum of squares) of the best way to cut the first j blocks.
-    best = [worst] * (blocks + 1)
-    best[0] = (0.0, 0.0, 0.0)
-    came_from: list[list[int]] = []
-    for stage in range(stages):
-        new, start_of = [worst] * (blocks + 1), [0] * (blocks + 1)
-        for stop in range(stage + 1, blocks - (stages - stage - 1) + 1):
-            for start in range(stage, stop):
-                if best[start] == worst or not _fits(memory_of, memory_limit, stage, start, stop):
-                    continue
-                cost = sums[stop] - sums[start]
-                sent = best[start][1] + (cuts[start - 1] if start else 0.0)
-                value = (max(best[start][0], cost), sent, best[start][2] + cost * cost)
-                if _better(value, new[stop]):
-                    new[stop], start_of[stop] = value, start
-        best = new
-        came_from.append(start_of)
-    if best[blocks] == worst:
+
+    @functools.cache
+    def best(stage: int, stop: int) -> tuple[tuple[float, float, float], list[int]] | None:
+        """((slowest stage, sent over cuts, sum of squares), sizes) of the first `stop` blocks in `stage` + 1 stages."""
+        found = None
+        for start in range(stage, stop) if stage else [0]:
+            before = best(stage - 1, start) if stage else ((0.0, 0.0, 0.0), [])
+            if before is None or not _fits(memory_of, memory_limit, stage, start, stop):
+                continue
+            (slowest, sent, squares), sizes = before
+            cost = sums[stop] - sums[start]
+            value = max(slowest, cost), sent + (cuts[start - 1] if start else 0.0), squares + cost * cost
+            if found is None or _better(value, found[0]):
+                found = value, [*sizes, stop - start]
+        return found
+
+    found = best(stages - 1, blocks)
+    if found is None:
         raise ValueError(_too_little_memory(blocks, stages, memory_of, memory_limit))
-    return _sizes(came_from, blocks)
+    return found[1]
 
 
 def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
@@ -79,14 +79,6 @@ def _better(value: tuple[float, float, float], other: tuple[float, float, float]
 
 def _fits(memory_of: MemoryOf | None, limit: float | None, stage: int, start: int, stop: int) -> bool:
     return memory_of is None or limit is None or memory_of(stage, start, stop) <= limit
-
-
-def _sizes(came_from: list[list[int]], blocks: int) -> list[int]:
-    sizes, stop = [], blocks
-    for start_of in reversed(came_from):
-        sizes.append(stop - start_of[stop])
-        stop = start_of[stop]
-    return sizes[::-1]
 
 
 def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf | None, limit: float | None) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import os
+import xml.etree.ElementTree as ElementTree
 
 from ..storage import local_path
-from .schedule import Job, Simulation
+from .schedule import Simulation
 
 _COLOURS = {"forward": "#4c8bf5", "backward": "#f2a33c"}
 _LEFT, _TOP, _ROW, _WIDTH = 78, 34, 30, 900
@@ -29,24 +29,40 @@ class Timeline:
     def svg(self) -> str:
         """The picture as one SVG document."""
         simulation = self.simulation
-        height = _TOP + _ROW * simulation.stages + 44
+        below = _TOP + _ROW * simulation.stages
         scale = _WIDTH / simulation.duration if simulation.duration else 1.0
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 12}" height="{height}" '
-            'font-family="sans-serif" font-size="11">',
-            '<rect width="100%" height="100%" fill="white"/>',
-            f'<text x="{_LEFT}" y="18" font-size="13">{html.escape(self.title or self._caption())}</text>',
-        ]
+        root = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg")
+        root.attrib.update(width=str(_LEFT + _WIDTH + 12), height=str(below + 44))
+        root.attrib.update({"font-family": "sans-serif", "font-size": "11"})
+
+        def box(x: float, y: float, width: float, height: float, fill: str) -> ElementTree.Element:
+            sizes = {"x": f"{x:.2f}", "y": f"{y}", "width": f"{width:.2f}", "height": f"{height}"}
+            return ElementTree.SubElement(root, "rect", sizes, fill=fill)
+
+        def text(x: float, y: float, words: str, anchor: str = "middle", fill: str = "black") -> None:
+            place = {"x": f"{x:.2f}", "y": f"{y}", "text-anchor": anchor, "fill": fill}
+            ElementTree.SubElement(root, "text", place).text = words
+
+        box(0, 0, _LEFT + _WIDTH + 12, below + 44, "white")
+        text(_LEFT, 18, self.title or str(self), "start")
         for stage in range(simulation.stages):
-            y = _TOP + _ROW * stage
-            parts.append(f'<text x="8" y="{y + 19}">stage {stage}</text>')
-            parts.append(
-                f'<rect x="{_LEFT}" y="{y + 2}" width="{_WIDTH}" height="{_ROW - 4}" fill="#eeeeee"/>'
-            )
-        parts += [self._box(span, scale) for span in simulation.spans]
-        parts += self._axis(_TOP + _ROW * simulation.stages)
-        parts.append("</svg>")
-        return "\n".join(parts) + "\n"
+            text(8, _TOP + _ROW * stage + 19, f"stage {stage}", "start")
+            box(_LEFT, _TOP + _ROW * stage + 2, _WIDTH, _ROW - 4, "#eeeeee")
+        for job in simulation.spans:
+            x, y, width = _LEFT + job.start * scale, _TOP + _ROW * job.stage, (job.stop - job.start) * scale
+            drawn = box(x, y + 2, width, _ROW - 4, _COLOURS[job.kind])
+            drawn.attrib.update({"stroke": "white", "stroke-width": "0.5"})
+            title = f"{job.kind} {job.micro_batch} on stage {job.stage}: {job.start:.6g} to {job.stop:.6g} {self.unit}"
+            ElementTree.SubElement(drawn, "title").text = title
+            if width >= 14:
+                text(x + width / 2, y + 19, str(job.micro_batch), fill="white")
+        for i in range(5):
+            unit = self.unit if i == 4 else ""
+            text(_LEFT + _WIDTH * i / 4, below + 16, f"{simulation.duration * i / 4:.4g} {unit}")
+        for i, (kind, colour) in enumerate(_COLOURS.items()):
+            box(_LEFT + 110 * i, below + 24, 12, 12, colour)
+            text(_LEFT + 110 * i + 17, below + 34, kind, "start")
+        return ElementTree.tostring(root, encoding="unicode") + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to `path` (an .svg file), replacing what is there."""
@@ -56,38 +72,8 @@ class Timeline:
         return self.svg()
 
     def __str__(self) -> str:
-        return self._caption()
-
-    def _caption(self) -> str:
         simulation = self.simulation
         return (
             f"{simulation.stages} stages, {simulation.micro_batches} micro-batches: "
             f"bubble {simulation.bubble:.1%}, {simulation.speedup:.2f} times one device"
         )
-
-    def _box(self, job: Job, scale: float) -> str:
-        x, width = _LEFT + job.start * scale, (job.stop - job.start) * scale
-        y = _TOP + _ROW * job.stage
-        title = f"{job.kind} {job.micro_batch} on stage {job.stage}: {job.start:.6g} to {job.stop:.6g} {self.unit}"
-        box = (
-            f'<rect x="{x:.2f}" y="{y + 2}" width="{width:.2f}" height="{_ROW - 4}" stroke="white" '
-            f'stroke-width="0.5" fill="{_COLOURS[job.kind]}"><title>{html.escape(title)}</title></rect>'
-        )
-        if width < 14:
-            return box
-        label = f'<text x="{x + width / 2:.2f}" y="{y + 19}" text-anchor="middle" fill="white">'
-        return f"{box}{label}{job.micro_batch}</text>"
-
-    def _axis(self, y: int) -> list[str]:
-        duration = self.simulation.duration
-        ticks = [
-            f'<text x="{_LEFT + _WIDTH * i / 4:.1f}" y="{y + 16}" text-anchor="middle">'
-            f"{duration * i / 4:.4g} {html.escape(self.unit if i == 4 else '')}</text>"
-            for i in range(5)
-        ]
-        legend = [
-            f'<rect x="{_LEFT + 110 * i}" y="{y + 24}" width="12" height="12" fill="{colour}"/>'
-            f'<text x="{_LEFT + 110 * i + 17}" y="{y + 34}">{kind}</text>'
-            for i, (kind, colour) in enumerate(_COLOURS.items())
-        ]
-        return ticks + legend

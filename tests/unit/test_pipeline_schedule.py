@@ -109,7 +109,7 @@ def test_balance_stays_within_the_memory_limit():
 
 
 def test_balance_more_stages_than_blocks_is_refused():
-    with pytest.raises(ValueError, match=r"stages \(3\).*blocks \(2\)"):
+    with pytest.raises(ValueError, match=r"`stages` \(3\).*blocks \(2\)"):
         balance([1, 1], 3)
 
 

@@ -94,7 +94,8 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
     run = _pipelined(plan, x, step, training=True, **scale)
     head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight)
     result = run.train(plan.jobs, head, by_micro_batch, plan.settings.rematerialize)
-    _assign(result.writes)
+    for variable, value in result.writes:
+        variable.assign(value)
     if by_micro_batch:
         track_single_losses(model, y, result.outputs, sample_weight)
     return result.loss, [result.gradients.get(id(variable)) for variable in variables], result.outputs
@@ -122,7 +123,8 @@ def predict_step(model: TrainedModel, data: Any) -> Any:
 def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
     plan: Plan = model._pipeline.plan(model)
     result = _pipelined(plan, x, step, training=False).forward(plan.forward_jobs)
-    _assign(result.writes)
+    for variable, value in result.writes:
+        variable.assign(value)
     return result
 
 
@@ -130,9 +132,3 @@ def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: A
     replicas = plan.settings.replicas
     steps = micro_steps(step.rows, plan.settings.micro_batches * replicas)
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)
-
-
-def _assign(writes: list[tuple[Any, tf.Tensor]]) -> None:
-    """In a step the assignments are collected, as all of its writes are."""
-    for variable, value in writes:
-        variable.assign(value)
