@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
-from .pipeline_graph import pipeline_graph
+from .dataset_graph import dataset_graph
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
@@ -59,7 +59,7 @@ def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     The orders of `shuffle` begin as those of a pipeline that was not read yet. Functions of Python are shared.
     """
-    graph = pipeline_graph(dataset)
+    graph = dataset_graph(dataset)
     for node in graph.node:
         for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
             if any(kind in handle.maybe_type_name for kind in _STATES_OF_PIPELINES):

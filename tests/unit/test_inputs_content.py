@@ -10,7 +10,7 @@ import pytest
 import resumed_inputs
 import tensorflow as tf
 
-from unisono.compat.pipeline_graph import held_data, pipeline_checksum
+from unisono.compat.dataset_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import content, make_source
 
 
@@ -357,7 +357,7 @@ def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
 
 
 def test_pipeline_that_holds_much_is_known_by_parts_of_it(monkeypatch):
-    monkeypatch.setattr("unisono.compat.pipeline_graph._MOST_HELD", 100)
+    monkeypatch.setattr("unisono.compat.dataset_graph._MOST_HELD", 100)
     known = identity(pipeline(arrays()), batch_size=None)
     assert known["pipeline graph"] is None
     assert known["content"] != identity(pipeline(arrays((0, 0))), batch_size=None)["content"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.dataset_graph import held_data, pipeline_checksum
 from ...compat.datasets import (
     LIVE_SHUFFLE,
     batch_size,
@@ -15,7 +16,6 @@ from ...compat.datasets import (
     end_iterator,
     saving_exactly,
 )
-from ...compat.pipeline_graph import held_data, pipeline_checksum
 from .calendar import Calendar
 from .content import checksum, text_of_function
 from .iterator_position import load_iterator, save_iterator

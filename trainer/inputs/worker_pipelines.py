@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.pipeline_graph import held_data, pipeline_checksum, read_dataset, shards_of
+from ...compat.dataset_graph import held_data, pipeline_checksum, read_dataset, shards_of
 from ...distribute.workers.agreement import gather_json, spans_workers
 from .content import checksum, text_of_function
 

@@ -22,7 +22,7 @@ _IGNORED_ATTRIBUTES = frozenset(
 _IGNORED_INPUTS = frozenset(("seed", "seed2", "num_parallel_calls", "filename", "path"))
 
 
-def pipeline_graph(dataset: tf.data.Dataset) -> Any:
+def dataset_graph(dataset: tf.data.Dataset) -> Any:
     """The GraphDef of a pipeline; states outside of it are left out.
 
     Raises:
@@ -82,7 +82,7 @@ def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str])
     if sum(part.shape.num_elements() * part.dtype.size for part in numbers) > _MOST_HELD:
         return None
     try:
-        return _Digests(pipeline_graph(dataset), of_python).of_graph().hex()
+        return _Digests(dataset_graph(dataset), of_python).of_graph().hex()
     except (tf.errors.OpError, ValueError):
         return None
 
