@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ...compat.functional import run_node
+from ...compat.graphs import scratch_graph
 from ..model_memory import bytes_of
-from .graph import Block, Chain, taken_by, weights_of
-from .stage_pass import StageScope
+from .graph import Chain, Stage, taken_by
+from .stage_pass import Pass, run_stage
+from .tensors import flatten, watch
 
 UNKNOWN_LENGTH = 64
 _NOT_KEPT = {"ReadVariableOp", "Const", "Placeholder", "Shape", "ShapeN", "VarHandleOp"}
@@ -59,20 +60,20 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
         chain: the model.
         rows: int; samples of one micro-batch.
     """
-    counts = [_count_block(block, rows) for block in chain.blocks]
+    stages = chain.cut([1] * len(chain.blocks))
+    counts = [_count(stage, rows) for stage in stages]
     kept = {id(tensor) for count in counts for tensor in count.kept}
     result = []
-    for index, (block, count) in enumerate(zip(chain.blocks, counts)):
-        own = [out for node in block.nodes for out in node.outputs if id(out) in kept]
-        variables = weights_of([block])
+    for edge, (stage, count) in enumerate(zip(stages, counts), start=1):
+        own = [out for node in stage.nodes for out in node.outputs if id(out) in kept]
         result.append(
             BlockCost(
                 forward=count.forward,
                 backward=count.backward,
                 activations=count.inside + sum(_bytes(tensor, rows) for tensor in own),
-                weights=float(sum(bytes_of(v) for v in variables if v.trainable)),
-                fixed=float(sum(bytes_of(v) for v in variables if not v.trainable)),
-                sends=sum(_bytes(tensor, rows) for tensor in chain.crossing(index + 1)),
+                weights=float(sum(bytes_of(v) for v in stage.weights if v.trainable)),
+                fixed=float(sum(bytes_of(v) for v in stage.weights if not v.trainable)),
+                sends=sum(_bytes(tensor, rows) for tensor in chain.crossing(edge)),
                 unit="operations",
             )
         )
@@ -85,8 +86,8 @@ def measure(chain: Chain, rows: int, device: str, repeats: int = 5) -> list[Bloc
     The smallest of `repeats` times counts.
     """
     result = []
-    for block, counted in zip(chain.blocks, estimate(chain, rows)):
-        forward, both = _time_block(block, rows, device, repeats)
+    for stage, counted in zip(chain.cut([1] * len(chain.blocks)), estimate(chain, rows)):
+        forward, both = _seconds(stage, rows, device, repeats)
         backward = max(both - forward, 0.0)
         result.append(dataclasses.replace(counted, forward=forward, backward=backward, unit="seconds"))
     return result
@@ -114,50 +115,40 @@ class _Count:
     kept: list[Any]
 
 
-def _run(block: Block, inputs: list[Any], values: list[Any]) -> tuple[dict[int, Any], Callable[[], Any]]:
-    """Runs a block's nodes; returns the values of all tensors and a function that takes the gradient."""
-    mapping = {id(v): (v, tf.convert_to_tensor(v.value)) for v in weights_of([block])}
-    made = {id(symbolic): value for symbolic, value in zip(inputs, values)}
-    with tf.GradientTape(watch_accessed_variables=False) as tape, StageScope(mapping.values()):
-        sources = [v for v in values if v.dtype.is_floating]
-        sources += [value for variable, value in mapping.values() if variable.trainable]
-        tape.watch(sources)
-        for node in block.nodes:
-            outputs = run_node(node, made, True)
-            made.update({id(symbolic): output for symbolic, output in zip(node.outputs, outputs)})
-    flat = tf.nest.flatten([made[id(out)] for out in block.nodes[-1].outputs], expand_composites=True)
-    targets = [value for value in flat if value.dtype.is_floating]
-    return made, lambda: [g for g in tape.gradient(targets, sources) if g is not None] if targets else []
+def _forward(stage: Stage, values: Sequence[Any]) -> Pass:
+    mapping = [(v, tf.convert_to_tensor(v.value)) for v in stage.weights]
+    inputs = dict(zip(stage.inputs, values))
+    return run_stage(stage, inputs, mapping, keep=True, training=True, several=False)
 
 
-def _count_block(block: Block, rows: int) -> _Count:
-    inputs = taken_by([block])
+def _backward(stage: Stage, run: Pass) -> list[Any]:
+    targets = watch(None, [run.made[key] for key in stage.outputs])
+    sources = [tensor for _, tensors in run.sources for tensor in tensors]
+    assert run.tape is not None
+    return flatten(run.tape.gradient(targets, sources)) if targets else []
+
+
+def _count(stage: Stage, rows: int) -> _Count:
+    inputs = taken_by(stage.blocks)
     specs = [_spec(tensor, rows) for tensor in inputs]
-    counts: list[_Count] = []
-
-    @tf.function(autograph=False)
-    def traced(*values: tf.Tensor) -> None:
-        graph = tf.compat.v1.get_default_graph()
-        made, gradient = _run(block, inputs, list(values))
-        forward = list(graph.get_operations())
-        gradient()
+    try:
+        with scratch_graph() as graph:
+            run = _forward(stage, [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs])
+            forward = graph.get_operations()
+            _backward(stage, run)
         backward = graph.get_operations()[len(forward) :]
         used = {id(tensor) for op in backward for tensor in op.inputs}
-        ends = [*inputs, *(out for node in block.nodes for out in node.outputs)]
-        kept = [symbolic for symbolic in ends if id(made.get(id(symbolic))) in used]
-        inside = _kept_inside(forward, used, {id(made.get(id(symbolic))) for symbolic in ends})
-        counts.append(_Count(_operations(forward), _operations(backward), inside, kept))
-
-    try:
-        traced.get_concrete_function(*specs)
+        ends = [*inputs, *(out for node in stage.nodes for out in node.outputs)]
+        kept = [symbolic for symbolic in ends if id(run.made.get(id(symbolic))) in used]
+        inside = _kept_inside(forward, used, {id(run.made.get(id(symbolic))) for symbolic in ends})
+        count = _Count(_operations(forward), _operations(backward), inside, kept)
     except Exception:
         # A layer that cannot run on such made-up inputs can still be trained: it counts as a matrix product with
         # all of its weights.
-        weights = sum(v.shape.num_elements() or 0 for v in getattr(block.layer, "weights", []))
-        counts = [_Count(2.0 * rows * weights, 4.0 * rows * weights, 0.0, [])]
-    loops = sum(_loop_operations(node, specs, rows) for node in block.nodes)
-    forward, backward = counts[0].forward + loops, counts[0].backward + 2.0 * loops
-    return dataclasses.replace(counts[0], forward=forward, backward=backward)
+        weights = sum(v.shape.num_elements() or 0 for v in stage.weights)
+        count = _Count(2.0 * rows * weights, 4.0 * rows * weights, 0.0, [])
+    loops = sum(_loop_operations(node, specs, rows) for node in stage.nodes)
+    return dataclasses.replace(count, forward=count.forward + loops, backward=count.backward + 2.0 * loops)
 
 
 def _loop_operations(node: Any, specs: list[tf.TensorSpec], rows: int) -> float:
@@ -208,13 +199,12 @@ def _kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
     return float(sum((t.shape.num_elements() or 0) * t.dtype.size for t in kept))
 
 
-def _time_block(block: Block, rows: int, device: str, repeats: int) -> tuple[float, float]:
-    """Seconds of the forward pass, and of the forward and backward passes together."""
-    inputs = taken_by([block])
+def _seconds(stage: Stage, rows: int, device: str, repeats: int) -> tuple[float, float]:
+    """Of the forward pass, and of the forward and backward passes together."""
 
     def run(backward: bool, *values: Any) -> Any:
-        made, gradient = _run(block, inputs, list(values))
-        return [made[id(out)] for out in block.nodes[-1].outputs], gradient() if backward else []
+        run = _forward(stage, values)
+        return [run.made[key] for key in stage.outputs], _backward(stage, run) if backward else []
 
     def shortest(backward: bool) -> float:
         compiled, best = tf.function(functools.partial(run, backward), autograph=False), float("inf")
@@ -226,7 +216,7 @@ def _time_block(block: Block, rows: int, device: str, repeats: int) -> tuple[flo
         return best
 
     with tf.device(device):
-        values = [_random(_spec(tensor, rows)) for tensor in inputs]
+        values = [_random(_spec(tensor, rows)) for tensor in taken_by(stage.blocks)]
         return shortest(False), shortest(True)
 
 

@@ -156,7 +156,7 @@ class Chain:
         stages, start = [], 0
         for index, size in enumerate(sizes):
             blocks = self.blocks[start : start + size]
-            stages.append(Stage(index, blocks, [id(t) for t in taken_by(blocks)], [], weights_of(blocks)))
+            stages.append(Stage(index, blocks, [id(t) for t in taken_by(blocks)], [], _weights(blocks)))
             start += size
         wanted = [key for stage in stages for key in stage.inputs] + self.output_ids
         for stage in stages:
@@ -187,8 +187,7 @@ def taken_by(blocks: Sequence[Block]) -> list[Any]:
     return [tensor for key, tensor in needed.items() if key not in made]
 
 
-def weights_of(blocks: Sequence[Block]) -> list[Any]:
-    """The variables of the layers of blocks, each once, without random state."""
+def _weights(blocks: Sequence[Block]) -> list[Any]:
     operations = [node.operation for block in blocks for node in block.nodes]
     return list({id(v): v for operation in operations for v in getattr(operation, "weights", [])}.values())
 
