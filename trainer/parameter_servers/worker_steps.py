@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import effects, graph_function, scratch_graph
+from ...compat.graphs import effects, scratch_graph
 from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
@@ -61,10 +61,9 @@ class WorkerSteps(WorkerFunction):
             self.most_steps = self.fixed_steps or max(
                 1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width)
             )
-            if self._training:
-                with tf.device(FIRST_SERVER):
-                    shape = [self.lines, self.most_steps, self._layout.width]
-                    self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
+            with tf.device(FIRST_SERVER):
+                shape = [self.lines, self.most_steps, self._layout.width]
+                self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
         super().prepare(piece)
 
     def totals(self) -> Totals:
@@ -110,23 +109,17 @@ class WorkerSteps(WorkerFunction):
         assert layout is not None
 
         def run(inputs: Any, steps: tf.Tensor, place: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
-            ledger = _Ledger(self._ledger, place) if self._training else None
-            begin = ledger.steps_done() if ledger is not None else tf.constant(0)
-            returned = tf.TensorArray(tf.float64, steps, element_shape=[layout.width], clear_after_read=False)
+            ledger = _Ledger(self._ledger, place)
 
-            def body(i: tf.Tensor, returned: tf.TensorArray) -> Any:
+            def body(i: tf.Tensor) -> tuple[tf.Tensor]:
                 with effects() as done:
                     result, _ = self._step(layout, reader(inputs, i), rows, worker)
-                if ledger is not None:
-                    with tf.control_dependencies(done):
-                        ledger.write(i, result)
-                    return i + 1, returned
-                return i + 1, returned.write(i, result)
+                with tf.control_dependencies(done):
+                    ledger.write(i, result)
+                return (i + 1,)
 
-            end, returned = tf.while_loop(lambda i, _: i < steps, body, (begin, returned))
-            if ledger is None:
-                return returned.stack()
-            with tf.control_dependencies([end]):
+            end = tf.while_loop(lambda i: i < steps, body, (ledger.steps_done(),))
+            with tf.control_dependencies([tf.nest.flatten(end)[0]]):
                 return ledger.read(steps)
 
         return run
@@ -148,11 +141,9 @@ class WorkerSteps(WorkerFunction):
                         results[name] = metric
             return logs
 
-        with self._strategy.scope(), scheduling(self._strategy):
-            traced = graph_function(probe).get_concrete_function(piece.signature)
-            with scratch_graph():
-                carried = set(model.get_metrics_result())
-        logs = traced.structured_outputs or {}
+        logs = self._traced(probe, piece.signature).structured_outputs or {}
+        with self._strategy.scope(), scheduling(self._strategy), scratch_graph():
+            carried = set(model.get_metrics_result())
         if not logs or set(logs) == carried:
             return None
         own = {name: value for name, value in logs.items() if name not in carried and name not in results}
