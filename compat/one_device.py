@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.ops import control_flow_util_v2
 from tensorflow.python.ops.handle_data_util import (
     copy_handle_data,
@@ -25,6 +27,7 @@ _LEFT_OUT = (
 )  # of other operations of the traced graph; of a backward pass that is traced
 
 
+_graphs_of_definitions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _BETWEEN_SEEDS = 1_000_003
 _numbers = itertools.count()
 
@@ -67,8 +70,22 @@ def as_on_one_device() -> Iterator[None]:
 
 def inner_graph(op: tf.Operation, attribute: str) -> Any:
     """The `FuncGraph` of the function that an attribute of an operation names; None where it is not known."""
-    found: Any = op.graph._get_function(op.get_attr(attribute).name)
-    return getattr(found, "graph", None)
+    return _graph_of(op, op.get_attr(attribute).name)
+
+
+def called_graph(op: tf.Operation) -> Any:
+    """The graph of the function that is the type of an operation, as a `Defun` calls others; None: it is none."""
+    return None if op.graph._get_function(op.type) is None else _graph_of(op, op.type)
+
+
+def _graph_of(op: tf.Operation, name: str) -> Any:
+    found: Any = op.graph._get_function(name)
+    if found is None or hasattr(found, "graph"):
+        return getattr(found, "graph", None)
+    if found not in _graphs_of_definitions:  # made by a `Defun`, as those of CTC are
+        with op.graph.as_default():
+            _graphs_of_definitions[found] = function_def_to_graph(found.definition)
+    return _graphs_of_definitions[found]
 
 
 def body_of(op: tf.Operation) -> str:
@@ -249,6 +266,6 @@ def subgraphs(op: tf.Operation) -> Iterator[tuple[str, Any]]:
     for key in sorted(op.node_def.attr):
         value = op.node_def.attr[key]
         for each in [value.func] if value.HasField("func") else value.list.func:
-            found: Any = op.graph._get_function(each.name)
-            if hasattr(found, "graph"):
-                yield each.name, found.graph
+            graph = _graph_of(op, each.name)
+            if graph is not None:
+                yield each.name, graph

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.one_device import inner_graph, with_static_shapes
+from ...compat.one_device import called_graph, inner_graph, with_static_shapes
 from . import control_flow
-from .constants import COMPARISONS, constant, depends_on_sizes, holds_for_all_sizes
+from .constants import MOST_ELEMENTS, constant, depends_on_sizes, holds_for_all_sizes
 from .errors import ListIsGathered, NeedsCollective, NotPartitioned
 from .labels import (
     MEAN_OF_STATISTICS,
@@ -27,6 +27,7 @@ from .operation_labels import has_effects, labels_of, settled
 from .program import LOOPS, Apply, Convert, Copy, Program, Read, Shape, Value, shape_of
 from .rules import View
 from .rules.lists import EMPTY, listed
+from .rules.rewritten import rewritten
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -95,8 +96,10 @@ class Builder:
                     visit(tensor.op)
             self._operation(op, known, shapes)
 
+        needed = _needed(graph)
         for op in graph.get_operations():
-            visit(op)
+            if op.name in needed:
+                visit(op)
         return [known[id(tensor)] for tensor in graph.outputs]
 
     def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
@@ -114,9 +117,7 @@ class Builder:
         if number in self._again and want == REPLICATED:
             return self._whole(number)
         if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS):
-            whole = self.converted(number, REPLICATED, cause)
-            if not (have == PARTIAL_SUM and is_sharded(want)):
-                return self.converted(whole, want, cause)
+            return self.converted(self.converted(number, REPLICATED, cause), want, cause)
         if needs_collective(have, want) and self._inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if self.program.values[number].dtype == tf.variant:
@@ -139,7 +140,10 @@ class Builder:
         value = self.program.values[number]
         target = self.add(Value(value.dtype, value.shapes, REPLICATED, value.constant))
         inputs = [self.converted(each, REPLICATED, copy.op) for each in copy.inputs]
-        self.program.nodes.append(Copy(copy.op, inputs, [target], [REPLICATED]))
+        again = dataclasses.replace(
+            copy, inputs=inputs, outputs=[target], made=[REPLICATED], of_samples=False
+        )
+        self.program.nodes.append(again)
         self.made[number, REPLICATED] = target
         return target
 
@@ -160,12 +164,15 @@ class Builder:
             if graph is None:
                 raise NotPartitioned(f"the function that {op.name} calls has no graph")
             outputs = self.walk(graph, inputs)
-        elif op.type in LOOPS or op.type in BRANCHES:
+        elif (graph := called_graph(op)) is not None:
+            outputs = self.walk(graph, inputs)
+        elif op.type in LOOPS or op.type in BRANCHES or op.type in CALLS:
             work = control_flow.loop if op.type in LOOPS else control_flow.branch
+            work = control_flow.call if op.type in CALLS else work
             outputs = control_flow.without_collectives(self, op, inputs, work)
             shapes.say(op, [self.program.values[number] for number in outputs])
         else:
-            outputs = self._ruled(op, inputs, shapes)
+            outputs = self._rewritten(op, inputs) or self._ruled(op, inputs, shapes, known)
         for tensor, number in zip(op.outputs, outputs):
             known[id(tensor)] = number
             if tensor.dtype == tf.variant:
@@ -197,21 +204,31 @@ class Builder:
         if op.type == "TensorListPopBack":
             both = values[inputs[0]].elements
         given = [values[each].constant for each in inputs]
-        if depends_on_sizes(given) and not holds_for_all_sizes(op.type, given):
-            if op.type not in COMPARISONS:
-                raise NotPartitioned(
-                    f"what {op.type} ({op.name}) gives depends on the size of the batch in steps"
-                )
+        if (depends_on_sizes(given) and not holds_for_all_sizes(op.type, given)) or _rounds_sizes(op):
             both = None
+            shapes.forget(tensor)
         both_shapes = (static[0] or (None if traced is None else traced), static[1] or traced)
         return self.add(Value(tensor.dtype, both_shapes, label, both))
 
-    def _ruled(self, op: tf.Operation, inputs: list[int], shapes: _StaticShapes) -> list[int]:
+    def _rewritten(self, op: tf.Operation, inputs: list[int]) -> list[int]:
+        if self.replicated or self._inside or self.is_local(op):
+            return []
+        graph = rewritten(op, [self.program.values[number] for number in inputs])
+        return [] if graph is None else self.walk(graph, inputs)
+
+    def _ruled(
+        self, op: tf.Operation, inputs: list[int], shapes: _StaticShapes, known: Mapping[int, int]
+    ) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
         outputs = [self._output(op, number, inputs, shapes, REPLICATED) for number in range(len(op.outputs))]
         values = self.program.values
-        view = View(op, [values[number] for number in inputs], [values[number].shapes for number in outputs])
+        view = View(
+            op,
+            [values[number] for number in inputs],
+            [values[number].shapes for number in outputs],
+            lambda tensor: values[known[id(tensor)]] if id(tensor) in known else None,
+        )
         if self._inside and has_effects(op):
             raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")
         replicated = self.replicated or op.name in self.whole_ops
@@ -223,9 +240,13 @@ class Builder:
         self.program.nodes.append(copy)
         for number, label in zip(outputs, made):
             values[number].label = settled(label)
-        remade = all(label is not None and label.kind in ("replicated", "sizes") for label in wants)
-        if remade and made and is_sharded(made[0]) and not op.op_def.is_stateful:
-            self._again[outputs[0]] = Copy(op, inputs, outputs, made)
+        free = all(
+            number in self._again or (want is not None and want.kind in ("replicated", "sizes"))
+            for number, want in zip(inputs, wants)
+        )
+        if free and len(made) == 1 and is_sharded(made[0]) and not op.op_def.is_stateful:
+            self._again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
+            values[outputs[0]].free = True
         shape = values[inputs[0]].shapes[0] if inputs else None
         if op.type == "Squeeze" and not op.get_attr("squeeze_dims") and shape is not None:
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
@@ -286,6 +307,20 @@ class Builder:
         return builder, builder.walk(graph, own)
 
 
+def _needed(graph: Any) -> set[str]:
+    """The names of the operations without which a graph would give or do something else."""
+    found: set[str] = set()
+    ahead = [tensor.op for tensor in graph.outputs]
+    ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or APPLY in op.name]
+    while ahead:
+        op = ahead.pop()
+        if op.name not in found:
+            found.add(op.name)
+            ahead += [tensor.op for tensor in op.inputs]
+            ahead += op.control_inputs
+    return found
+
+
 class _StaticShapes:
     """The shapes of the tensors of a graph for each of `PROBES`, as TensorFlow infers them.
 
@@ -317,6 +352,11 @@ class _StaticShapes:
             self._known |= better
             self._found = self._inferred()
 
+    def forget(self, tensor: Any) -> None:
+        """Says that nothing holds for all sizes of the batch that is computed from the value of a tensor."""
+        self._known[tensor.name] = tuple((shape, None) for shape in self.of(tensor))
+        self._found = self._inferred()
+
     def _inferred(self) -> list[dict[str, Any]]:
         return [
             with_static_shapes(
@@ -326,6 +366,14 @@ class _StaticShapes:
             )
             for probe in (0, 1)
         ]
+
+
+def _rounds_sizes(op: tf.Operation) -> bool:
+    """Whether an operation may round a number that was computed from the size of the batch, as a part of it."""
+    if op.type != "Cast" or not op.inputs[0].dtype.is_floating or not op.outputs[0].dtype.is_integer:
+        return False
+    elements = op.outputs[0].shape.num_elements()
+    return elements is not None and elements <= MOST_ELEMENTS
 
 
 def _says_more(known: Sequence[Shape], found: Sequence[Shape]) -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ...compat.one_device import constant_of
 from .program import PROBES
 
-_MOST = 64  # elements
+MOST_ELEMENTS = 64
 _INTEGERS = (tf.int32, tf.int64, tf.bool, tf.uint8, tf.int8, tf.int16)
 
 
@@ -30,10 +30,10 @@ def constant(
         shapes: of its inputs; lists of int or None, or None.
     """
     tensor = op.outputs[number]
-    if tensor.dtype not in _INTEGERS or tensor.shape.rank is None or tensor.shape.rank > 1:
+    if tensor.dtype not in _INTEGERS or tensor.shape.rank is None or tensor.shape.rank > 2:
         return None
     if op.type == "Const":
-        return constant_of(op) if (tensor.shape.num_elements() or 0) <= _MOST else None
+        return constant_of(op) if (tensor.shape.num_elements() or 0) <= MOST_ELEMENTS else None
     if op.type in ("Shape", "ShapeN", "Size", "Rank"):
         shape = shapes[number if op.type == "ShapeN" else 0]
         if shape is None or (op.type != "Rank" and None in shape):
@@ -50,7 +50,7 @@ def constant(
     if result is None:
         return None
     result = np.asarray(result[number] if isinstance(result, tuple) else result)
-    return result if result.size <= _MOST else None
+    return result if result.size <= MOST_ELEMENTS else None
 
 
 def _strided(op: Any, values: Any, begin: Any, end: Any, strides: Any) -> Any:
@@ -91,8 +91,12 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "Unpack": lambda op, x: tuple(np.moveaxis(x, op.get_attr("axis"), 0)),
     "ConcatV2": _concatenated,
     "StridedSlice": _strided,
-    "Slice": lambda op, x, begin, size: x[int(begin[0]) :][: None if size[0] < 0 else int(size[0])],
-    "GatherV2": lambda op, x, index, axis: np.take(x, index.astype(int), axis=int(axis)),
+    "Slice": lambda op, x, begin, size: x[
+        tuple(slice(int(a), None if b < 0 else int(a + b)) for a, b in zip(begin, size))
+    ],
+    "GatherV2": lambda op, x, index, axis: (
+        None if op.get_attr("batch_dims") else np.take(x, index.astype(int), axis=int(axis))
+    ),
     "Mul": lambda op, x, y: x * y,
     "AddV2": lambda op, x, y: x + y,
     "Sub": lambda op, x, y: x - y,
@@ -108,9 +112,11 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "Prod": _reduced(np.prod),
     "Sum": _reduced(np.sum),
     "Range": lambda op, first, last, step: (
-        np.arange(first, last, step) if last - first <= _MOST * step else None
+        np.arange(first, last, step) if last - first <= MOST_ELEMENTS * step else None
     ),
-    "Fill": lambda op, shape, value: np.full(shape.astype(int), value) if np.prod(shape) <= _MOST else None,
+    "Fill": lambda op, shape, value: (
+        np.full(shape.astype(int), value) if np.prod(shape) <= MOST_ELEMENTS else None
+    ),
     "ExpandDims": lambda op, x, axis: np.expand_dims(x, int(axis)),
     "Squeeze": lambda op, x: np.squeeze(x),
     "Reshape": lambda op, x, shape: np.reshape(x, shape.astype(int)),

@@ -68,6 +68,20 @@ def without_collectives(
         outer.replicated = before
 
 
+def call(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
+    """Adds a call of a function that XLA compiles; returns the numbers of its outputs."""
+    graph = inner_graph(op, "f")
+    if graph is None:
+        raise NotPartitioned(f"the function that {op.name} calls has no graph")
+    builder, outputs = outer.body(graph, inputs)
+    builder.program.outputs = outputs
+    copy = Copy(op, inputs, [], [builder.label(number) for number in outputs], list(op.control_inputs))
+    copy.bodies = {op.get_attr("f").name: builder.program}
+    copy.outputs = [outer.add(dataclasses.replace(outer.program.values[number])) for number in outputs]
+    outer.program.nodes.append(copy)
+    return copy.outputs
+
+
 def branch(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a branch; returns the numbers of its outputs."""
     which = outer.converted(inputs[0], REPLICATED, op)

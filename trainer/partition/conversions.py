@@ -19,6 +19,7 @@ from .labels import (
     Label,
     is_sharded,
 )
+from .program import PROBES
 from .rules import PARTIAL_MEAN
 
 
@@ -114,6 +115,8 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     if want.kind == "sizes":
         return _local_sizes(tensor, want, replica)
     if is_sharded(have) and is_sharded(want):
+        if want.counts and not have.counts:
+            return _from_own_first(tensor, want, replica)
         return _in_the_batch(tensor, have, replica) if have.counts and not want.counts else tensor
     raise AssertionError(f"{have} -> {want}")
 
@@ -134,9 +137,9 @@ def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label]], replica: Replica
     asked = [_requests(tensor, have, want, replica) for tensor, have, want in wanted]
     answers = iter((yield [request for each in asked for request in each]))
     found = []
-    for (tensor, have, want), requests in zip(wanted, asked):
+    for (tensor, have, _), requests in zip(wanted, asked):
         given = [next(answers) for _ in requests]
-        found.append(_answered(tensor, have, want, given, replica))
+        found.append(_answered(tensor, have, given))
     return found
 
 
@@ -154,9 +157,7 @@ def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> 
     ]
 
 
-def _answered(
-    tensor: tf.Tensor, have: Label, want: Label, given: list[tf.Tensor], replica: Replica
-) -> tf.Tensor:
+def _answered(tensor: tf.Tensor, have: Label, given: list[tf.Tensor]) -> tf.Tensor:
     if is_sharded(have):
         return tf.concat(given, have.axis) if len(given) > 1 else given[0]
     if have in (PARTIAL_MAX, PARTIAL_MIN):
@@ -166,7 +167,7 @@ def _answered(
     total = given[0] > 0 if tensor.dtype == tf.bool else tf.cast(given[0], tensor.dtype)
     if have.kind == "sizes" and tensor.shape.rank:
         total = tf.where(tf.range(tf.size(tensor)) == have.axis, total, tensor)
-    return _sliced(total, want, replica) if is_sharded(want) else total
+    return total
 
 
 def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
@@ -216,7 +217,7 @@ def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
         return tf.concat([tensor[: want.axis], [tf.constant(-1, tensor.dtype)], tensor[want.axis + 1 :]], 0)
     if replica.held is replica.total:
         return tensor
-    static = tf.get_static_value(tensor, partial=True)
+    static = tf.get_static_value(tensor, partial=True) if tensor.shape.rank else None
     if static is not None and static[want.axis] == -1:
         return tensor
     return _scaled_element(tensor, want.axis, replica.held, replica.total)
@@ -227,11 +228,7 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
         return tensor
     parts = []
     pieces = tf.split(tensor, want.blocks, want.axis) if want.blocks > 1 else [tensor]
-    start = replica.start
-    if not isinstance(start, int) or not isinstance(replica.total, int):
-        start = tf.minimum(start, replica.total - replica.held)
-    else:
-        start = min(start, replica.total - replica.held)
+    start = _start_held(replica)
     for piece in pieces:
         shape = tf.shape(piece)
         extent = piece.shape[want.axis]
@@ -240,6 +237,8 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
             _times_ratio(size, start, replica.total),
             _times_ratio(size, replica.held, replica.total),
         )
+        if extent is None:  # what is broadcast stays whole
+            first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]
         parts.append(piece[tuple(entries)])
     return tf.concat(parts, want.axis) if len(parts) > 1 else parts[0]
@@ -275,6 +274,21 @@ def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
 def _in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
     """Positions that were counted from this replica's first sample, counted from the first one of the batch."""
     return positions + tf.cast(replica.first_positions[have.chosen], positions.dtype)
+
+
+def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
+    """Positions that were counted from the first sample of the batch, counted from the first one that this replica holds."""
+    assert isinstance(want.counts, tuple)
+    first = tf.cast(_start_held(replica) * (want.counts[0] // PROBES[0]), positions.dtype)
+    if want.column:
+        first *= tf.one_hot(0, positions.shape[-1], dtype=positions.dtype)
+    return positions - first
+
+
+def _start_held(replica: Replica) -> Any:
+    """Where the samples that a replica holds begin in the batch; a borrowed one is the last."""
+    start, last = replica.start, replica.total - replica.held
+    return min(start, last) if isinstance(start, int) and isinstance(last, int) else tf.minimum(start, last)
 
 
 def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]:

@@ -33,6 +33,7 @@ class Label(NamedTuple):
         chosen: None, or what names the data-dependent choice of samples (a mask) that is left of the batch.
         counts: False, or, where the values are positions along an axis with samples, counted from this replica's first
             one, the extents of that axis for each of `program.PROBES`.
+        column: whether only the first number along the last axis is such a position.
         mesh: the axis of the mesh.
     """
 
@@ -41,6 +42,7 @@ class Label(NamedTuple):
     blocks: int = 1
     chosen: Any = None
     counts: tuple[int, int] | bool = False
+    column: bool = False
     mesh: str = BATCH
 
     def __str__(self) -> str:
@@ -66,9 +68,11 @@ SAMPLES = Label("samples")
 """Wanted of an output of `predict_step`: sharded along the first axis where it is, else replicated."""
 
 
-def sharded(axis: int, blocks: int = 1, chosen: Any = None, counts: tuple[int, int] | bool = False) -> Label:
+def sharded(
+    axis: int, blocks: int = 1, chosen: Any = None, counts: Any = False, column: bool = False
+) -> Label:
     """A tensor whose axis has the samples of the batch."""
-    return Label("sharded", axis, blocks, chosen, counts)
+    return Label("sharded", axis, blocks, chosen, counts, column)
 
 
 def sizes(axis: int, chosen: Any = None) -> Label:

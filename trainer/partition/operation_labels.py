@@ -28,6 +28,7 @@ _MAKES_SAMPLES = frozenset(
 _TAKES_POSITIONS = """
     Identity IdentityN StopGradient Cast Reshape ExpandDims Squeeze Transpose StridedSlice GatherV2 GatherNd Shape ShapeN
     Size Rank ZerosLike OnesLike OptionalFromValue TensorListPushBack TensorListSetItem
+    UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
 """  # what knows that positions are counted from this replica's first sample; all else is given those of the batch
 _HARMLESS = ("Empty", "PrintV2", "StringFormat", "OptionalFromValue", "OptionalGetValue", "OptionalNone")
 

@@ -33,6 +33,7 @@ class Value:
         label: how it is distributed.
         constant: None, or what a small integer tensor is for each of `PROBES`.
         elements: None, or the constant that each element of a list is.
+        free: whether it is made of replicated inputs alone, so that any label of it can be made without a collective.
         shared: whether a resource is that of a variable whose value is the sum of the copies of all replicas.
     """
 
@@ -41,6 +42,7 @@ class Value:
     label: Label = REPLICATED
     constant: tuple[np.ndarray, np.ndarray] | None = None
     elements: tuple[np.ndarray, np.ndarray] | None = None
+    free: bool = False
     shared: bool = False
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import tensorflow as tf
+
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
@@ -46,13 +48,13 @@ def elementwise(
             else _without_samples(view, kind, every, fixed)
         )
     leads = [
-        (bool(view.labels[n].counts), rank - (ranks[n] or 0) + view.labels[n].axis, n)
+        (bool(view.labels[n].counts), view.values[n].free, rank - (ranks[n] or 0) + view.labels[n].axis, n)
         for n in every
         if is_sharded(view.labels[n])
     ]
     if not leads:
         return _without_samples(view, kind, every, fixed)
-    _, axis, first = min(leads)
+    *_, axis, first = min(leads)
     lead = view.labels[first]
     for number in every:
         own_axis = axis - (rank - (ranks[number] or 0))
@@ -176,7 +178,7 @@ NOT_LINEAR = """
     LogicalAnd LogicalOr Xlogy Xdivy Atan2 ClipByValue TruncateDiv TruncateMod ApproximateEqual BitwiseAnd
     BitwiseOr BitwiseXor LeftShift RightShift Xlog1py Complex Imag Conj Igamma Igammac CheckNumerics NextAfter
     BesselI0e BesselI1e StringLower StringStrip StringLength AsString StringToNumber StringToHashBucketFast
-    RegexReplace StringJoin
+    RegexReplace StringJoin Bucketize
 """
 
 
@@ -200,6 +202,6 @@ def _gradient(view: View) -> Ruling:
 @rule("EnsureShape")
 def _ensure_shape(view: View) -> Ruling:
     label = view.labels[0]
-    if is_sharded(label) and view.op.get_attr("shape").as_list()[label.axis] is not None:
+    if is_sharded(label) and tf.TensorShape(view.op.get_attr("shape"))[label.axis] is not None:
         return [REPLICATED], [REPLICATED]
     return [None], [Label(*label)]

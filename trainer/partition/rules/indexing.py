@@ -12,7 +12,9 @@ from ..labels import (
     is_sharded,
     same_samples,
     sharded,
+    sizes,
 )
+from .positions import are_in_parts_of_samples, counts_samples, first_column_counts_samples, origin
 from .view import Ruling, View, Wants, rule
 
 
@@ -30,6 +32,14 @@ def _gather(view: View) -> Ruling:
     if not axes or ranks[0] is None or ranks[1] is None:
         return view.gathered()
     axis, batch = axes[0], view.attr("batch_dims")
+    extents = tuple(None if shape is None else shape[axis] for shape in view.shapes(0))
+    if (
+        is_sharded(params)
+        and params.axis == axis
+        and ranks[1] == 1
+        and counts_samples(view, view.op.inputs[1], extents)
+    ):
+        return [None, sharded(0, counts=extents), REPLICATED], [params]  # all of them, in order
     if batch:
         together = is_sharded(params) and is_sharded(indices) and params.axis == indices.axis < batch
         if together and same_samples(params, indices) and not indices.counts:
@@ -75,6 +85,14 @@ def _gather_nd(view: View) -> Ruling:
         and not params.chosen
     ):
         return [None, None], [sharded(0, chosen=indices.chosen)]
+    extents = tuple(None if shape is None else shape[0] for shape in view.shapes(0))
+    if (
+        params == sharded(0)
+        and indices == sharded(0)
+        and None not in extents
+        and first_column_counts_samples(view, 1, extents)
+    ):
+        return [None, sharded(0, counts=extents, column=True)], [sharded(0)]
     if is_sharded(indices) and not indices.counts and rank is not None and indices.axis < rank - 1:
         return [REPLICATED, None], [indices]
     return view.gathered()
@@ -86,6 +104,13 @@ def _scatter(view: View) -> Ruling:
     together = is_sharded(indices) and is_sharded(updates) and indices.axis == updates.axis == 0
     if together and same_samples(indices, updates) and not indices.counts and not view.depends_on_batch():
         return [None, None, REPLICATED], [PARTIAL_SUM]
+    extents = tuple(None if shape is None else shape[0] for shape in view.out_shapes[0])
+    if (
+        indices == updates == sharded(0)
+        and None not in extents
+        and first_column_counts_samples(view, 0, extents)
+    ):
+        return [sharded(0, counts=extents, column=True), None, sizes(0)], [sharded(0)]
     return view.gathered()
 
 
@@ -116,9 +141,24 @@ _SEGMENTS = {
 @rule(*_SEGMENTS)
 def _segments(view: View) -> Ruling:
     data, ids = view.labels[:2]
+    rank = view.rank(1)
+    if (
+        is_sharded(data)
+        and rank is not None
+        and data.axis >= rank
+        and not is_sharded(ids)
+        and not is_partial(ids)
+    ):
+        return [None, REPLICATED, REPLICATED], [data._replace(axis=data.axis - rank + 1)]
     together = is_sharded(data) and is_sharded(ids) and data.axis == ids.axis and same_samples(data, ids)
     if together and data.axis < (view.rank(1) or 0) and not ids.counts and not view.depends_on_batch():
         return [None, None, REPLICATED], [_SEGMENTS[view.type]]
+    extents = tuple(None if shape is None else shape[0] for shape in view.out_shapes[0])
+    if together and view.rank(1) == 1 and None not in extents and data.blocks == 1:
+        if ids.counts == extents:  # the backward pass of a choice of samples
+            return [None, None, sizes(0)], [sharded(0)]
+        if not ids.counts and not data.chosen and are_in_parts_of_samples(view, 1, extents):
+            return [None, sharded(0, counts=extents), sizes(0)], [sharded(0)]
     return view.gathered()
 
 
@@ -153,7 +193,7 @@ def _positions_of_true(view: View) -> Ruling:
     extents = tuple(None if shape is None else shape[0] for shape in view.shapes(0))
     if None in extents:
         return view.gathered()
-    chosen = f"{view.op.name} {id(view.values[0])}"  # a function can be called twice
+    chosen = f"{id(view.value_of(origin(view.op.inputs[0])))} {extents}"  # where the same is true
     return [None], [sharded(0, chosen=chosen, counts=extents)]  # type: ignore[arg-type]
 
 

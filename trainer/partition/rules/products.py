@@ -14,14 +14,15 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
     Upper-case letters are axes of extent 1 that are broadcast.
     """
     at = [terms[n][label.axis] if is_sharded(label) else "" for n, label in enumerate(view.labels)]
-    kept = next((letter for letter in at if letter and letter in result), "") or next(filter(None, at), "")
+    order = sorted(range(len(at)), key=lambda number: (view.values[number].free, at[number] not in result))
+    kept = next((at[number] for number in order if at[number]), "")
     if any(label.counts for label in view.labels):
         return view.gathered()
     if not kept:
         sums = [n for n, label in enumerate(view.labels) if label == PARTIAL_SUM]
         wants: Wants = [PARTIAL_SUM if n in sums[:1] else REPLICATED for n in range(len(terms))]
         return wants, [PARTIAL_SUM if sums else REPLICATED]
-    lead = view.labels[at.index(kept)]
+    lead = view.labels[next(number for number in order if at[number] == kept)]
     wants = []
     for number, (label, term) in enumerate(zip(view.labels, terms)):
         axis = term.find(kept)
@@ -29,7 +30,7 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
             wants.append(REPLICATED)
         elif is_sharded(label) and label.axis == axis and same_samples(label, lead):
             wants.append(None)
-        elif lead.chosen or (is_sharded(label) and label.axis == axis):
+        elif lead.chosen:
             return view.gathered()
         elif axis in (varying_axes(view.shapes(number)) or ()):
             wants.append(sharded(axis, lead.blocks))
@@ -105,7 +106,6 @@ EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
         ResizeBicubic ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace LRN ExtractImagePatches
         MatrixInverse Cholesky MatrixDeterminant ImageProjectiveTransformV3 AdjustContrastv2 AdjustHue
         AdjustSaturation RGBToHSV HSVToRGB Dilation2D Qr MatrixDiagPartV3 FFT IFFT FFT2D IFFT2D RFFT IRFFT
-        BatchToSpaceND
     """,
     (0, 1): "ResizeBilinearGrad ResizeBicubicGrad CholeskyGrad MatrixSolve MatrixTriangularSolve",
     (0, 1, 2): "MaxPoolGrad MaxPool3DGrad LRNGrad",
@@ -116,8 +116,6 @@ _SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagP
 
 @rule(*EACH_SAMPLE[0,].split())
 def _each_sample(view: View) -> Ruling:
-    if view.type == "BatchToSpaceND":
-        return view.gathered()
     if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
         return view.gathered()
     return rows_together(view, (0,))
@@ -133,6 +131,18 @@ def _each_pair(view: View) -> Ruling:
 @rule(*EACH_SAMPLE[0, 1, 2].split())
 def _each_triple(view: View) -> Ruling:
     return rows_together(view, (0, 1, 2))
+
+
+@rule("SpaceToBatchND", "BatchToSpaceND")
+def _space_and_batch(view: View) -> Ruling:
+    label, extents = view.labels[0], view.fixed(1)
+    if not is_sharded(label) or label.axis != 0 or extents is None or label.chosen:
+        return view.gathered()
+    times = int(extents.prod())  # the batch comes once for each place in a block
+    if view.type == "BatchToSpaceND" and label.blocks % times:
+        return view.gathered()
+    blocks = label.blocks * times if view.type == "SpaceToBatchND" else label.blocks // times
+    return [None, REPLICATED, REPLICATED], [label._replace(blocks=blocks)]
 
 
 _SIZES_OF_INPUT = {  # the number of the gradient, next to the sizes of the input

@@ -77,9 +77,11 @@ def rows_together(view: View, batched: tuple[int, ...], outputs: list[Label] | N
     """
     labels = [view.labels[number] for number in batched]
     leads = [label for label in labels if is_sharded(label)]
+    if any(label != leads[0] for label in leads):
+        leads = [view.labels[n] for n in batched if is_sharded(view.labels[n]) and not view.values[n].free]
     if not leads or any(label._replace(axis=0) != leads[0] or label.counts for label in leads):
         return view.gathered()
-    others = [number for number in batched if not is_sharded(view.labels[number])]
+    others = [number for number in batched if view.labels[number] != leads[0]]
     if others and (leads[0].chosen or any(0 not in (varying_axes(view.shapes(n)) or ()) for n in others)):
         return view.gathered()
     wants = [leads[0] if number in batched else REPLICATED for number in range(len(view.labels))]

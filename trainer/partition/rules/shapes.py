@@ -118,10 +118,10 @@ def _transpose(view: View) -> Ruling:
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad(view: View) -> Ruling:
     label, amounts = view.labels[0], view.fixed(1)
-    if not is_sharded(label) or amounts is None:
-        known = _unchanged_axis(view, label.axis) if is_sharded(label) else False
-        return ([None, *[REPLICATED] * (len(view.labels) - 1)], [label]) if known else view.gathered()
-    return view.gathered()
+    if not is_sharded(label):
+        return view.gathered()
+    stays = _unchanged_axis(view, label.axis) if amounts is None else not amounts[label.axis].any()
+    return ([None, *[REPLICATED] * (len(view.labels) - 1)], [label]) if stays else view.gathered()
 
 
 def _unchanged_axis(view: View, axis: int) -> bool:
@@ -176,11 +176,12 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
     """
     label = view.labels[shape]
     wants: Wants = [REPLICATED] * len(view.labels)
-    if label.kind == "sizes" and label.chosen and view.type != "Tile":
+    given = view.shapes(data)[0]
+    ones = view.type != "Tile" or (given is not None and given[label.axis] == 1)
+    if label.kind == "sizes" and label.chosen and ones:
         wants[shape] = None
         return wants, [sharded(label.axis, chosen=label.chosen)]
     axes = view.depends_on_batch()
-    given = view.shapes(data)[0]
     if len(axes) == 1 and given is not None and None not in (view.out_shapes[0][0] or [None]):
         inner = axes[0] - ((view.out_rank() or 0) - len(given))
         extents = [view.out_shapes[0][probe][axes[0]] for probe in (0, 1)]  # type: ignore[index]
@@ -219,6 +220,7 @@ def _concat(view: View) -> Ruling:
 def _pack(view: View) -> Ruling:
     rank = view.out_rank()
     leads = [label for label in view.labels if is_sharded(label)]
+    leads.sort(key=lambda label: view.values[view.labels.index(label)].free)
     if rank is None or (leads and any(label.counts for label in leads)):
         return view.gathered()
     at = view.attr("axis") % rank

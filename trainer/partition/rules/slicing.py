@@ -133,10 +133,14 @@ def _slice(view: View) -> Ruling:
         return [None, REPLICATED, REPLICATED], [label]
     if not is_sharded(label) or begin is None or label.counts:
         return view.gathered()
+    blocks = set()
     for probe in (0, 1):
         before, after = view.shapes(0)[probe], view.out_shapes[0][probe]
-        if before is None or after is None or before[label.axis] is None:
+        whole, part = (None if shape is None else shape[label.axis] for shape in (before, after))
+        first = int(begin[probe][label.axis])
+        if not whole or not part or part * label.blocks % whole or first * label.blocks % whole:
             return view.gathered()
-        if begin[probe][label.axis] or before[label.axis] != after[label.axis]:
-            return view.gathered()
-    return [None, REPLICATED, sizes(label.axis)], [label]
+        blocks.add(part * label.blocks // whole)
+    if len(blocks) > 1 or (label.chosen and blocks != {label.blocks}):
+        return view.gathered()
+    return [None, sizes(label.axis), sizes(label.axis)], [label._replace(blocks=blocks.pop())]

@@ -44,15 +44,20 @@ class View:
         op: the operation.
         inputs: its inputs.
         shapes: for each output its shapes for each of `PROBES`.
+        value_of: what is known of any tensor of the graph that the operation is in.
 
     Attributes:
         labels: of the inputs.
     """
 
     def __init__(
-        self, op: tf.Operation, inputs: Sequence[Value], shapes: Sequence[tuple[Shape, Shape]]
+        self,
+        op: tf.Operation,
+        inputs: Sequence[Value],
+        shapes: Sequence[tuple[Shape, Shape]],
+        value_of: Callable[[tf.Tensor], Value | None],
     ) -> None:
-        self.op, self.values, self.out_shapes = op, inputs, shapes
+        self.op, self.values, self.out_shapes, self.value_of = op, inputs, shapes, value_of
         self.labels = [value.label for value in inputs]
 
     @property

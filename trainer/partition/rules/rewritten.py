@@ -1,0 +1,66 @@
+"""Operations that are partitioned as what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..labels import REPLICATED, is_sharded
+from ..program import Value
+
+
+def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
+    """The graph of a function of the inputs that gives what an operation gives; None: it has a rule.
+
+    Args:
+        op: the operation.
+        values: its inputs.
+    """
+    function = {"Mean": _mean, "SparseSoftmaxCrossEntropyWithLogits": _entropy_of_columns}.get(op.type)
+    found = None if function is None else function(op, values)
+    if found is None:
+        return None
+    graph: Any = tf.__internal__.FuncGraph(op.type)
+    with graph.as_default():
+        graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in op.inputs]
+        graph.outputs = found(*graph.inputs)
+    return graph
+
+
+def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """A mean over samples that were chosen by data, as a sum and a count, which no replica knows."""
+    (value, axes), rank = values, op.inputs[0].shape.rank
+    if not rank or axes.constant is None or not value.label.chosen or not value.dtype.is_floating:
+        return None
+    reduced = sorted({int(axis) % rank for axis in axes.constant[0].ravel()})
+    if not is_sharded(value.label) or value.label.axis not in reduced:
+        return None
+    dtype = tf.float64 if value.dtype == tf.float64 else tf.float32
+
+    def mean(x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
+        count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), reduced))
+        total = tf.reduce_sum(tf.cast(x, dtype), reduced, op.get_attr("keep_dims"))
+        return [tf.cast(total / tf.cast(count, dtype), x.dtype)]
+
+    return mean
+
+
+def _entropy_of_columns(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """The cross-entropy of logits whose classes are the samples, as reductions over the classes."""
+    logits, labels = values
+    if not is_sharded(logits.label) or logits.label.axis != 1 or logits.label.chosen:
+        return None
+    if labels.label != REPLICATED and not labels.free:
+        return None
+
+    def entropy(logits: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        shifted = logits - tf.reduce_max(logits, 1, keepdims=True)
+        powers = tf.exp(shifted)
+        sums = tf.reduce_sum(powers, 1, keepdims=True)
+        chosen = tf.one_hot(labels, tf.shape(logits)[1], dtype=logits.dtype)
+        loss = tf.math.log(sums[:, 0]) - tf.reduce_sum(chosen * shifted, 1)
+        return [loss, powers / sums - chosen]
+
+    return entropy
