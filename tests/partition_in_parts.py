@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from unisono.compat.one_device import traced_on_one_device
+from unisono.compat.one_device import subgraphs, traced_on_one_device
 from unisono.trainer.partition.conversions import Replica, Request
-from unisono.trainer.partition.labels import REPLICATED
+from unisono.trainer.partition.labels import REPLICATED, is_sharded
 from unisono.trainer.partition.partition import partitioned
 from unisono.trainer.partition.rebuild import rebuilt
 
@@ -30,10 +30,12 @@ class Parts:
             return [tf.convert_to_tensor(t) for t in tf.nest.flatten(found)]
 
         self.graph = traced_on_one_device(flat, specs)
-        count = len(self.graph.outputs)
-        self.program = partitioned(self.graph, len(specs), [None] * count, lambda handle: False)
-        self.labels = [self.program.values[number].label for number in self.program.outputs]
-        self.program = partitioned(self.graph, len(specs), [REPLICATED] * count, lambda handle: False)
+        self.partition()
+
+    def partition(self):
+        """Partitions the program."""
+        wanted = [REPLICATED] * len(self.graph.outputs)
+        self.program = partitioned(self.graph, len(self.batch), wanted, lambda handle: False)
 
     def on_one_device(self):
         return [
@@ -67,12 +69,12 @@ class Parts:
 
         return [[t.numpy() for t in each] for each in run(*map(tf.constant, self.batch))]
 
-    def check(self, parts=UNEVEN, tolerance=1e-12):
-        """Asserts that replicas give what one device gives, and one another bit for bit."""
-        whole = self.on_one_device()
+    def check(self, parts=UNEVEN, tolerance=1e-12, whole=None):
+        """Asserts that replicas give what one device gives (`whole`, where that is known), and one another bit for bit."""
+        whole = self.on_one_device() if whole is None else whole
         for samples in parts:
             assert sum(samples) == len(self.batch[0])
-            found = self.on_replicas(samples, known=samples != parts[-1])
+            found = self.on_replicas(samples, known=samples != UNEVEN[-1])
             for number, (expected, *copies) in enumerate(zip(whole, *found)):
                 for copy in copies:
                     np.testing.assert_array_equal(copy, copies[0])
@@ -84,8 +86,25 @@ class Parts:
         return self
 
     @property
-    def collectives(self):
-        return len(self.program.collectives())
+    def communicated(self):
+        """How many tensors are gathered, and how many are reduced; those that leave the program included."""
+        sharded = [is_sharded(self.program.values[n.source].label) for n in self.program.collectives()]
+        return sum(sharded), len(sharded) - sum(sharded)
+
+    @property
+    def gathered(self):
+        """How many tensors are gathered inside."""
+        values = self.program.values
+        inner = [node for node in self.program.collectives() if node.cause is not None]
+        return sum(is_sharded(values[node.source].label) for node in inner)
+
+
+def types_of(graph):
+    """The types of the operations of a graph, those in branches and loops included."""
+    for op in graph.get_operations():
+        yield op.type
+        for _, inner in subgraphs(op):
+            yield from types_of(inner)
 
 
 def _together(runs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from partition.table_programs import TABLES
 
 _R = np.random.default_rng(0)
 X, Y, S = _R.normal(size=(7, 4)), _R.integers(0, 3, 7), _R.normal(size=(7, 5, 3))
@@ -308,6 +309,21 @@ PROGRAMS = {
         ],
         X,
     ),
+    "sizes that are no multiple of the batch": (
+        lambda x: (
+            n := tf.shape(x)[0],
+            [
+                x[: tf.minimum(n, 64)],
+                tf.zeros([tf.maximum(n, 64)]) + tf.cast(x[0, 0], tf.float32),
+                total(x[: n - n % 2] ** 2),
+                mean(x[: 2 * (n // 2)] + tf.ones([2 * (n // 2), 1], x.dtype)),
+                x[: tf.where(n > 5, n // 3, n)] * tf.reduce_max(x),
+                tf.ones([2 * tf.cast(0.5 * tf.cast(n, tf.float32), tf.int32), 2]),
+                tf.math.top_k(x[:, 0], n // 2)[0],
+            ],
+        )[1],
+        X,
+    ),
     "band": (lambda s: mean(tf.linalg.band_part(s, 0, 1) ** 2), S),
     "inference of batch normalization": (
         lambda x: mean(
@@ -319,3 +335,100 @@ PROGRAMS = {
         IMAGES,
     ),
 }  # fmt: skip
+
+PROGRAMS |= TABLES
+
+SINGLE = (
+    "inference of batch normalization", "images", "gradients of images", "volumes", "complex numbers", "other operations",
+)  # fmt: skip
+"""Programs that compute in float32."""
+
+COMMUNICATED = {
+    "mean": (0, 1),
+    "sum": (0, 2),
+    "mean and sum": (0, 2),
+    "cross-entropy": (0, 2),
+    "dense cross-entropy": (0, 2),
+    "variance": (0, 4),
+    "covariance": (0, 4),
+    "contrastive": (1, 3),
+    "pairs": (1, 3),
+    "maximum": (0, 7),
+    "any and all": (1, 3),
+    "minimum of two maxima": (0, 1),
+    "ratio": (0, 3),
+    "mean of chosen samples": (0, 6),
+    "entropy": (0, 4),
+    "branch": (0, 3),
+    "loop": (0, 2),
+    "loop that adds up samples": (0, 1),
+    "loop with a collective": (1, 0),
+    "scan over time": (0, 1),
+    "scan over samples": (1, 0),
+    "map over samples": (1, 0),
+    "roll, reverse, sort": (5, 2),
+    "roll, reverse, cumsum of features": (0, 1),
+    "one sample": (1, 3),
+    "reshapes": (0, 2),
+    "groups of features": (0, 1),
+    "two blocks": (0, 1),
+    "attention": (0, 2),
+    "matrices of samples": (0, 1),
+    "batched product with a table": (0, 1),
+    "softmax over samples": (1, 0),
+    "top of features, of samples": (1, 1),
+    "gather by sample": (0, 2),
+    "gather in a table": (0, 1),
+    "gather of positions": (0, 2),
+    "segments": (0, 2),
+    "largest of segments": (0, 1),
+    "scatter": (0, 2),
+    "counts": (3, 7),
+    "sizes": (0, 1),
+    "filled": (0, 1),
+    "filled and compared": (0, 1),
+    "tiled": (0, 2),
+    "stacked": (0, 1),
+    "split and padded": (0, 1),
+    "padded samples": (1, 0),
+    "linear in a sum": (0, 1),
+    "cast": (0, 2),
+    "chosen by a condition": (0, 2),
+    "l2 loss": (0, 1),
+    "argmax": (1, 1),
+    "experts": (1, 4),
+    "gradient penalty": (0, 2),
+    "batch jacobian": (0, 2),
+    "convolution": (1, 2),
+    "resized": (0, 1),
+    "squeezed without axes": (0, 1),
+    "mean of integers": (2, 0),
+    "one matrix for all samples": (2, 0),
+    "positions of chosen samples": (3, 0),
+    "positions of chosen entries": (0, 6),
+    "positions along another axis": (2, 0),
+    "sorted positions": (2, 1),
+    "counted positions": (5, 1),
+    "positions from a branch": (1, 1),
+    "number of chosen samples": (0, 3),
+    "compared sizes": (0, 2),
+    "sizes in quotients": (1, 0),
+    "sizes that are no multiple of the batch": (2, 1),
+    "band": (0, 1),
+    "inference of batch normalization": (0, 1),
+    "functions of one number": (53, 12),
+    "functions of two numbers": (95, 49),
+    "complex numbers": (11, 4),
+    "integers": (23, 9),
+    "booleans": (7, 9),
+    "strings": (6, 0),
+    "written numbers": (1, 1),
+    "images": (20, 0),
+    "gradients of images": (7, 2),
+    "volumes": (2, 2),
+    "matrices": (17, 5),
+    "other operations": (30, 22),
+    "draws": (15, 7),
+    "lists of tensors": (4, 1),
+}
+"""How many tensors of each program are gathered, and how many are reduced, those that leave it included."""

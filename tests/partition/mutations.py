@@ -1,0 +1,176 @@
+"""Breaks each rule in turn and counts how often a program notices: `python -m tests.partition.mutations [operation ...]`.
+
+A mutation changes what a rule says of an operation of one type: another label of what it makes, or that it takes what it
+is not given. It is noticed where a program communicates otherwise than it should, ends in an error, or gives other
+numbers in uneven parts than as a whole. The programs are those of `test_partition_rules.py`. A mutation that changes
+nothing in any program is not counted, and operations that no program has are listed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np  # noqa: E402
+from partition_in_parts import Parts, types_of  # noqa: E402
+from partition_programs import COMMUNICATED, PROGRAMS, SINGLE  # noqa: E402
+
+from unisono.trainer.partition.labels import (  # noqa: E402
+    OWN,
+    PARTIAL_MAX,
+    PARTIAL_MIN,
+    PARTIAL_SUM,
+    REPLICATED,
+    is_sharded,
+)
+from unisono.trainer.partition.rules import PARTIAL_MEAN, RULES  # noqa: E402
+
+PARTS = ((3, 4), (2, 3, 2), (6, 0, 1))
+
+
+def _made(change):
+    """A mutation of what an operation makes."""
+
+    def mutated(view, ruling):
+        wants, made = ruling
+        return wants, [change(view, label) for label in made]
+
+    return mutated
+
+
+def _wanted(change):
+    """A mutation of what an operation takes."""
+
+    def mutated(view, ruling):
+        wants, made = ruling
+        return [change(view.labels[n], want) for n, want in enumerate(wants)], made
+
+    return mutated
+
+
+def _other_axis(view, label):
+    rank = view.out_rank()
+    return label._replace(axis=(label.axis + 1) % rank) if is_sharded(label) and rank and rank > 1 else label
+
+
+def _same_everywhere(view, label):
+    return REPLICATED if label.kind != "replicated" and view.out_rank() is not None else label
+
+
+def _a_sum(view, label):
+    differs = any(each.kind != "replicated" for each in view.labels)
+    return PARTIAL_SUM if label == REPLICATED and differs else label
+
+
+_OTHER = {
+    PARTIAL_SUM: PARTIAL_MAX,
+    PARTIAL_MAX: PARTIAL_SUM,
+    PARTIAL_MIN: PARTIAL_MAX,
+    PARTIAL_MEAN: PARTIAL_SUM,
+}
+
+MUTATIONS = {
+    "made the same everywhere": _made(_same_everywhere),
+    "made along another axis": _made(_other_axis),
+    "made in other blocks": _made(
+        lambda view, label: (
+            label._replace(blocks=2 if label.blocks == 1 else 1) if is_sharded(label) else label
+        )
+    ),
+    "made of all samples": _made(lambda view, label: label._replace(chosen=None) if label.chosen else label),
+    "made no positions": _made(lambda view, label: label._replace(counts=False) if label.counts else label),
+    "made a sum": _made(_a_sum),
+    "made another reduction": _made(lambda view, label: _OTHER.get(label, label)),
+    "takes it as it is": _wanted(lambda have, want: None if want not in (None, have) else want),
+    "takes it whole": _wanted(lambda have, want: REPLICATED if want is None and have != REPLICATED else want),
+    "takes global sizes": _wanted(
+        lambda have, want: REPLICATED if want is not None and want.kind == "sizes" else want
+    ),
+    "takes the key of all": _wanted(lambda have, want: REPLICATED if want == OWN else want),
+    "takes positions in the batch": _wanted(
+        lambda have, want: (
+            want._replace(counts=False, column=False) if want is not None and want.counts else want
+        )
+    ),
+}
+
+EQUIVALENT: dict[tuple[str, str], str] = {}
+"""Mutations that change no number and no collective of any step, and why."""
+
+
+class Program:
+    """A program that was traced once."""
+
+    def __init__(self, name):
+        fn, *batch = PROGRAMS[name]
+        self.name, self.parts = name, Parts(fn, *batch)
+        self.expected = self.parts.on_one_device()
+        self.communicated = COMMUNICATED[name]
+        self.tolerance = 1e-5 if name in SINGLE else 1e-12
+        self.types = set(types_of(self.parts.graph))
+
+    def notices(self, applied):
+        """Whether it ends otherwise than it should, where a mutation is applied."""
+        applied[0] = False
+        try:
+            self.parts.partition()
+            if not applied[0]:
+                return False
+            if self.parts.communicated != self.communicated:
+                return True
+            for samples in PARTS:
+                self.parts.check([samples], self.tolerance, self.expected)
+        except Exception:
+            return True
+        return False
+
+
+def survivors(kind, programs):
+    """The mutations of the rule of a type of operation that change something, and those that no program notices."""
+    rule, made, left = RULES[kind], 0, []
+    for name, mutation in MUTATIONS.items():
+        applied = [False]
+
+        def mutated(view, mutation=mutation, applied=applied):
+            ruling = rule(view)
+            found = mutation(view, (list(ruling[0]), list(ruling[1])))
+            applied[0] |= (list(found[0]), list(found[1])) != (list(ruling[0]), list(ruling[1]))
+            return found
+
+        RULES[kind] = mutated
+        try:
+            noticed = changed = False
+            for program in programs:
+                noticed = program.notices(applied)
+                changed |= applied[0]
+                if noticed:
+                    break
+        finally:
+            RULES[kind] = rule
+        made += changed
+        if changed and not noticed and (kind, name) not in EQUIVALENT:
+            left.append(name)
+    return made, left
+
+
+def main(wanted):
+    programs = sorted(map(Program, PROGRAMS), key=lambda program: len(program.parts.graph.get_operations()))
+    made = noticed = 0
+    untested = []
+    for kind in wanted or sorted(RULES):
+        having = [program for program in programs if kind in program.types]
+        count, left = survivors(kind, having)
+        made, noticed = made + count, noticed + count - len(left)
+        untested += [] if having else [kind]
+        for name in left:
+            print(f"not noticed: {kind} {name}", flush=True)
+    print(f"{noticed} of {made} mutations were noticed. No program has: {' '.join(untested) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    np.seterr(all="ignore")
+    main(sys.argv[1:])

@@ -1,0 +1,45 @@
+"""Keras' layers, losses and metrics in uneven parts: sums alone are exchanged, where samples do not need one another."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from partition.keras_programs import LAYERS, LOSSES, METRICS, WEIGHTS, of_layers, of_loss, of_metric
+from partition_in_parts import Parts
+
+pytestmark = pytest.mark.usefixtures("float64")
+FLOAT64, FLOAT32 = 1e-12, 1e-5
+PARTS = ((3, 4), (6, 0, 1))
+GATHERED = {"loss CTC": 5, "loss Circle": 2}
+"""CTC fills its table of transitions, and a circle loss compares all samples."""
+SINGLE = ("poolings of volumes", "loss CTC", "resized images", "shapes of images")
+QUICK = """
+    activations Conv1D Conv2D LSTM DepthwiseConv2D LayerNormalization MultiHeadAttention dilated_Conv2D
+    synchronized_BatchNormalization poolings_of_images shapes CategoryEncoding loss_CTC loss_Dice
+    loss_SparseCategoricalCrossentropy_of_logits metric_AUC metric_MeanIoU metric_SparseTopKCategoricalAccuracy
+"""
+
+
+def _programs():
+    for name, (build, x) in LAYERS.items():
+        yield name, lambda build=build, x=x: of_layers(build, x), (x,)
+    for kind, make, listed in (("loss", of_loss, LOSSES), ("metric", of_metric, METRICS)):
+        for name, (cls, options, *data) in listed.items():
+            build = lambda make=make, cls=cls, options=options: make(cls, options, "IoU" not in cls)  # noqa: E731
+            yield f"{kind} {name}", build, (*data, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "name, make, batch",
+    [
+        pytest.param(
+            *each, id=each[0], marks=[] if each[0].replace(" ", "_") in QUICK.split() else [pytest.mark.long]
+        )
+        for each in _programs()
+    ],
+)
+def test_keras_in_uneven_parts_matches_the_whole_and_gathers_no_samples(name, make, batch):
+    keras.utils.set_random_seed(1)
+    parts = Parts(make(), *batch)
+    parts.check(PARTS, FLOAT32 if name in SINGLE else FLOAT64)
+    assert parts.gathered == GATHERED.get(name, 0)
