@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FLOAT64, assert_close, mirrored, scope
-from partition.guide_steps import IMAGES, STEPS, TOKENS, Normalized, RaggedText, T
+from helpers import FLOAT32, FLOAT64, assert_close, mirrored, scope
+from partition.guide_steps import IMAGES, STEPS, TOKENS, ConnectionistTemporal, Normalized, RaggedText, T
 
 from unisono.trainer.partition import step_partition
 from unisono.trainer.partition.labels import is_sharded
@@ -56,8 +56,9 @@ def test_step_matches_one_device_and_communicates_as_little(step, monkeypatch):
     batches = _batches(step.kind, step.data)
     history, weights = _fitted(step.kind, mirrored(3), batches)
     expected_history, expected = _fitted(step.kind, None, batches)
-    assert_close(history, expected_history, 10 * FLOAT64, "logs")
-    assert_close(weights, expected, 10 * FLOAT64, "weights")
+    tolerance = FLOAT32 if step.kind is ConnectionistTemporal else 10 * FLOAT64  # Keras casts to float32
+    assert_close(history, expected_history, tolerance, "logs")
+    assert_close(weights, expected, tolerance, "weights")
     found = [_communicated(program) for program in programs]
     assert found == ([] if step.reduced is None else [(step.gathered, step.reduced)])
 
