@@ -53,6 +53,15 @@ def traced_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec],
     return graph
 
 
+def graph_of(fn: Callable[..., list[Any]], like: Sequence[tf.Tensor]) -> Any:
+    """The `FuncGraph` of a function of tensors that are like these, and that has no captures."""
+    graph: Any = tf.__internal__.FuncGraph("function")
+    with graph.as_default():
+        graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in like]
+        graph.outputs = fn(*graph.inputs)
+    return graph
+
+
 @contextlib.contextmanager
 def as_on_one_device() -> Iterator[None]:
     """Inside, the current graph is traced under the default strategy: the first copy of a distributed variable is read."""

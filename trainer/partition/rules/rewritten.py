@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ....compat.one_device import graph_of
 from ..labels import REPLICATED, is_sharded
 from ..program import Value
 
@@ -20,13 +21,7 @@ def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
     """
     function = {"Mean": _mean, "SparseSoftmaxCrossEntropyWithLogits": _entropy_of_columns}.get(op.type)
     found = None if function is None else function(op, values)
-    if found is None:
-        return None
-    graph: Any = tf.__internal__.FuncGraph(op.type)
-    with graph.as_default():
-        graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in op.inputs]
-        graph.outputs = found(*graph.inputs)
-    return graph
+    return None if found is None else graph_of(found, op.inputs)
 
 
 def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
