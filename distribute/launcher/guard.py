@@ -55,7 +55,7 @@ def _work(work: Callable[[Callable[[], bool]], int], guard: int) -> None:
     try:
         os.setsid()  # what a terminal sends comes to the guard alone, which passes it on
         _control(_PR_SET_CHILD_SUBREAPER, 1)
-        _control(_PR_SET_PDEATHSIG, int(signal.SIGUSR1))  # wakes it from whatever it waits for
+        notice_parents_end()
         code = work(deserted)
     except BaseException:
         traceback.print_exc()
@@ -65,6 +65,11 @@ def _work(work: Callable[[Callable[[], bool]], int], guard: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def notice_parents_end() -> None:
+    """In the child that works: the kernel sends SIGUSR1, which ends whatever it waits for, when the guard dies (Linux)."""
+    _control(_PR_SET_PDEATHSIG, int(signal.SIGUSR1))
 
 
 def die_with_parent() -> None:

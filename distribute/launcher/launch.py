@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .guard import PASSED_ON, end_descendants, guarded
-from .network import NO_NAME, PrivateNetwork, make_network
+from .gpus import read_gpus
+from .guard import PASSED_ON, end_descendants, guarded, notice_parents_end
+from .network import NO_NAME, choose_network
 from .output import plain
 from .processes import Processes
 from .restarts import Restarts
@@ -63,7 +64,7 @@ class Launcher:
         self._most_restarts, self._log_dir, self._grace = restarts, log_dir, grace
         self._restarts = Restarts(restarts)
         self._wanted_network = network
-        self._network: PrivateNetwork | None = None
+        self._is_private = False
         self._signals: list[int] = []
         self._stopping: int | None = None
         self._deserted: Callable[[], bool] = bool
@@ -83,7 +84,12 @@ class Launcher:
 
     def _run(self, deserted: Callable[[], bool]) -> int:
         self._deserted = deserted
-        self._network, sentence = make_network(self._wanted_network)
+        if self._wanted_network == "own":
+            read_gpus()  # may load the driver, for which a user namespace gives no right
+        self._is_private, sentence = choose_network(self._wanted_network)
+        notice_parents_end()  # again: the namespace has undone it
+        if deserted():
+            return 1
         if sentence:
             _say(sentence)
         try:
@@ -92,9 +98,6 @@ class Launcher:
         except ValueError as error:
             print(f"unisono launch: {error}", file=sys.stderr)
             return _WRONG_ARGUMENT
-        finally:
-            if self._network is not None:
-                self._network.close()
 
     def _attempts(self) -> int:
         attempt, port_retries = 0, _PORT_RETRIES
@@ -103,7 +106,7 @@ class Launcher:
             models = said_of_models(tasks) if attempt == 0 else ""
             if models:
                 _say(models)
-            processes = Processes(tasks, self._records, self._log_dir, attempt, self._network)
+            processes = Processes(tasks, self._records, self._log_dir, attempt)
             verdicts: list[Verdict] = []
             try:
                 verdicts = self._watch(processes)
@@ -213,7 +216,7 @@ class Launcher:
             _say(f"the last lines of {first.name}:")
             for line in lines:
                 _say(f"    {line}")
-        if self._network is not None and _shows(processes, first, NO_NAME):
+        if self._is_private and _shows(processes, first, NO_NAME):
             _say(
                 "it may have wanted to reach another machine, which the processes cannot in a network of their own: "
                 "give --network host"

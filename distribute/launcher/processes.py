@@ -14,7 +14,6 @@ from ..environment import RECORDS, RESTART
 from ..workers import record
 from ..workers.own_text import own_lines
 from .guard import bury_orphans, die_with_parent, end_descendants, state_of
-from .network import PrivateNetwork, before_program
 from .output import Output
 from .tasks import Task
 from .verdict import Witness
@@ -54,7 +53,6 @@ class Processes:
         records: folder for the records that the processes leave of themselves.
         log_dir: see `Output`.
         attempt: int; 0, or the number of the restart; the tasks see it as `UNISONO_RESTART`.
-        network: the one that they enter; None: that of this process.
     """
 
     def __init__(
@@ -63,9 +61,8 @@ class Processes:
         records: Path,
         log_dir: Path | None,
         attempt: int,
-        network: PrivateNetwork | None = None,
     ) -> None:
-        self._records, self._attempt, self._network = records, attempt, network
+        self._records, self._attempt = records, attempt
         self.output = Output([task.name for task in tasks], log_dir, attempt)
         self._seen: dict[str, _Seen] = {}
         self._looked = 0.0
@@ -88,7 +85,7 @@ class Processes:
             stderr=subprocess.PIPE,
             env={**os.environ, **task.env, RESTART: str(self._attempt), RECORDS: str(self._records)},
             start_new_session=True,
-            preexec_fn=before_program(self._network, die_with_parent),
+            preexec_fn=die_with_parent,
         )
         self._seen[task.name] = _Seen(task, process)
         assert process.stdout is not None and process.stderr is not None  # narrows the types
