@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .scaling import ScaledStep, simulate_scaling
     from .sharding.levels import sharded
     from .workers.cluster import is_chief, num_workers, worker_index
-    from .workers.peer_watch import meeting
+    from .workers.peer_monitor import meeting, monitored_collective
 
 __all__ = [
     "MemoryPlan",
@@ -41,6 +41,7 @@ __all__ = [
     "keep_data_on",
     "meeting",
     "memory_plans",
+    "monitored_collective",
     "num_workers",
     "sharded",
     "simulate_devices",
@@ -61,7 +62,7 @@ _NAMES_OF = {
     "scaling": ("ScaledStep", "simulate_scaling"),
     "sharding.levels": ("sharded",),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
-    "workers.peer_watch": ("meeting",),
+    "workers.peer_monitor": ("meeting", "monitored_collective"),
 }
 
 

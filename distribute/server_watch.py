@@ -12,8 +12,7 @@ import functools
 import time
 from collections.abc import Mapping
 
-from .workers.addresses import first_words, is_grpc, listens
-from .workers.connections import end_connections, keep_alive
+from .workers.addresses import end_connections, first_words, is_grpc, keep_alive, listens
 from .workers.ticker import Ticker
 
 _ANSWER = 2.0  # seconds that a process has for one answer

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
 from .guard import PASSED_ON, end_descendants, guarded, notice_parents_end
 from .network import NO_NAME, choose_network
 from .output import plain
 from .processes import Processes
-from .restarts import Restarts
 from .tasks import Layout, Task, plan, said_of_models
-from .verdict import Verdict, how_it_ended, judge
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AFTER_FAILURE = 3.0  # seconds that the others have for ending
@@ -39,7 +38,7 @@ class Launcher:
     """Runs a script on every worker until all are done.
 
     It owns the calendar of attempts: when one is over, whether there is another, how long ending may take. `Processes` knows
-    what a process is and how it ends, `judge` which one failed, `Restarts` whether to try again.
+    what a process is and how it ends, `attribute` which one failed, `Restarts` whether to try again.
 
     Args:
         script: path of the script and its arguments.
@@ -107,18 +106,18 @@ class Launcher:
             if models:
                 _say(models)
             processes = Processes(tasks, self._records, self._log_dir, attempt)
-            verdicts: list[Verdict] = []
+            failed: list[Failure] = []
             try:
-                verdicts = self._watch(processes)
+                failed = self._watch(processes)
             finally:
-                for verdict in verdicts:
-                    if verdict.hangs:
-                        processes.kill(verdict.name)
+                for failure in failed:
+                    if failure.hangs:
+                        processes.kill(failure.name)
                 processes.end(_AFTER_FAILURE if self._stopping is None else 0.0)
-            if not verdicts:
+            if not failed:
                 return 0
-            first = verdicts[0]
-            self._report(verdicts, processes)
+            first = failed[0]
+            self._report(failed, processes)
             if self._stopping is not None:
                 return 128 + self._stopping
             if port_retries and _shows(processes, first, _PORT_TAKEN):
@@ -137,7 +136,7 @@ class Launcher:
             if self._sleep(pause):
                 return 128 + (self._stopping or signal.SIGTERM)
 
-    def _watch(self, processes: Processes) -> list[Verdict]:
+    def _watch(self, processes: Processes) -> list[Failure]:
         """One attempt, until all scripts have ended well ([]) or it is known who has failed."""
         spares = {}
         deadline, failures = None, []
@@ -153,7 +152,7 @@ class Launcher:
                 if code == 0 and task.role == "script":
                     continue
                 if self._stopping is not None:
-                    failures.append(Verdict(task.name, how_it_ended(code), time.time(), 1))
+                    failures.append(Failure(task.name, how_it_ended(code), time.time(), 1))
                     processes.scripts_left.discard(task.name)
                 elif task.role == "spare":
                     restarts = spares.setdefault(task.name, Restarts(self._most_restarts))
@@ -187,18 +186,18 @@ class Launcher:
                 processes.kill(task.name)
         return any(task.role != "spare" for task in processes.stopped_for(timeout + _PATIENCE))
 
-    def _settled(self, processes: Processes) -> list[Verdict]:
-        """The verdicts once those that failed have ended and told what they know, or a moment has passed."""
+    def _settled(self, processes: Processes) -> list[Failure]:
+        """Who failed, once those have ended and recorded what they know, or a moment has passed."""
         until = time.monotonic() + _SETTLE
         while True:
             processes.ended()
-            verdicts = judge(processes.witnesses(), time.time())
-            known = bool(verdicts) and verdicts[0].sure and not processes.failing()
+            failed = attribute(processes.states(), time.time())
+            known = bool(failed) and failed[0].sure and not processes.failing()
             if known or self._signals or time.monotonic() > until:
-                return verdicts
+                return failed
 
-    def _report(self, verdicts: list[Verdict], processes: Processes) -> None:
-        first, *others = verdicts
+    def _report(self, failed: list[Failure], processes: Processes) -> None:
+        first, *others = failed
         if self._stopping is not None:
             names = (
                 signal.Signals(self._stopping).name,
@@ -256,15 +255,15 @@ class Launcher:
                 signal.signal(number, handler)
 
 
-def _unwilling(processes: Processes, number: int) -> Verdict:
-    """The verdict about a worker that did not end within its grace after a signal."""
+def _unwilling(processes: Processes, number: int) -> Failure:
+    """That of a worker that did not end within its grace after a signal."""
     what = f"did not end after {signal.Signals(number).name}"
-    return Verdict(processes.any_script().name, what, time.time(), 1)
+    return Failure(processes.any_script().name, what, time.time(), 1)
 
 
-def _shows(processes: Processes, verdict: Verdict, marks: Sequence[str]) -> bool:
-    """Whether one of `marks` is in the last lines of the process that the verdict is about."""
-    return any(mark in line for line in processes.output.last_lines(verdict.name) for mark in marks)
+def _shows(processes: Processes, failure: Failure, marks: Sequence[str]) -> bool:
+    """Whether one of `marks` is in the last lines of the process that failed."""
+    return any(mark in line for line in processes.output.last_lines(failure.name) for mark in marks)
 
 
 def _say(text: str) -> None:

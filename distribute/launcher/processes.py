@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -11,38 +10,17 @@ import time
 from pathlib import Path
 
 from ..environment import RECORDS, RESTART
-from ..workers import record
-from ..workers.own_text import own_lines
+from ..workers import records
+from ..workers.error_text import own_lines
+from .error_attribution import ProcessState
 from .guard import bury_orphans, die_with_parent, end_descendants, state_of
 from .output import Output
 from .tasks import Task
-from .verdict import Witness
 
 _POLL = 0.05
 _LOOK = 0.5  # seconds between two looks at records and states
 _AFTER_KILL = 10.0
 _LAST_LINES = 20
-
-
-@dataclasses.dataclass
-class _Seen:
-    """What has been seen of one process.
-
-    Attributes:
-        task: what it is.
-        process: the process.
-        code: int or None; its exit status.
-        ended: float; `time.time()` at which its end was seen.
-        stopped: float or None; `time.time()` since which it is stopped.
-        record: what it last recorded.
-    """
-
-    task: Task
-    process: subprocess.Popen[bytes]
-    code: int | None = None
-    ended: float = 0.0
-    stopped: float | None = None
-    record: record.Record | None = None
 
 
 class Processes:
@@ -64,7 +42,7 @@ class Processes:
     ) -> None:
         self._records, self._attempt = records, attempt
         self.output = Output([task.name for task in tasks], log_dir, attempt)
-        self._seen: dict[str, _Seen] = {}
+        self._states: dict[str, ProcessState] = {}
         self._looked = 0.0
         self._due: list[tuple[float, Task]] = []
         self.several = len(tasks) > 1
@@ -87,7 +65,7 @@ class Processes:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        self._seen[task.name] = _Seen(task, process)
+        self._states[task.name] = ProcessState(task, process)
         assert process.stdout is not None and process.stderr is not None  # narrows the types
         self.output.add(task.name, process.stdout, process.stderr)
 
@@ -111,39 +89,28 @@ class Processes:
         wrote = self.output.pump(_POLL)
         self._look()
         found = []
-        for seen in self._running():
-            code = seen.process.poll()
+        for each in self._running():
+            code = each.process.poll()
             if code is None:
                 continue
             self.output.drain()
-            self._kill_group(seen.process.pid)  # what the task itself started and left
-            seen.code, seen.ended, seen.stopped = code, time.time(), None
-            seen.record = record.read(self._records, seen.process.pid)
+            self._kill_group(each.process.pid)  # what the task itself started and left
+            each.code, each.ended, each.stopped = code, time.time(), None
+            each.record = records.read(self._records, each.process.pid)
             if code == 0:
-                self.scripts_left.discard(seen.task.name)
-            found.append((seen.task, code))
-        bury_orphans({seen.process.pid for seen in self._running()})
+                self.scripts_left.discard(each.task.name)
+            found.append((each.task, code))
+        bury_orphans({each.process.pid for each in self._running()})
         if not found and not wrote:
             time.sleep(max(0.0, _POLL - (time.monotonic() - began)))
         return found
 
-    def witnesses(self) -> list[Witness]:
-        """What is known of each process, for `judge`."""
+    def states(self) -> list[ProcessState]:
+        """What is known of each process, for `attribute`."""
         self._look(always=True)
-        return [
-            Witness(
-                seen.task.name,
-                seen.task.aliases,
-                seen.task.role == "script",
-                seen.task.role == "spare",
-                seen.code,
-                seen.ended,
-                seen.stopped,
-                seen.record,
-                self.output.last_lines(seen.task.name),
-            )
-            for seen in self._seen.values()
-        ]
+        for each in self._states.values():
+            each.lines = self.output.last_lines(each.task.name)
+        return list(self._states.values())
 
     def last_lines(self, name: str) -> list[str]:
         """The last lines of the program's own that a task printed, oldest first."""
@@ -151,7 +118,7 @@ class Processes:
 
     def failing(self) -> bool:
         """Whether a task that still runs has recorded an error that ends its program."""
-        return any(seen.record is not None and seen.record.error is not None for seen in self._running())
+        return any(each.record is not None and each.record.error is not None for each in self._running())
 
     def stopped_for(self, seconds: float) -> list[Task]:
         """The tasks that have been stopped (SIGSTOP) for at least so long."""
@@ -160,36 +127,36 @@ class Processes:
 
     def signal(self, number: int) -> None:
         """Passes a signal on to every task that runs the script."""
-        for seen in self._running():
-            if seen.task.role == "script":
-                seen.process.send_signal(number)
+        for each in self._running():
+            if each.task.role == "script":
+                each.process.send_signal(number)
 
     def kill(self, name: str) -> None:
         """Ends a task without asking."""
-        self._kill_group(self._seen[name].process.pid)
-        self._seen[name].stopped = None
+        self._kill_group(self._states[name].process.pid)
+        self._states[name].stopped = None
 
     def any_script(self) -> Task:
         """A task that still runs the script, for reports."""
-        return next(seen.task for seen in self._running() if seen.task.role == "script")
+        return next(each.task for each in self._running() if each.task.role == "script")
 
     def end(self, grace: float) -> None:
         """Ends all: SIGTERM, at most `grace` seconds, SIGKILL; then what they left behind."""
-        for seen in self._running():
-            if grace > 0 and seen.stopped is None:
-                seen.process.send_signal(signal.SIGTERM)
+        for each in self._running():
+            if grace > 0 and each.stopped is None:
+                each.process.send_signal(signal.SIGTERM)
             else:
-                self._kill_group(seen.process.pid)
+                self._kill_group(each.process.pid)
         self._wait(grace)
-        for seen in self._running():
-            self._kill_group(seen.process.pid)
+        for each in self._running():
+            self._kill_group(each.process.pid)
         self._wait(_AFTER_KILL)
         end_descendants()
         self.output.drain()
         self.output.close()
 
-    def _running(self) -> list[_Seen]:
-        return [seen for seen in self._seen.values() if seen.code is None]
+    def _running(self) -> list[ProcessState]:
+        return [each for each in self._states.values() if each.code is None]
 
     def _look(self, always: bool = False) -> None:
         """Reads the records and the states of those that run."""
@@ -198,12 +165,12 @@ class Processes:
             return
         asleep = now - self._looked > 10 * _LOOK  # this process itself was stopped, or the machine slept
         self._looked = now
-        for seen in self._running():
-            seen.record = record.read(self._records, seen.process.pid)
-            if state_of(seen.process.pid) != "T":
-                seen.stopped = None
-            elif seen.stopped is None or asleep:  # one that was killed may be seen once more
-                seen.stopped = time.time()
+        for each in self._running():
+            each.record = records.read(self._records, each.process.pid)
+            if state_of(each.process.pid) != "T":
+                each.stopped = None
+            elif each.stopped is None or asleep:  # one that was killed may be seen once more
+                each.stopped = time.time()
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds

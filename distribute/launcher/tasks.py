@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import environment
-from ..workers.accusations import LEADER
 from ..workers.addresses import LOOPBACK, free_ports, join_address
+from ..workers.error_text import LEADER
 from . import gpus
 
 _SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ...compat.variables import VariableStandIn, plain_variable, put_inside, raw_value
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..workers.agreement import first_local_replica
-from ..workers.peer_watch import meeting
+from ..workers.peer_monitor import monitored_collective
 from .layout import own_shard, shard_size, whole
 from .travel import all_gather, gathered_on_host
 
@@ -75,7 +75,7 @@ class ShardedValue(VariableStandIn):
             return tf.convert_to_tensor(_seen.stand_in(self))
         if in_replica_context() and tf.distribute.has_strategy():
             return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
-        with meeting():
+        with monitored_collective():
             flat = gathered_on_host(self.distribute_strategy, [shard.read_value() for shard in self.shards])
         return whole(flat, self.shape.as_list())
 

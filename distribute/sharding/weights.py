@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ...compat.tapes import record_as_read, variable_without_value
 from ..replicas import in_replica_context
-from ..workers.peer_watch import meeting
+from ..workers.peer_monitor import monitored_collective
 from .moments import whole_for_a_moment
 from .travel import scattered_from_first
 from .value import ShardedValue
@@ -74,7 +74,7 @@ def held_in_shards(
         return None
     weight = ShardedWeight(strategy, shape, variable.dtype, variable.name)
     first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
-    with meeting():
+    with monitored_collective():
         for shard, part in zip(weight.shards, scattered_from_first(strategy, first)):
             shard.assign(part)
     return weight

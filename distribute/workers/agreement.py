@@ -14,7 +14,7 @@ import tensorflow as tf
 from ...compat.clusters import get_value, set_value
 from ..environment import peer_timeout
 from .cluster import cluster_of
-from .peer_watch import meeting
+from .peer_monitor import monitored_collective
 
 _PIECE_BYTES = 2**22
 _numbers = itertools.count()
@@ -184,14 +184,14 @@ def place_among_workers(strategy: Any) -> tuple[int, int]:
 def _sum(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
     """The sums over workers, in the dtype of `rows`, float64 or int64."""
     add = _sums.get(strategy)
-    familiar = add is not None
+    ran_before = add is not None
     if add is None:
         add = _sums[strategy] = _make_sum(strategy)
     # Few widths make few graphs, and a known width can be packed.
     count = rows.shape[1]
     padded = np.zeros((len(rows), 1 << max(2, (count - 1).bit_length())), rows.dtype)
     padded[:, :count] = rows
-    with meeting(familiar):
+    with monitored_collective(ran_before):
         return add(tf.constant(padded)).numpy()[:, :count]
 
 

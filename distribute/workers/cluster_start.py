@@ -17,10 +17,10 @@ from typing import Any
 from ...compat.clusters import configure_coordination, guard_multi_worker_strategies, send_in_pieces
 from ..devices import simulate_replicas
 from ..environment import RECORDS, peer_timeout, replicas_per_worker
-from . import peer_watch, recorder
+from . import peer_monitor, records
 from .agreement import check_same_variable
 from .cluster import ClusterError, cluster_of, read_tf_config
-from .roll_call import roll_call
+from .rendezvous import rendezvous
 
 _HEARTBEAT = 10.0
 _SHUTDOWN = 10.0
@@ -32,12 +32,12 @@ _joined = False
 
 def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is made from now on; a second call does nothing."""
-    recorder.start(os.environ.get(RECORDS), _task())
+    records.start(os.environ.get(RECORDS), _task())
     guard_multi_worker_strategies(
         lambda: read_tf_config(os.environ),
         _join,
         replicas_per_worker,
-        peer_watch.meeting,
+        peer_monitor.monitored_collective,
         check_same_variable,
     )
 
@@ -47,7 +47,7 @@ def _task() -> str:
     try:
         cluster = read_tf_config(os.environ)
     except ClusterError:
-        return ""  # whoever makes a strategy is told
+        return ""  # making a strategy raises it
     return "" if cluster is None else f"{cluster.task_type} {cluster.task_index}"
 
 
@@ -61,20 +61,20 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
     simulate_replicas()
     if cluster.num_workers > 1:
         timeout = peer_timeout()
-        roll_call(cluster, timeout, _program())
+        rendezvous(cluster, timeout, _program())
         trained = [(job, len(cluster.jobs[job])) for job in ("chief", "worker") if cluster.jobs.get(job)]
         leader = f"/job:{trained[0][0]}/replica:0/task:0"
         configure_coordination(leader, trained, min(_HEARTBEAT, timeout), min(_SHUTDOWN, timeout))
         send_in_pieces(_PIECE)
         _bounded(start, timeout)
-        _take_sigterm_back()
-        peer_watch.begin(cluster, timeout)
+        _restore_sigterm()
+        peer_monitor.begin(cluster, timeout)
     else:
         start()
     _joined = True
 
 
-def _take_sigterm_back() -> None:
+def _restore_sigterm() -> None:
     """Undoes that TensorFlow's coordination service handles SIGTERM: a worker would neither end nor save when asked to."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)

@@ -60,7 +60,7 @@ NOT_RUN = {
         "TPUClusterResolver": "needs a TPU",
         "model.fit(...": "an ellipsis stands for the reader's arguments",
         "simulate_devices(4)": "must stand at the top of a program",
-        "meeting()": "needs the reader's dataset",
+        "monitored_collective()": "needs the reader's dataset",
     },
 }
 

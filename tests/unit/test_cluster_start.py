@@ -1,4 +1,4 @@
-"""Joining a cluster, without one: the roll call over sockets, the times, the internals of TensorFlow it stands on."""
+"""Joining a cluster, without one: the rendezvous over sockets, the times, the internals of TensorFlow it stands on."""
 
 import contextlib
 import dataclasses
@@ -24,11 +24,11 @@ from unisono.distribute import (
     worker_index,
 )
 from unisono.distribute.workers import cluster_start
-from unisono.distribute.workers import roll_call as roll_call_module
+from unisono.distribute.workers import rendezvous as rendezvous_module
 from unisono.distribute.workers.addresses import free_ports
 from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
-from unisono.distribute.workers.roll_call import roll_call
+from unisono.distribute.workers.rendezvous import rendezvous
 
 NEVER = 1e4  # seconds
 
@@ -38,8 +38,8 @@ def addresses(count):
 
 
 def join_and_serve(cluster, arrived, done):
-    """A worker: the roll call, then a server that greets like gRPC does, as TensorFlow's would."""
-    roll_call(cluster, NEVER)
+    """A worker: the rendezvous, then a server that greets like gRPC does, as TensorFlow's would."""
+    rendezvous(cluster, NEVER)
     arrived.release()
     with socket.create_server(("127.0.0.1", int(cluster.address.rpartition(":")[2]))) as server:
         server.settimeout(0.05)
@@ -51,7 +51,7 @@ def join_and_serve(cluster, arrived, done):
                 continue
 
 
-def test_roll_call_returns_when_all_have_come():
+def test_rendezvous_returns_when_all_have_come():
     workers = addresses(3)
     arrived, done = threading.Semaphore(0), threading.Event()
     clusters = [Cluster({"worker": workers}, "worker", i) for i in range(3)]
@@ -65,23 +65,23 @@ def test_roll_call_returns_when_all_have_come():
         thread.join()
 
 
-def test_roll_call_names_the_worker_that_does_not_come():
+def test_rendezvous_names_the_worker_that_does_not_come():
     workers = addresses(2)
     with pytest.raises(TimeoutError, match=rf"worker 1 \({workers[1]}\) did not come within 0.5 s"):
-        roll_call(Cluster({"worker": workers}, "worker", 0), 0.5)
+        rendezvous(Cluster({"worker": workers}, "worker", 0), 0.5)
 
 
-def test_roll_call_names_a_port_that_is_taken():
+def test_rendezvous_names_a_port_that_is_taken():
     workers = addresses(2)
     with socket.create_server(("127.0.0.1", int(workers[0].rpartition(":")[2]))):
         with pytest.raises(ClusterError, match="is in use by another process"):
-            roll_call(Cluster({"worker": workers}, "worker", 0), 0.5)
+            rendezvous(Cluster({"worker": workers}, "worker", 0), 0.5)
 
 
 def refusals(first, second, programs=("", "")):
-    """What two workers with these clusters are told by their roll calls, which last until both have been told."""
+    """What two workers with these clusters are told by their rendezvous, which last until both have been told."""
     calls = [
-        roll_call_module._RollCall(cluster, program, time.monotonic() + NEVER)
+        rendezvous_module._Rendezvous(cluster, program, time.monotonic() + NEVER)
         for cluster, program in zip((first, second), programs)
     ]
     with calls[0].answering(), calls[1].answering():
@@ -98,7 +98,7 @@ def refusals(first, second, programs=("", "")):
     return [call._failure for call in calls]
 
 
-def test_roll_call_refuses_a_peer_with_another_cluster_and_tells_both():
+def test_rendezvous_refuses_a_peer_with_another_cluster_and_tells_both():
     first, second, third = addresses(3)
     told = refusals(
         Cluster({"worker": (first, second)}, "worker", 0),
@@ -109,7 +109,7 @@ def test_roll_call_refuses_a_peer_with_another_cluster_and_tells_both():
     )
 
 
-def test_roll_call_refuses_a_peer_with_another_script_and_tells_both():
+def test_rendezvous_refuses_a_peer_with_another_script_and_tells_both():
     workers = addresses(2)
     told = refusals(*(Cluster({"worker": workers}, "worker", n) for n in (0, 1)), programs=("a", "b"))
     assert all("runs another script" in str(told[n]) for n in (0, 1)), told
@@ -120,7 +120,7 @@ def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"refused\n")
-        assert roll_call_module._line(ours, time.monotonic() - 1.0) == b"refused\n"
+        assert rendezvous_module._line(ours, time.monotonic() - 1.0) == b"refused\n"
 
 
 class Peer:
@@ -156,39 +156,39 @@ class Peer:
 
 
 @pytest.mark.parametrize("words", [b"\0\0\0\4\0\0\0\0\0", b"SSH-2.0-OpenSSH\r\n", b"unisono \n", b""])
-def test_roll_call_takes_nobody_for_a_peer_who_does_not_say_so(words):
+def test_rendezvous_takes_nobody_for_a_peer_who_does_not_say_so(words):
     workers = addresses(2)
     with (
         Peer(workers[1], words),
         pytest.raises(TimeoutError, match=r"worker 1 \(.*\) did not come within 1 s"),
     ):
-        roll_call(Cluster({"worker": workers}, "worker", 0), 1.0)
+        rendezvous(Cluster({"worker": workers}, "worker", 0), 1.0)
 
 
-def test_roll_call_ends_whatever_its_peers_do():
+def test_rendezvous_ends_whatever_its_peers_do():
     workers = addresses(12)
     with contextlib.ExitStack() as stack:
         for address in workers[1:]:
             stack.enter_context(Peer(address, b"", slowly=True))
         with pytest.raises(TimeoutError, match="worker 11 "):
-            roll_call(Cluster({"worker": workers}, "worker", 0), 1.0)
+            rendezvous(Cluster({"worker": workers}, "worker", 0), 1.0)
 
 
 @pytest.mark.parametrize(
     ("mark", "refusal"),
-    [({"run": "0" * 16}, "belongs to another run"), ({"index": 0}, "takes itself for worker 0")],
+    [({"run": "0" * 16}, "belongs to another run"), ({"index": 0}, "says that it is worker 0")],
 )
-def test_roll_call_refuses_a_worker_of_another_run_or_with_another_index(mark, refusal):
+def test_rendezvous_refuses_a_worker_of_another_run_or_with_another_index(mark, refusal):
     workers = addresses(2)
-    call = roll_call_module._RollCall(Cluster({"worker": workers}, "worker", 1), "", 0.0)
-    theirs = dataclasses.replace(call._mark, **mark)
+    call = rendezvous_module._Rendezvous(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    theirs = dataclasses.replace(call._identity, **mark)
     with Peer(workers[1], theirs.line()), pytest.raises(ClusterError, match=refusal):
-        roll_call(Cluster({"worker": workers}, "worker", 0), NEVER)
+        rendezvous(Cluster({"worker": workers}, "worker", 0), NEVER)
 
 
-def test_roll_call_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
+def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
     """The time is over when the peer has been seen."""
-    workers, clock, compare = addresses(2), Clock(), roll_call_module._RollCall._compare
+    workers, clock, compare = addresses(2), Clock(), rendezvous_module._Rendezvous._compare
 
     def compared(call, *who):
         compare(call, *who)
@@ -197,14 +197,14 @@ def test_roll_call_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
                 clock.now = NEVER
                 call._changed.notify_all()
 
-    monkeypatch.setattr(roll_call_module, "time", clock)
-    monkeypatch.setattr(roll_call_module._RollCall, "_compare", compared)
-    call = roll_call_module._RollCall(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    monkeypatch.setattr(rendezvous_module, "time", clock)
+    monkeypatch.setattr(rendezvous_module._Rendezvous, "_compare", compared)
+    call = rendezvous_module._Rendezvous(Cluster({"worker": workers}, "worker", 1), "", 0.0)
     with (
-        Peer(workers[1], call._mark.line()),
+        Peer(workers[1], call._identity.line()),
         pytest.raises(TimeoutError, match="could not reach this worker"),
     ):
-        roll_call(Cluster({"worker": workers}, "worker", 0), NEVER)
+        rendezvous(Cluster({"worker": workers}, "worker", 0), NEVER)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "1e300"])

@@ -11,7 +11,7 @@ from helpers import Clock
 
 from unisono.distribute import server_watch
 from unisono.distribute.server_watch import ServerWatch, answers
-from unisono.distribute.workers.connections import end_connections, keep_alive
+from unisono.distribute.workers.addresses import end_connections, keep_alive
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first bytes of a gRPC server: an empty SETTINGS frame of HTTP/2
 

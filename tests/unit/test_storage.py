@@ -14,7 +14,7 @@ from unisono import callbacks
 from unisono.callbacks import output_paths
 from unisono.commands import main
 from unisono.distribute.storage import local_path, tensorflow_path
-from unisono.distribute.workers import recorder
+from unisono.distribute.workers import records
 
 SCHEMES = ("gs", "s3", "hdfs", "ram", "http", "abfs+x")
 WRITERS = {
@@ -121,6 +121,5 @@ def test_url_given_to_a_command_is_one_line(arguments, capsys):
 
 
 def test_url_in_a_variable_is_rejected(monkeypatch):
-    monkeypatch.setattr(recorder, "_recorder", None)
     with pytest.raises(ValueError, match="`UNISONO_RECORDS` must be in a local"):
-        recorder.start("gs://bucket/records", "worker 0")
+        records.start("gs://bucket/records", "worker 0")

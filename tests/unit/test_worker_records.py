@@ -12,10 +12,9 @@ import types
 import pytest
 from helpers import Clock
 
-from unisono.distribute.workers import record
-from unisono.distribute.workers.own_text import essence, is_own_file, own_lines
-from unisono.distribute.workers.record import ErrorRecord, Record
-from unisono.distribute.workers.recorder import Recorder, error_record
+from unisono.distribute.workers import records
+from unisono.distribute.workers.error_text import essence, is_own_file, own_lines
+from unisono.distribute.workers.records import ErrorRecord, Record, Recorder, error_record
 
 ERROR = ErrorRecord("ValueError", "no", "f (train.py:3)", 5.0, True, ("worker 1",), ("worker 2", "leader"))
 RECORD = Record("worker 1", 4321, 12.5, "epoch 1, step 2", 7, True, 11.0, "save (train.py:9)", ERROR, False)
@@ -27,9 +26,9 @@ def as_json(**changed):
 
 def test_record_is_read_as_it_was_written_and_leaves_no_other_file(tmp_path):
     for each in (RECORD, dataclasses.replace(RECORD, error=None, ended=True)):
-        record.write(tmp_path, each)
-        assert record.read(tmp_path, 4321) == each
-    assert [path.name for path in tmp_path.iterdir()] == [record.path_of(tmp_path, 4321).name]
+        records.write(tmp_path, each)
+        assert records.read(tmp_path, 4321) == each
+    assert [path.name for path in tmp_path.iterdir()] == [records.path_of(tmp_path, 4321).name]
 
 
 def test_record_is_of_bounded_size_whatever_the_error_is(tmp_path):
@@ -38,9 +37,11 @@ def test_record_is_of_bounded_size_whatever_the_error_is(tmp_path):
             return "beginning" + "\x1b" * 10**6 + "end"
 
     worst = error_record(Endless())
-    record.write(tmp_path, dataclasses.replace(RECORD, error=worst, place="x" * 10**6, position="\0" * 10**6))
-    assert record.path_of(tmp_path, 4321).stat().st_size < 2**16
-    text = record.read(tmp_path, 4321).error.text
+    records.write(
+        tmp_path, dataclasses.replace(RECORD, error=worst, place="x" * 10**6, position="\0" * 10**6)
+    )
+    assert records.path_of(tmp_path, 4321).stat().st_size < 2**16
+    text = records.read(tmp_path, 4321).error.text
     assert text.startswith("beginning") and text.endswith("end")
 
 
@@ -55,20 +56,20 @@ def test_record_is_of_bounded_size_whatever_the_error_is(tmp_path):
     ],
 )
 def test_file_that_is_no_record_is_none(tmp_path, content):
-    record.path_of(tmp_path, 4321).write_text(content)
-    assert record.read(tmp_path, 4321) is None
+    records.path_of(tmp_path, 4321).write_text(content)
+    assert records.read(tmp_path, 4321) is None
 
 
 def test_pipe_link_and_folder_are_no_records_and_nothing_waits_for_them(tmp_path):
-    path = record.path_of(tmp_path, 4321)
+    path = records.path_of(tmp_path, 4321)
     os.mkfifo(path)
-    assert record.read(tmp_path, 4321) is None
+    assert records.read(tmp_path, 4321) is None
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert record.read(tmp_path, 4321) is None
+    assert records.read(tmp_path, 4321) is None
     path.unlink()
     path.mkdir()
-    assert record.read(tmp_path, 4321) is None
+    assert records.read(tmp_path, 4321) is None
 
 
 def test_error_that_came_from_a_lost_peer_is_a_consequence_however_it_is_wrapped():
@@ -94,13 +95,11 @@ def test_error_whose_text_fails_is_recorded_too():
 def run(tmp_path, body):
     """The record of a Python program without TensorFlow, and how it ended."""
     program = tmp_path / "program.py"
-    start = (
-        f"from unisono.distribute.workers import recorder\nrecorder.start({str(tmp_path)!r}, 'worker 3')\n"
-    )
+    start = f"from unisono.distribute.workers import records\nrecords.start({str(tmp_path)!r}, 'worker 3')\n"
     program.write_text(start + textwrap.dedent(body))
     process = subprocess.run([sys.executable, program], capture_output=True, text=True)
     (path,) = tmp_path.glob("*.json")
-    found = record.read(tmp_path, int(path.stem.rpartition("-")[2]))
+    found = records.read(tmp_path, int(path.stem.rpartition("-")[2]))
     assert found.task == "worker 3" and "tensorflow" not in process.stderr
     return found, process.returncode
 
@@ -108,7 +107,7 @@ def run(tmp_path, body):
 RAISES = """
     def load():
         raise ValueError("my own mistake")
-    with recorder.telling(lambda: "epoch 1, step 5"):
+    with records.reporting_position(lambda: "epoch 1, step 5"):
         load()
 """
 HOOK = """
@@ -155,22 +154,25 @@ def test_each_end_of_a_program_leaves_its_record(tmp_path):
 
 def test_record_lives_while_the_program_hangs_and_says_where(tmp_path, monkeypatch):
     clock = Clock(5.0)
-    monkeypatch.setattr("unisono.distribute.workers.recorder.time", clock)
-    mine = Recorder(tmp_path, "worker 0")
-    mine.at_meeting(5, True)
+    monkeypatch.setattr("unisono.distribute.workers.records.time", clock)
+    mine = Recorder()
+    mine._folder = tmp_path
+    mine.at_collective(5, True)
     clock.now = 7.0
-    with mine.telling(lambda: "epoch 2, step 9"):
-        mine._alive()
-    mine._alive()
-    found = record.read(tmp_path, os.getpid())
-    assert (found.meetings, found.waits, found.position) == (5, True, "epoch 2, step 9")
+    with mine.reporting_position(lambda: "epoch 2, step 9"):
+        mine.update()
+    mine.update()
+    found = records.read(tmp_path, os.getpid())
+    assert (found.collectives, found.waits, found.position) == (5, True, "epoch 2, step 9")
     assert (found.since, found.alive) == (5.0, 7.0)
     assert found.place.startswith("test_record_lives_while")
 
 
 def test_folder_that_cannot_be_written_ends_nothing(tmp_path):
     (tmp_path / "file").write_text("")
-    Recorder(tmp_path / "file", "worker 0")._alive()
+    mine = Recorder()
+    mine._folder = tmp_path / "file"
+    mine.update()
 
 
 PRINTED = """\
@@ -227,13 +229,13 @@ def test_own_lines_are_without_tensorflows_notices_and_without_frames_of_librari
 
 def test_frames_of_ours_and_of_python_are_not_the_users():
     assert (
-        not is_own_file(record.__file__)
+        not is_own_file(records.__file__)
         and not is_own_file(json.__file__)
         and not is_own_file("<frozen runpy>")
     )
     assert not is_own_file(pytest.__file__)
     assert is_own_file(__file__) and is_own_file("<stdin>") and is_own_file("train.py")
-    assert isinstance(record, types.ModuleType)
+    assert isinstance(records, types.ModuleType)
 
 
 def test_essence_is_all_of_a_text_that_is_the_engines_alone():

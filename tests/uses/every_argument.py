@@ -306,7 +306,10 @@ NOT_HERE = {
     ),
     **dict.fromkeys(("ParameterServerStrategy", "global_mean", "gather", "policy_scope"), ELSEWHERE),
     **dict.fromkeys(("find_batch_size", "find_learning_rate", "simulate_scaling"), "its own tests try them"),
-    **dict.fromkeys(("check_progress", "meeting"), "is called in every step, and takes what a fit has"),
+    **dict.fromkeys(
+        ("check_progress", "meeting", "monitored_collective"),
+        "is called in every step, and takes what a fit has",
+    ),
     "batch_statistics": "takes any batch",
     "grow_gpu_memory": "needs devices that are not in use",
 }

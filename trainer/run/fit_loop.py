@@ -23,7 +23,7 @@ from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_l
 from ...distribute.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
-from ...distribute.workers.recorder import telling
+from ...distribute.workers.records import reporting_position
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.checks import named
@@ -92,7 +92,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
                 check_labels(model, validation, "test_step")
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
         callbacks, state = _begin(model, a, source, validation, at_exit)
-        at_exit.enter_context(telling(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
+        at_exit.enter_context(reporting_position(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
         model.stop_training = False
         model.make_train_function()
         callbacks.on_train_begin()

@@ -18,7 +18,7 @@ from ...distribute.gathered_rows import rows_of_all_workers
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
-from ...distribute.workers.peer_watch import meeting
+from ...distribute.workers.peer_monitor import monitored_collective
 from ..inputs.checks import check_rows
 from ..inputs.rows import concat_rows
 from ..inputs.source import Chunk
@@ -65,7 +65,7 @@ class PredictFunction:
         """
         done, outputs = 0, []
         for chunk in execution.chunks:
-            with meeting(familiar=bool(self._compiled)), noted(self.reached, step + done):
+            with monitored_collective(ran_before=bool(self._compiled)), noted(self.reached, step + done):
                 ran, new = self._run(chunk)
             done += ran
             outputs += new

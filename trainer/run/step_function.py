@@ -19,7 +19,7 @@ from ...compat.graphs import effects, first_graph, graph_for, graph_function, on
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
 from ...distribute.replicas import copies_of, runs_in_threads
-from ...distribute.workers.peer_watch import meeting
+from ...distribute.workers.peer_monitor import monitored_collective
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.accumulation import CallsOnHost
 from ..inputs.checks import check_rows, refuse_unequal_parts
@@ -95,7 +95,7 @@ class StepFunction:
         for chunk in execution.chunks:
             (function, arguments), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0, read_value=False)
-            with meeting(familiar), noted(self.reached, step + done), self._optimization():
+            with monitored_collective(familiar), noted(self.reached, step + done), self._optimization():
                 given = arguments(chunk)
                 run = graph_for(function, given) if chunk.signature is None else only_graph(function)
                 ran, new = run(*given)

@@ -10,8 +10,8 @@ import types
 import tensorflow as tf
 
 import unisono  # noqa: F401  guards the strategy below
-from unisono.distribute.workers import peer_watch
-from unisono.distribute.workers.peer_watch import meeting
+from unisono.distribute.workers import peer_monitor
+from unisono.distribute.workers.peer_monitor import monitored_collective
 
 fault = sys.argv[2]
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -41,11 +41,11 @@ for number in range(60):
     if number == 50:
         print("at step 50", flush=True)
         if fault == "sleeps":
-            peer_watch.time = types.SimpleNamespace(monotonic=lambda: 20 * time.monotonic())
+            peer_monitor.time = types.SimpleNamespace(monotonic=lambda: 20 * time.monotonic())
         if worker == 1:
             misbehave()
     try:
-        with meeting(familiar=number > 0):
+        with monitored_collective(ran_before=number > 0):
             step(tf.constant(1.0))
     except tf.errors.OpError as error:
         print(f"lost: {type(error).__name__}: {error}", flush=True)

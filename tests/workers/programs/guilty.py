@@ -13,17 +13,17 @@ import numpy as np
 
 import unisono
 from unisono.distribute import auto_strategy, worker_index
-from unisono.distribute.workers import peer_watch, record
+from unisono.distribute.workers import peer_monitor, records
 
 who, fault = sys.argv[1].split(":")
-records = Path(os.environ["UNISONO_RECORDS"])
+folder = Path(os.environ["UNISONO_RECORDS"])
 os.environ["UNISONO_TIMEOUT"] = "600"  # the launcher's own is short: it takes none for lost that is only slow
-hangs = records / "hangs"
+hangs = folder / "hangs"
 
 
 def recorded():
     """This worker's record, which is written once a second."""
-    return record.read(records, os.getpid()) or record.Record("", 0, 0.0)
+    return records.read(folder, os.getpid()) or records.Record("", 0, 0.0)
 
 
 def hang():
@@ -57,7 +57,9 @@ class Misbehaves(keras.callbacks.Callback):
             hang()
 
 
-peer_watch.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() * (1000 if hangs.exists() else 1))
+peer_monitor.time = types.SimpleNamespace(
+    monotonic=lambda: time.monotonic() * (1000 if hangs.exists() else 1)
+)
 with auto_strategy().scope():
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -48,11 +48,11 @@ if order == "children":
     write(f"daemon-{worker}", daemon.stdout.decode().strip())
 if order in ("lost", "same"):
     del os.environ["TF_CONFIG"]  # with it TensorFlow would be loaded
-    from unisono.distribute.workers import recorder
+    from unisono.distribute.workers import records
 
-    recorder.start(os.environ["UNISONO_RECORDS"], f"worker {worker}")
+    records.start(os.environ["UNISONO_RECORDS"], f"worker {worker}")
 if order == "same":
-    with recorder.telling(lambda: "epoch 1, step 7"):
+    with records.reporting_position(lambda: "epoch 1, step 7"):
         raise ValueError(f"row {os.getpid()} is broken")
 if order == "lost" and worker == "0":
     wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))

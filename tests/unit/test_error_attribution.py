@@ -1,12 +1,12 @@
-"""Who failed first: what is known of each process goes in, a verdict comes out."""
+"""Who failed first: what is known of each process goes in, a failure comes out."""
 
 import dataclasses
 
 import pytest
 
-from unisono.distribute.launcher.restarts import Restarts
-from unisono.distribute.launcher.verdict import Witness, how_it_ended, judge
-from unisono.distribute.workers.record import ErrorRecord, Record
+from unisono.distribute.launcher.error_attribution import ProcessState, Restarts, attribute, how_it_ended
+from unisono.distribute.launcher.tasks import Task
+from unisono.distribute.workers.records import ErrorRecord, Record
 
 NOW = 1000.0
 LOST_1 = (
@@ -23,69 +23,76 @@ def recorded(error=None, position="epoch 1, step 20", alive=NOW, since=0.0, plac
     return Record("", 1, alive, position, since=since, place=place, error=error)
 
 
-def error(text, time=NOW, lost=(), told_by=(), consequence=None, kind="ValueError", place="f (train.py:3)"):
-    about_others = bool(lost or told_by) if consequence is None else consequence
-    return ErrorRecord(kind, text, place, time, about_others, tuple(lost), tuple(told_by))
+def error(
+    text, time=NOW, lost=(), reported_by=(), consequence=None, kind="ValueError", place="f (train.py:3)"
+):
+    about_others = bool(lost or reported_by) if consequence is None else consequence
+    return ErrorRecord(kind, text, place, time, about_others, tuple(lost), tuple(reported_by))
 
 
 def worker(number, **known):
     aliases = {f"worker {number}", f"127.0.0.1:{number}"} | ({"leader"} if number == 0 else set())
-    return Witness(f"worker-{number}", frozenset(aliases), **known)
+    return ProcessState(Task(f"worker-{number}", (), {}, aliases=frozenset(aliases)), **known)
 
 
-def server(name, **known):
+def server(name, role="server", **known):
     kind, _, number = name.partition("-")
-    return Witness(name, frozenset({f"{kind} {number}", f"127.0.0.1:5{number}"}), script=False, **known)
+    aliases = frozenset({f"{kind} {number}", f"127.0.0.1:5{number}"})
+    return ProcessState(Task(name, (), {}, role, aliases), **known)
+
+
+def the_chief(*aliases, **known):
+    return ProcessState(Task("chief", (), {}, aliases=frozenset(aliases)), **known)
 
 
 def the_first(*witnesses):
-    return judge(witnesses, NOW)[0]
+    return attribute(witnesses, NOW)[0]
 
 
-def test_nobody_who_failed_is_no_verdict():
-    assert judge([worker(0), worker(1, code=0)], NOW) == []
+def test_nobody_who_failed_is_no_failure():
+    assert attribute([worker(0), worker(1, code=0)], NOW) == []
 
 
 def test_killed_worker_is_named_and_not_the_survivor_that_noticed():
     survivor = worker(1, code=1, ended=990.0, lines=RESET_0.splitlines())
-    verdict = the_first(worker(0, code=-9, ended=NOW), survivor)
-    assert (verdict.name, verdict.what, verdict.status) == ("worker-0", "was killed by SIGKILL", 137)
+    failure = the_first(worker(0, code=-9, ended=NOW), survivor)
+    assert (failure.name, failure.what, failure.status) == ("worker-0", "was killed by SIGKILL", 137)
 
 
 def test_own_error_is_named_with_its_place_and_the_step_though_it_ends_last():
     mine = recorded(error("no such column", time=990.0))
-    told = recorded(error("worker 1 failed: ValueError", time=990.1, told_by=["worker 1"]))
-    verdict = the_first(worker(0, code=1, ended=991.0, record=told), worker(1, record=mine))
-    assert verdict.name == "worker-1"
-    assert verdict.what == "raised ValueError: no such column, in f (train.py:3), at epoch 1, step 20"
+    told = recorded(error("worker 1 failed: ValueError", time=990.1, reported_by=["worker 1"]))
+    failure = the_first(worker(0, code=1, ended=991.0, record=told), worker(1, record=mine))
+    assert failure.name == "worker-1"
+    assert failure.what == "raised ValueError: no such column, in f (train.py:3), at epoch 1, step 20"
 
 
 def test_first_of_several_own_failures_is_the_earliest_and_the_others_follow():
-    found = judge([worker(n, code=-9, ended=900.0 + t) for n, t in ((0, 3.0), (1, 1.0), (2, 2.0))], NOW)
-    assert [verdict.name for verdict in found] == ["worker-1", "worker-2", "worker-0"]
+    found = attribute([worker(n, code=-9, ended=900.0 + t) for n, t in ((0, 3.0), (1, 1.0), (2, 2.0))], NOW)
+    assert [failure.name for failure in found] == ["worker-1", "worker-2", "worker-0"]
 
 
 def test_hung_worker_is_named_by_the_survivors_with_the_place_where_it_was_seen():
     lost = recorded(error(LOST_1, lost=["worker 1"]))
-    found = judge([worker(0, record=lost), worker(1, record=recorded(since=988.0)), worker(2)], NOW)
-    assert [verdict.name for verdict in found] == ["worker-1"]
+    found = attribute([worker(0, record=lost), worker(1, record=recorded(since=988.0)), worker(2)], NOW)
+    assert [failure.name for failure in found] == ["worker-1"]
     assert found[0].what.startswith("hangs or is too slow, as worker-0 found, in save (train.py:7)")
     assert found[0].hangs and found[0].status == 1 and found[0].error is None
 
 
 def test_hung_worker_that_gives_no_sign_of_life_is_said_to_give_none():
     lost = recorded(error(LOST_1, lost=["worker 1"]))
-    verdict = the_first(worker(0, record=lost), worker(1, record=recorded(alive=NOW - 12)))
-    assert "has given no sign of life for 12 s" in verdict.what
+    failure = the_first(worker(0, record=lost), worker(1, record=recorded(alive=NOW - 12)))
+    assert "has given no sign of life for 12 s" in failure.what
 
 
-@pytest.mark.parametrize("guilty", [0, 1])
-def test_stopped_worker_is_named_also_if_it_is_the_chief(guilty):
-    names = ["leader"] if guilty == 0 else ["worker 1"]
-    survivor = worker(1 - guilty, code=1, ended=NOW, record=recorded(error("lost", lost=names)))
-    verdict = the_first(survivor, worker(guilty, stopped=NOW - 10))
-    assert verdict.name == f"worker-{guilty}"
-    assert verdict.what.startswith("is stopped (SIGSTOP) and has been for 10 s")
+@pytest.mark.parametrize("lost", [0, 1])
+def test_stopped_worker_is_named_also_if_it_is_the_chief(lost):
+    names = ["leader"] if lost == 0 else ["worker 1"]
+    survivor = worker(1 - lost, code=1, ended=NOW, record=recorded(error("lost", lost=names)))
+    failure = the_first(survivor, worker(lost, stopped=NOW - 10))
+    assert failure.name == f"worker-{lost}"
+    assert failure.what.startswith("is stopped (SIGSTOP) and has been for 10 s")
 
 
 def test_lost_leader_that_is_not_stopped_is_the_chief():
@@ -95,43 +102,43 @@ def test_lost_leader_that_is_not_stopped_is_the_chief():
 
 def test_worker_that_ended_early_with_status_0_is_named_and_the_status_is_not_0():
     lost = recorded(error(LOST_1, lost=["worker 1"]))
-    verdict = the_first(worker(0, code=1, ended=NOW, record=lost), worker(1, code=0, ended=980.0))
-    assert (verdict.name, verdict.status) == ("worker-1", 1)
-    assert verdict.what == "ended early, with status 0, while worker-0 still needed it"
+    failure = the_first(worker(0, code=1, ended=NOW, record=lost), worker(1, code=0, ended=980.0))
+    assert (failure.name, failure.status) == ("worker-1", 1)
+    assert failure.what == "ended early, with status 0, while worker-0 still needed it"
 
 
 def test_worker_that_ended_in_order_is_not_blamed_for_what_others_do_later():
-    verdict = the_first(worker(0, code=0, ended=900.0), worker(1, code=3, ended=NOW))
-    assert (verdict.name, verdict.what) == ("worker-1", "exited with status 3")
+    failure = the_first(worker(0, code=0, ended=900.0), worker(1, code=3, ended=NOW))
+    assert (failure.name, failure.what) == ("worker-1", "exited with status 3")
 
 
-def test_survivors_that_accuse_each_other_lead_to_the_one_who_accuses_nobody():
+def test_survivors_that_blame_each_other_lead_to_the_one_who_blames_nobody():
     zero = recorded(
-        error("worker 1 failed: ... lost contact with worker 2", lost=["worker 2"], told_by=["worker 1"])
+        error("worker 1 failed: ... lost contact with worker 2", lost=["worker 2"], reported_by=["worker 1"])
     )
     one = recorded(error("lost contact with worker 2", lost=["worker 2"]))
-    verdict = the_first(worker(0, code=1, record=zero), worker(1, code=1, record=one), worker(2))
-    assert verdict.name == "worker-2"
+    failure = the_first(worker(0, code=1, record=zero), worker(1, code=1, record=one), worker(2))
+    assert failure.name == "worker-2"
 
 
 def test_error_of_a_survivors_handler_is_no_cause_if_someone_hangs_since_before():
     lost = recorded(error(LOST_1, lost=["worker 1"]))
     handler = worker(2, code=1, ended=NOW)  # it caught the error and called sys.exit(1)
-    verdict = the_first(
+    failure = the_first(
         worker(0, code=1, ended=NOW, record=lost), handler, worker(1, record=recorded(since=988.0))
     )
-    assert verdict.name == "worker-1"
+    assert failure.name == "worker-1"
 
 
-def test_only_consequences_give_a_verdict_that_is_not_sure():
+def test_only_consequences_give_a_failure_that_is_not_sure():
     lost = recorded(error("a worker hangs in it", consequence=True))
-    verdict = the_first(worker(0, code=1, ended=NOW, record=lost), worker(1))
-    assert (verdict.name, verdict.sure, verdict.error) == ("worker-0", False, None)
+    failure = the_first(worker(0, code=1, ended=NOW, record=lost), worker(1))
+    assert (failure.name, failure.sure, failure.error) == ("worker-0", False, None)
 
 
-@pytest.mark.parametrize(("code", "meetings", "sure"), [(3, 5, False), (3, 0, True), (-9, 5, True)])
-def test_status_of_its_own_choice_is_not_sure_among_peers(code, meetings, sure):
-    known = dataclasses.replace(recorded(), meetings=meetings)
+@pytest.mark.parametrize(("code", "collectives", "sure"), [(3, 5, False), (3, 0, True), (-9, 5, True)])
+def test_status_of_its_own_choice_is_not_sure_among_peers(code, collectives, sure):
+    known = dataclasses.replace(recorded(), collectives=collectives)
     assert the_first(worker(0, code=code, ended=NOW, record=known), worker(1)).sure is sure
 
 
@@ -142,25 +149,25 @@ def test_text_of_a_process_without_a_record_is_read_too():
 
 
 def test_error_of_the_program_that_a_healthy_server_passed_on_is_the_programs():
-    passed_on = recorded(error("the labels are wrong", told_by=["worker 0"]))
-    chief = Witness("chief", frozenset({"chief 0", "leader"}), record=passed_on)
-    verdict = the_first(server("worker-0", spare=True), chief)
-    assert (verdict.name, verdict.sure) == ("chief", True)
-    assert verdict.what.startswith("raised ValueError: the labels are wrong")
+    passed_on = recorded(error("the labels are wrong", reported_by=["worker 0"]))
+    chief = the_chief("chief 0", "leader", record=passed_on)
+    failure = the_first(server("worker-0", role="spare"), chief)
+    assert (failure.name, failure.sure) == ("chief", True)
+    assert failure.what.startswith("raised ValueError: the labels are wrong")
 
 
 @pytest.mark.parametrize("known", [{"stopped": 980.0}, {"code": -9, "ended": 985.0}, {}])
 def test_parameter_server_is_named_by_its_address(known):
     text = "The parameter server 0 at 127.0.0.1:50 listens but has done nothing for 12 s"
-    chief = Witness("chief", frozenset({"chief 0"}), record=recorded(error(text, lost=["127.0.0.1:50"])))
+    chief = the_chief("chief 0", record=recorded(error(text, lost=["127.0.0.1:50"])))
     assert the_first(server("ps-0", **known), server("ps-1"), chief).name == "ps-0"
 
 
 def test_stopped_spare_of_which_the_coordinator_complains_is_named():
     text = "The worker 0 at 127.0.0.1:50 listens but does nothing"
-    chief = Witness("chief", frozenset({"chief 0"}), record=recorded(error(text, lost=["127.0.0.1:50"])))
-    verdict = the_first(server("worker-0", spare=True, stopped=980.0), chief)
-    assert (verdict.name, verdict.what) == ("worker-0", "is stopped (SIGSTOP) and has been for 20 s")
+    chief = the_chief("chief 0", record=recorded(error(text, lost=["127.0.0.1:50"])))
+    failure = the_first(server("worker-0", role="spare", stopped=980.0), chief)
+    assert (failure.name, failure.what) == ("worker-0", "is stopped (SIGSTOP) and has been for 20 s")
 
 
 def test_server_that_ends_with_0_while_scripts_run_has_failed():
@@ -168,7 +175,7 @@ def test_server_that_ends_with_0_while_scripts_run_has_failed():
 
 
 def test_spare_that_was_killed_is_nobodys_failure():
-    assert judge([server("worker-0", spare=True, code=-9, ended=900.0), worker(0)], NOW) == []
+    assert attribute([server("worker-0", role="spare", code=-9, ended=900.0), worker(0)], NOW) == []
 
 
 def test_error_that_speaks_of_itself_alone_is_its_own():
@@ -222,10 +229,10 @@ def test_how_it_ended_says_status_or_signal(code, words):
     assert how_it_ended(code) == words
 
 
-def test_verdict_never_has_status_0():
+def test_failure_never_has_status_0():
     everything = [
         dataclasses.replace(worker(0, code=code), ended=NOW, record=record)
         for code in (None, 0, 1, -9)
         for record in (recorded(error("x")), recorded(error("x", lost=["worker 1"])))
     ]
-    assert all(verdict.status for each in everything for verdict in judge([each, worker(1)], NOW))
+    assert all(failure.status for each in everything for failure in attribute([each, worker(1)], NOW))

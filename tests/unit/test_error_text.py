@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.distribute.workers.accusations import accusation_in
+from unisono.distribute.workers.error_text import blame_in
 
 REMOTE = "Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling /tensorflow.X:"
 SENTENCES = [
@@ -40,19 +40,17 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "lost", "told_by"), SENTENCES)
-def test_each_sentence_names_whom_it_speaks_of(text, lost, told_by):
-    found = accusation_in(text)
-    assert (found.lost, found.told_by) == (lost, told_by)
+@pytest.mark.parametrize(("text", "lost", "reported_by"), SENTENCES)
+def test_each_sentence_names_whom_it_speaks_of(text, lost, reported_by):
+    found = blame_in(text)
+    assert (found.lost, found.reported_by) == (lost, reported_by)
 
 
 @pytest.mark.parametrize("text", ["", "my own mistake", "worker 1 is fine", "batch_size (3) of worker 2"])
 def test_other_text_speaks_of_nobody(text):
-    assert accusation_in(text) is None
+    assert blame_in(text) is None
 
 
 def test_survivor_that_passes_an_error_on_names_the_lost_one_and_itself_as_the_messenger():
-    found = accusation_in(
-        "worker 1 failed: UnavailableError: lost contact with worker 2: worker 1 has waited"
-    )
-    assert (found.lost, found.told_by) == (("worker 2",), ("worker 1",))
+    found = blame_in("worker 1 failed: UnavailableError: lost contact with worker 2: worker 1 has waited")
+    assert (found.lost, found.reported_by) == (("worker 2",), ("worker 1",))

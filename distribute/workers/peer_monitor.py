@@ -1,41 +1,38 @@
-"""A peer that hangs: noticed because it does not come to the step at which the others wait for it.
+"""A peer that hangs: noticed because it does not reach the collective at which the others wait for it.
 
 When a peer dies or is stopped, TensorFlow's own heartbeat ends the collectives of the others. One that sleeps in Python
-still sends heartbeats. So every worker tells the others how many meeting points (executions, agreements) it
-has come to, and one that waits at a meeting point for too long looks who has not come.
+still sends heartbeats. So every worker publishes how many monitored collectives (compiled calls, agreements) it has
+reached, and one that waits in such a collective for too long reads who has not reached it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
 import time
+import warnings
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any
 
 import tensorflow as tf
 
 from ...compat.clusters import abort_collectives, delete_value, get_value, report_error, set_value
 from .cluster import Cluster
-from .own_text import essence
-from .record import short
-from .recorder import at_meeting, ends_program
+from .error_text import essence
+from .records import at_collective, at_fatal_error, short
 from .ticker import Ticker
 
 _SLOWER = 10.0
 _READ = 1.0
-_MOST_TOLD = 500
-_watch: PeerWatch | None = None
+_MOST_TEXT = 500
+_monitor: PeerMonitor | None = None
 
 
-class PeerWatch:
+class PeerMonitor:
     """Owns a thread that publishes this worker's count and, when this worker waits too long, reads the others'.
 
     Args:
-        cluster: its workers meet.
-        timeout: float; seconds of waiting after which a peer that has not come is an error.
+        cluster: its workers take part in the collectives.
+        timeout: float; seconds of waiting after which a peer that has not reached the same collective is an error.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
@@ -47,7 +44,7 @@ class PeerWatch:
         self._since: float | None = None
         self._allowance = float("inf")
         self._longest = 0.0
-        self._ticker = Ticker("peer-watch", self._look, lambda: self._pause)
+        self._ticker = Ticker("peer-monitor", self._check, lambda: self._pause)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -58,22 +55,22 @@ class PeerWatch:
         self._ticker.stop(2 * _READ + self._pause)
 
     @contextlib.contextmanager
-    def meeting(self, familiar: bool) -> Iterator[None]:
-        """Around one meeting point. `familiar`: it has run before, so nothing compiles and its duration is known."""
-        self._allowance = self._timeout + _SLOWER * self._longest if familiar else float("inf")
+    def monitored(self, ran_before: bool) -> Iterator[None]:
+        """Around one collective. `ran_before`: nothing compiles, and its duration is known."""
+        self._allowance = self._timeout + _SLOWER * self._longest if ran_before else float("inf")
         self._count += 1
-        at_meeting(self._count, True)
+        at_collective(self._count, True)
         began = self._since = time.monotonic()
         try:
             yield
-            if familiar:
+            if ran_before:
                 self._longest = max(self._longest, time.monotonic() - began)
         finally:
             self._since = None
-            at_meeting(self._count, False)
+            at_collective(self._count, False)
 
-    def _look(self) -> bool:
-        """Publishes the count and looks who is late; False once there is nothing left to watch."""
+    def _check(self) -> bool:
+        """Publishes the count and reads who is late; False once there is nothing left to monitor."""
         try:
             self._publish()
             since, count = self._since, self._count
@@ -90,14 +87,14 @@ class PeerWatch:
         count = self._count
         if count == self._published:
             return
-        key = f"unisono/meetings/{self._me}"
+        key = f"unisono/collectives/{self._me}"
         if self._published >= 0:
             delete_value(key)
         set_value(key, str(count))
         self._published = count
 
     def _complaint(self, count: int, waited: float) -> str | None:
-        """Which workers have not come; None when all have come and may still be computing."""
+        """Which workers have not reached it; None when all have and may still be computing."""
         late = [i for i in range(self._peers) if i != self._me and self._count_of(i, count) < count]
         if late:
             names = " and ".join(f"worker {i}" for i in late)
@@ -108,14 +105,14 @@ class PeerWatch:
             )
         if waited > self._allowance:
             return (
-                f"an execution has taken {waited:.0f} s, where the longest took {self._longest:.1f} s: a worker hangs "
+                f"a compiled call has taken {waited:.0f} s, where the longest took {self._longest:.1f} s: a worker hangs "
                 f"in it. Allow more time with UNISONO_TIMEOUT (now {self._timeout:g} s)."
             )
         return None
 
     def _count_of(self, worker: int, otherwise: int) -> int:
         try:
-            return int(get_value(f"unisono/meetings/{worker}", _READ))
+            return int(get_value(f"unisono/collectives/{worker}", _READ))
         except tf.errors.DeadlineExceededError:
             return 0  # never published; or in the instant between deletion and insertion, then the next tick knows
         except tf.errors.OpError:
@@ -123,34 +120,41 @@ class PeerWatch:
 
 
 def begin(cluster: Cluster, timeout: float) -> None:
-    """Starts the watch of this process, and has an error of the program told to all workers."""
-    global _watch
-    _watch = PeerWatch(cluster, timeout)
-    _watch.start()
-    atexit.register(_watch.stop)  # no call into TensorFlow while it is taken down
-    previous = sys.excepthook
+    """Starts the monitor of this process, and has an error of the program reported to all workers."""
+    global _monitor
+    _monitor = PeerMonitor(cluster, timeout)
+    _monitor.start()
+    atexit.register(_monitor.stop)  # no call into TensorFlow while it is taken down
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        previous(kind, error, trace)
-        if ends_program(error):
-            text = short(essence(str(error)), _MOST_TOLD)
-            with contextlib.suppress(Exception):
-                report_error(f"worker {cluster.worker_index} failed: {kind.__name__}: {text}")
+    def report(error: BaseException) -> None:
+        text = short(essence(str(error)), _MOST_TEXT)
+        report_error(f"worker {cluster.worker_index} failed: {type(error).__name__}: {text}")
 
-    sys.excepthook = tell
+    at_fatal_error(report)
 
 
 @contextlib.contextmanager
-def meeting(familiar: bool = True) -> Iterator[None]:
-    """Around anything at which all workers meet: an execution, an agreement, a collective of one's own.
+def monitored_collective(ran_before: bool = True) -> Iterator[None]:
+    """Around anything that all workers take part in: a compiled call, an agreement, a custom collective.
 
-    Every worker must come to the same meetings in the same order. With one worker this does nothing.
+    A worker that does not reach it becomes an error on the others, which names it, after UNISONO_TIMEOUT seconds. Every
+    worker must enter the same collectives in the same order. With one worker this does nothing.
 
     Args:
-        familiar: whether this has run before, so that nothing is compiled now.
+        ran_before: whether this has run before, so that nothing is compiled now.
     """
-    if _watch is None:
+    if _monitor is None:
         yield
     else:
-        with _watch.meeting(familiar):
+        with _monitor.monitored(ran_before):
             yield
+
+
+def meeting(familiar: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Deprecated: the former name of `monitored_collective`."""
+    warnings.warn(
+        "unisono.distribute.meeting is deprecated: use unisono.distribute.monitored_collective(ran_before=...).",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return monitored_collective(familiar)

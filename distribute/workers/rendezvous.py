@@ -1,7 +1,7 @@
-"""Whether all workers are there: asked over plain sockets before TensorFlow joins the cluster, as it would wait for an hour.
+"""Waits until all workers are there, over plain sockets: TensorFlow would wait for them for an hour.
 
 Each worker listens at its own address and asks all others. Both say who they are: which cluster, run, script and worker
-(`_Mark`). A worker leaves its port to TensorFlow's server once each peer has been seen and says that it has seen this
+(`_Identity`). A worker leaves its port to TensorFlow's server once each peer has been seen and says that it has seen this
 worker; so a peer that answers with gRPC's greeting is one that has gone ahead only if it had been seen before.
 """
 
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -28,11 +29,10 @@ _PAUSE = 0.1
 _ASK = 2.0  # seconds for one conversation
 _LATE = 0.01
 _LONGEST = 200
-_MOST_CONVERSATIONS = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class _Mark:
+class _Identity:
     """Who a worker is. `cluster`, `run` and `program` are digests, "-" where there is nothing to compare."""
 
     cluster: str
@@ -44,15 +44,15 @@ class _Mark:
         return f"{_HELLO} {self.cluster} {self.run} {self.program} {self.index}\n".encode()
 
     @staticmethod
-    def read(line: bytes) -> _Mark | None:
-        """The mark in a line; None where it is something else's."""
-        words = line.decode("ascii", "replace").split()
-        if len(words) != 5 or words[0] != _HELLO or not words[4].isdecimal() or not line.endswith(b"\n"):
+    def read(line: bytes) -> _Identity | None:
+        """The identity in a line; None where it is something else."""
+        parts = line.decode("ascii", "replace").split()
+        if len(parts) != 5 or parts[0] != _HELLO or not parts[4].isdecimal() or not line.endswith(b"\n"):
             return None
-        return _Mark(words[1], words[2], words[3], int(words[4]))
+        return _Identity(parts[1], parts[2], parts[3], int(parts[4]))
 
 
-def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
+def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
     """Waits until every worker of the cluster has come, at most `timeout` seconds in all.
 
     Args:
@@ -62,30 +62,30 @@ def roll_call(cluster: Cluster, timeout: float, program: str = "") -> None:
 
     Raises:
         ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program,
-            belongs to another run, or takes itself for another worker.
+            belongs to another run, or has another worker's number.
         TimeoutError: a worker has not come in time; the message names it.
     """
-    call = _RollCall(cluster, program, time.monotonic() + timeout)
-    with call.answering():
-        asking = [threading.Thread(target=call.ask, args=(peer,), daemon=True) for peer in call.peers]
+    attempt = _Rendezvous(cluster, program, time.monotonic() + timeout)
+    with attempt.answering():
+        asking = [threading.Thread(target=attempt.ask, args=(peer,), daemon=True) for peer in attempt.peers]
         for thread in asking:
             thread.start()
         try:
-            call.wait(timeout)
+            attempt.wait(timeout)
         finally:
-            call.over.set()
+            attempt.over.set()
             for thread in asking:
                 thread.join(_PAUSE)
 
 
-class _RollCall:
+class _Rendezvous:
     """Owns what is known of each peer; `peers` maps numbers to addresses. Every wait ends at `until`."""
 
     def __init__(self, cluster: Cluster, program: str, until: float) -> None:
         run = (
             os.environ.get(RUN) or f"{os.environ.get('SLURM_JOB_ID')} {os.environ.get('SLURM_RESTART_COUNT')}"
         )
-        self._mark = _Mark(
+        self._identity = _Identity(
             _digest(json.dumps(cluster.workers)), _digest(run), program[:16] or "-", cluster.worker_index
         )
         self._address, self._until = cluster.address, until
@@ -116,8 +116,8 @@ class _RollCall:
         deaf = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in sees_us]
         if deaf:
             raise TimeoutError(
-                f"{', '.join(deaf)} came, but could not reach this worker (worker {self._mark.index} at {self._address}) "
-                f"within {timeout:g} s: let it through the firewalls between them."
+                f"{', '.join(deaf)} came, but could not reach this worker (worker {self._identity.index} at "
+                f"{self._address}) within {timeout:g} s: let it through the firewalls between them."
             )
 
     def ask(self, index: int) -> None:
@@ -139,32 +139,29 @@ class _RollCall:
             if is_grpc(answer):
                 # Only whoever was seen before is known to be the one that went ahead.
                 return index in self._seen
-            mark = _Mark.read(answer)
-            if mark is None:
+            identity = _Identity.read(answer)
+            if identity is None:
                 return False
-            connection.sendall(self._mark.line())
-            self._compare(mark, f"worker {index} at {self.peers[index]}", index)
+            connection.sendall(self._identity.line())
+            self._compare(identity, f"worker {index} at {self.peers[index]}", index)
             with self._changed:
                 self._seen.add(index)
             return _line(connection, until) == _SEEN
 
-    def _answer(self, connection: socket.socket, free: threading.Semaphore) -> None:
+    def _answer(self, connection: socket.socket, *_: object) -> None:
         """One conversation with somebody who asks. The life of a thread."""
         until = time.monotonic() + _ASK
-        try:
-            with contextlib.suppress(OSError), connection:
-                connection.settimeout(_ASK)
-                connection.sendall(self._mark.line())
-                mark = _Mark.read(_line(connection, until))
-                if mark is not None:
-                    self._compare(mark, f"worker {mark.index}", mark.index)
-                    connection.sendall(_SEEN if mark.index in self._seen else _UNSEEN)
-        finally:
-            free.release()
+        with contextlib.suppress(OSError):
+            connection.settimeout(_ASK)
+            connection.sendall(self._identity.line())
+            identity = _Identity.read(_line(connection, until))
+            if identity is not None:
+                self._compare(identity, f"worker {identity.index}", identity.index)
+                connection.sendall(_SEEN if identity.index in self._seen else _UNSEEN)
 
-    def _compare(self, theirs: _Mark, peer: str, index: int) -> None:
-        """Ends the roll call where a peer is not what it should be."""
-        ours = self._mark
+    def _compare(self, theirs: _Identity, peer: str, index: int) -> None:
+        """Ends the rendezvous where a peer is not what it should be."""
+        ours = self._identity
         me = f"this one (worker {ours.index})"
         failure = ""
         if theirs.cluster != ours.cluster:
@@ -172,7 +169,7 @@ class _RollCall:
         elif theirs.run != ours.run:
             failure = f"{peer} belongs to another run than {me}, perhaps to one that has not ended yet: end that one."
         elif theirs.index != index or theirs.index == ours.index:
-            failure = f"{peer} takes itself for worker {theirs.index}: give each its own index in TF_CONFIG."
+            failure = f"{peer} says that it is worker {theirs.index}: give each its own index in TF_CONFIG."
         elif theirs.program != ours.program and "-" not in (theirs.program, ours.program):
             failure = f"{peer} runs another script than {me}: every worker must run the same program."
         if failure:
@@ -183,34 +180,25 @@ class _RollCall:
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """Speaks to everybody who connects to this worker's address."""
+        server = socketserver.ThreadingTCPServer(("", 0), self._answer, bind_and_activate=False)  # pyright: ignore[reportArgumentType]
+        server.daemon_threads = True
+        server.socket.close()
         try:
-            listener = _listen(*split_address(self._address))
+            server.socket = _listen(*split_address(self._address))
         except OSError as error:
             raise ClusterError(
-                f"worker {self._mark.index} must listen at {self._address}, but this port is in use by another "
+                f"worker {self._identity.index} must listen at {self._address}, but this port is in use by another "
                 f"process ({error.strerror}): end that process, or give another port in TF_CONFIG."
             ) from None
-        free = threading.Semaphore(_MOST_CONVERSATIONS)
-
-        def accept() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                if free.acquire(blocking=False):
-                    threading.Thread(target=self._answer, args=(connection, free), daemon=True).start()
-                else:
-                    connection.close()
-
-        thread = threading.Thread(target=accept, name="unisono-roll-call", daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, args=(_PAUSE,), name="unisono-rendezvous", daemon=True
+        )
         thread.start()
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            listener.close()
+            server.shutdown()
+            server.server_close()
             thread.join(_ASK)
 
 

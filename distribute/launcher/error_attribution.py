@@ -1,0 +1,230 @@
+"""Which process failed first: attributed from how each ended, what it recorded of itself, and whom its error names.
+
+Nothing here looks at a process: `ProcessState`s come in, `Failure`s go out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..workers.error_text import Blame, blame_in
+from ..workers.records import Record, short
+from .tasks import Task
+
+_OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+_INSTANT = 1e-3
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart
+_MOST_TEXT = 400
+
+
+@dataclasses.dataclass
+class ProcessState:
+    """What is known of one process. Times are those of `time.time()`.
+
+    Attributes:
+        task: what it is, and what errors call it.
+        process: `subprocess.Popen`; None: of no interest.
+        code: int or None; its exit status as `subprocess` gives it; None while it runs.
+        ended: float; when its end was seen.
+        stopped: float or None; since when it is stopped (SIGSTOP).
+        record: what it last recorded of itself, or None.
+        lines: the last lines that it printed.
+    """
+
+    task: Task
+    process: Any = None
+    code: int | None = None
+    ended: float = 0.0
+    stopped: float | None = None
+    record: Record | None = None
+    lines: Sequence[str] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether its program has ended badly, or is about to."""
+        return self.code not in (None, 0) or (self.record is not None and self.record.error is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One process that failed.
+
+    Attributes:
+        name: of the process.
+        what: str; what happened to it, as a predicate: "exited with status 3".
+        time: float; when.
+        status: int; the exit status for the launcher, never 0.
+        error: str or None; the error and where it happened, the same whenever it happens again; None for what is not the
+            program's doing (a signal from outside, a process that hangs).
+        hangs: bool; whether it still runs, and will not end when it is asked to.
+        sure: bool; False where more may come to light in a moment: a process that seems to hang may be failing, and one that
+            ended with a status of its own choice may have done so because it lost another.
+    """
+
+    name: str
+    what: str
+    time: float
+    status: int
+    error: str | None = None
+    hangs: bool = False
+    sure: bool = True
+
+
+def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
+    """Those that failed by themselves, the first one first; empty where none has failed.
+
+    A process that only says that it lost another, or that one reported an error, is not among them, unless no other is.
+    """
+    by_name = {name: each for each in processes for name in each.task.aliases}
+    blames = {each.task.name: _blame(each, by_name) for each in processes if each.failed}
+    found = {each.task.name: _own_failure(each, blames.get(each.task.name), now) for each in processes}
+    for survivor in processes:
+        blame = blames.get(survivor.task.name)
+        for lost in (by_name.get(name) for name in (blame.lost if blame else ())):
+            if lost is not None and not found[lost.task.name] and blames.get(lost.task.name) is None:
+                found[lost.task.name] = _lost(lost, survivor, now)
+    failures = [each for each in found.values() if each is not None]
+    if not failures:
+        ended = [_ended(each, now) for each in processes if each.failed and each.task.role != "spare"]
+        failures = [dataclasses.replace(each, sure=False, error=None) for each in ended]
+    return sorted(failures, key=lambda failure: failure.time)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit status in words.
+
+    >>> how_it_ended(3), how_it_ended(-9)
+    ('exited with status 3', 'was killed by SIGKILL')
+    """
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame | None:
+    """What a process that failed says of others, where that can be: an error may name a process that merely passed it on."""
+    error = process.record.error if process.record is not None else None
+    if error is not None:
+        blame = Blame(error.lost, error.reported_by) if error.consequence else None
+    elif process.code is not None and process.code < 0 and -process.code not in _OWN_FAULTS:
+        return None  # killed from outside, whatever it had printed
+    else:
+        blame = blame_in("\n".join(process.lines))
+    if blame is None:
+        return None
+    named = [by_name[name] for name in (*blame.lost, *blame.reported_by) if name in by_name]
+    others = [each for each in named if each is not process]
+    if blame.lost and (others or blame.lost[0] not in by_name):
+        return blame
+    # An error of the program's that came from a process which serves it is the program's.
+    bad = any(each.failed or each.stopped is not None for each in others)
+    return blame if bad or not (blame.lost or blame.reported_by) else None
+
+
+def _own_failure(process: ProcessState, blame: Blame | None, now: float) -> Failure | None:
+    if process.task.role == "spare":
+        return None
+    if process.stopped is not None and process.code is None:
+        return _stopped(process, process.stopped, now)
+    served_badly = process.code == 0 and process.task.role != "script"
+    return _ended(process, now) if served_badly or (process.failed and blame is None) else None
+
+
+def _stopped(process: ProcessState, since: float, now: float) -> Failure:
+    what = f"is stopped (SIGSTOP) and has been for {max(0.0, now - since):.0f} s"
+    return Failure(process.task.name, what + _position(process), since, 1, hangs=True)
+
+
+def _ended(process: ProcessState, now: float) -> Failure:
+    """The failure of one that has ended or recorded an error."""
+    code, record = process.code, process.record
+    status = 1 if code is None or code == 0 else code if code > 0 else 128 - code
+    if record is not None and record.error is not None:
+        error = record.error
+        place = f", in {error.place}" if error.place else ""
+        at = f", at {record.position}" if record.position else ""
+        text = short(error.text, _MOST_TEXT).rstrip(".")
+        what = f"raised {error.kind}: {text}{place}{at}"
+        key = f"{error.kind}: {error.text} {error.place}"
+        return Failure(process.task.name, what, error.time, status, _same(key, record))
+    if code is None:
+        return Failure(process.task.name, "failed", now, status)
+    by_itself = code >= 0 or -code in _OWN_FAULTS
+    error_key = _same(how_it_ended(code), record) if record is not None and by_itself else None
+    what = how_it_ended(code) + _position(process)
+    sure = code < 0 or record is None or not record.collectives
+    return Failure(process.task.name, what, process.ended, status, error_key, sure=sure)
+
+
+def _lost(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
+    """The failure of one that others lost, and that has not failed itself."""
+    noticed = survivor.ended
+    if survivor.record is not None and survivor.record.error is not None:
+        noticed = survivor.record.error.time
+    if lost.code is not None:
+        early = f"ended early, with status 0, while {survivor.task.name} still needed it"
+        what = early if lost.code == 0 else how_it_ended(lost.code)
+        return Failure(lost.task.name, what + _position(lost), min(lost.ended, noticed - _INSTANT), 1)
+    if lost.stopped is not None:  # one that others could do without
+        return _stopped(lost, lost.stopped, now)
+    record = lost.record
+    since = noticed - _INSTANT
+    what = f"hangs or is too slow, as {survivor.task.name} found"
+    if record is not None:
+        since = min(since, record.since or since)
+        if now - record.alive > 5:
+            what = f"hangs, and has given no sign of life for {now - record.alive:.0f} s, as {survivor.task.name} found"
+        if record.place:
+            what += f", in {record.place}"
+    return Failure(lost.task.name, what + _position(lost), since, 1, hangs=True, sure=False)
+
+
+def _position(process: ProcessState) -> str:
+    record = process.record
+    return f"; it was last seen at {record.position}" if record is not None and record.position else ""
+
+
+def _same(error: str, record: Record) -> str:
+    """An error and the step at which it came, without the numbers in it that differ from time to time."""
+    return f"{re.sub(r'0x[0-9a-fA-F]+|[0-9]+', '#', error)} | {record.position}"
+
+
+class Restarts:
+    """Counts restarts. Each waits twice as long as the last: 1, 2, 4, ... and at most 60 s.
+
+    Args:
+        most: int; restarts that there may be.
+
+    Attributes:
+        repeated: bool; whether two attempts one after the other failed at the same step with the same error. Another would
+            fail there too, so there is none.
+
+    >>> restarts = Restarts(3)
+    >>> restarts.next("ValueError: no | epoch 1, step 2"), restarts.next(None), restarts.next("other"), restarts.next(None)
+    (1.0, 2.0, 4.0, None)
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+        self._error: str | None = None
+        self.repeated = False
+
+    def next(self, error: str | None) -> float | None:
+        """The seconds before the next attempt; None: there is none.
+
+        Args:
+            error: what ended the last one and at which step, or None where that was not the program's doing.
+        """
+        self.repeated = error is not None and error == self._error
+        self._error = error
+        if self._count >= self._most or self.repeated:
+            return None
+        self._count += 1
+        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._count - 1))

@@ -1,0 +1,147 @@
+"""What the text of an error says of other processes, and what of a program's output is its own.
+
+Other processes: that one was lost, or that the error came from one. The sentences are our own and TensorFlow's;
+`tests/unit/test_error_text.py` holds one of each kind. Needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_JOB = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+_NAME = re.compile(r"worker \d+")
+LEADER = "leader"
+
+# Each finds a stretch of text in which the lost ones are named: as "worker 1", by an address, or as a task of TensorFlow's.
+_LOST = (
+    re.compile(r"lost contact with (worker \d+(?: and worker \d+)*)"),
+    re.compile(r"((?:worker \d+(?: \([^)]*\))?(?:, )?)+) did not come (?:within|to)\b"),
+    re.compile(r"[Pp]arameter server \d+ at (\S+) (?:does not answer|listens but)"),
+    re.compile(r"worker \d+ at (\S+) listens but does nothing"),
+    re.compile(r"stage [\d and]+ at (\S+) \(/job:\w+/task:\d+\) (?:has|does) "),
+    re.compile(r"tasks are unhealthy[^\n]*\n((?:\s*/job:\w+/replica:\d+/task:\d+)+)"),
+)
+_REPORTED_BY = (
+    re.compile(r"(worker \d+) failed: "),
+    re.compile(r"Error reported from (/job:\w+/(?:replica:\d+/)?task:\d+)"),
+)
+_REMOTE = re.compile(r"information from remote target (/job:\w+/replica:\d+/task:\d+) while calling")
+_LEADER_RPC = re.compile(r"RPC: /tensorflow\.CoordinationService/")
+_GONE = re.compile(
+    r"Socket closed|Connection reset|[Cc]onnection refused|failed to connect|Deadline Exceeded|stopped sending heartbeats"
+)
+_SOMEBODY = re.compile(
+    r"a worker was lost while the cluster started|a worker hangs in it|Collective ops is aborted by: $"
+)
+
+
+class Blame(NamedTuple):
+    """What a text says of other processes.
+
+    Attributes:
+        lost: names of those with whom contact was lost: "worker 1", "ps 0", an address, or "leader" (the process that runs
+            TensorFlow's coordination service: the chief).
+        reported_by: names of those from which the error came.
+    """
+
+    lost: tuple[str, ...] = ()
+    reported_by: tuple[str, ...] = ()
+
+
+def blame_in(text: str) -> Blame | None:
+    """What a text says of other processes; None where it speaks of none.
+
+    >>> blame_in("lost contact with worker 2: worker 0 has waited 11 s").lost
+    ('worker 2',)
+    """
+    lost = [name for pattern in _LOST for each in pattern.findall(text) for name in _names_in(each)]
+    reported_by = [
+        name for pattern in _REPORTED_BY for each in pattern.findall(text) for name in _names_in(each)
+    ]
+    if not lost and not reported_by:  # TensorFlow itself names the other end of a connection
+        remote = [name for each in _REMOTE.findall(text) for name in _names_in(each)]
+        if _GONE.search(text):
+            lost = remote or ([LEADER] if _LEADER_RPC.search(text) else [])
+        else:
+            reported_by = remote
+    if not lost and not reported_by and not _SOMEBODY.search(text):
+        return None
+    return Blame(tuple(dict.fromkeys(lost)), tuple(dict.fromkeys(reported_by)))
+
+
+def _names_in(text: str) -> list[str]:
+    """The tasks that a text names, as "worker 1" or "/job:worker/replica:0/task:1"; else the text, which is an address."""
+    return _NAME.findall(text) or [f"{job} {number}" for job, number in _JOB.findall(text)] or [text]
+
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_OURS = str(Path(__file__).parents[2]) + os.sep
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line \d+(, in| in|$)')
+_DETECTED = re.compile(r"^\s*Detected at node .* defined at \(most recent call last\):")
+_ENGINE = re.compile(
+    r"""
+    ^[IWE]\d{4}\ [\d:.]+\ +\d+\ [^\s\]]+\.(cc|h|cpp|cu)(\.inc)?:\d+\]  # logged in C++; F, fatal, is kept
+    | ^\d{4}-\d\d-\d\d\ [\d:.]+:\ [IWE]\ \S+\.(cc|h|cpp|cu):\d+\]
+    | ^WARNING:\ All\ log\ messages\ before\ absl::InitializeLog\(\)
+    | ^To\ enable\ the\ following\ instructions:
+    | ^Additional\ GRPC\ error\ information\ from\ remote\ target
+    | ^:UNKNOWN:Error\ received\ from\ peer
+    | ^RPC:\ /tensorflow\.
+    | ^The\ error\ could\ be\ from\ a\ previous\ operation\.\ Restart\ your\ program
+    | ^The\ tasks\ have\ crashed\.\ Check\ the\ task\ logs
+    | ^This\ is\ usually\ caused\ by\ an\ earlier\ error\ during\ execution\.
+    | ^\s*\[\[[^\]]+\]\]
+    | ^\s*\d+\ (root\ error\(s\)\ found|successful\ operations|derived\ errors\ ignored)\.
+    | ^Graph\ execution\ error:$
+    | ^\s+@\ +0x[0-9a-f]+
+    | ^PC:\ @
+    | ^\*\*\*\ (Check\ failure|Begin|End)\ stack\ trace
+    | ^Extension\ modules:
+    | ^\s*[~^]+\s*$
+    | ^\s*$
+    """,
+    re.VERBOSE,
+)
+
+
+def is_own_file(path: str) -> bool:
+    """Whether a frame's file is the user's: of no library, not Python's, not ours."""
+    slashes = path.replace("\\", "/")
+    return not (
+        any(folder in slashes for folder in _LIBRARIES)
+        or path.startswith((_OURS, _PYTHON, "<frozen"))
+        or slashes.endswith("/runpy.py")
+    )
+
+
+def own_lines(lines: Iterable[str]) -> list[str]:
+    """The lines of a program's output that are its own: no log of TensorFlow, no frame of a library, no blank one."""
+    kept = []
+    dropping = False  # in a frame that is not the user's
+    in_graph = False  # in the list of places at which a node was made
+    for line in lines:
+        frame = _FRAME.match(line)
+        if in_graph and (frame or not line.strip()):
+            continue
+        in_graph = bool(_DETECTED.match(line))
+        if in_graph:
+            continue
+        if frame:
+            dropping = not is_own_file(frame["file"])
+        elif dropping:
+            dropping = line.startswith("    ") or not line.strip()
+        if not dropping and not _ENGINE.match(line):
+            kept.append(line)
+    return kept
+
+
+def essence(text: str) -> str:
+    """The message of an error without what TensorFlow puts around it; all of it where nothing else is left."""
+    return "\n".join(own_lines(text.splitlines())) or text

@@ -1,0 +1,300 @@
+"""The record that a process of a cluster keeps of itself: that it lives, where it is, and the error that ended its program.
+
+One small JSON file for each process, `HOST-PID.json`, in the folder that the variable UNISONO_RECORDS names; replaced as a
+whole, so that a reader sees the old one or the new one. `python -m unisono launch` makes the folder and reads it; where
+something else starts the workers, people set the variable and read the files. Needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import inspect
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..storage import local_path, open_plain
+from .error_text import Blame, blame_in, essence, is_own_file
+from .ticker import Ticker
+
+_PAUSE = 1.0
+_MOST_BYTES, _MOST_TEXT = 1 << 16, 2000
+_MOST_NAMED, _MOST_NAME = 32, 60
+_MOST_CAUSES = 20
+_JSON_TYPES: dict[Any, Any] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "tuple[str, ...]": (list,),
+    "ErrorRecord | None": (dict, type(None)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorRecord:
+    """An error that ended a process's program.
+
+    Attributes:
+        kind: name of its class.
+        text: its message; a long one without its middle.
+        place: the innermost line of the user's code, "" where there is none.
+        time: float; `time.time()`.
+        consequence: whether it speaks of another process that was lost or failed.
+        lost: names of those it says were lost, see `Blame`.
+        reported_by: names of those from which it says that the error came.
+    """
+
+    kind: str
+    text: str
+    place: str
+    time: float
+    consequence: bool = False
+    lost: tuple[str, ...] = ()
+    reported_by: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a process last said of itself.
+
+    Attributes:
+        task: "worker 1", "ps 0", ...; "" where it belongs to no cluster.
+        pid: int.
+        alive: float; `time.time()` of this record; a process that lives writes one every second.
+        position: where training is, for instance "epoch 2, step 17"; "" before the first `fit`.
+        collectives: int; the monitored collectives that it has reached.
+        waits: whether it is in one of them now.
+        since: float; `time.time()` since which `collectives` and `waits` are what they are.
+        place: the line of the user's code at which its main thread is; "" where that is not known.
+        error: what ended its program, or None.
+        ended: whether its program has ended in order: by its last line or by `sys.exit`.
+    """
+
+    task: str
+    pid: int
+    alive: float
+    position: str = ""
+    collectives: int = 0
+    waits: bool = False
+    since: float = 0.0
+    place: str = ""
+    error: ErrorRecord | None = None
+    ended: bool = False
+
+
+def short(text: str, most: int = _MOST_TEXT) -> str:
+    """`text`; if it is longer than `most` characters, without its middle.
+
+    >>> short("0123456789", 7)
+    '012 ... 789'
+    """
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+
+
+def path_of(folder: Path, pid: int) -> Path:
+    """Where a process of this machine keeps its record."""
+    return folder / f"{socket.gethostname()}-{pid}.json"
+
+
+def write(folder: Path, record: Record) -> None:
+    """Replaces the record of this process.
+
+    Raises:
+        OSError: the file system does not allow it.
+    """
+    path = path_of(folder, record.pid)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(_bounded(dataclasses.asdict(record))), "utf-8")
+    os.replace(part, path)
+
+
+def _bounded(value: Any) -> Any:
+    """A value of a record with its texts and lists cut to what a reader takes."""
+    if isinstance(value, dict):
+        return {name: _bounded(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [short(each, _MOST_NAME) for each in value[:_MOST_NAMED]]
+    return short(value) if isinstance(value, str) else value
+
+
+def read(folder: Path, pid: int) -> Record | None:
+    """The record of a process of this machine; None where there is no valid one, whatever is in its place."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        with open_plain(path_of(folder, pid)) as file:
+            data = file.read(_MOST_BYTES + 1)
+        return _checked(Record, json.loads(data)) if len(data) <= _MOST_BYTES else None
+    return None
+
+
+def _checked(kind: Any, value: Any) -> Any:
+    """A dataclass from a JSON object whose fields have the types of the dataclass; raises where they have not."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        given = value[field.name]
+        if type(given) not in _JSON_TYPES[field.type]:
+            raise TypeError(field.name)
+        if field.type == "float" and not math.isfinite(given):
+            raise ValueError(field.name)
+        if isinstance(given, dict):
+            given = _checked(ErrorRecord, given)
+        elif isinstance(given, list):
+            if not all(isinstance(each, str) for each in given):
+                raise TypeError(field.name)
+            given = tuple(map(short, given[:_MOST_NAMED]))
+        found[field.name] = short(given) if isinstance(given, str) else given
+    return kind(**found)
+
+
+class Recorder:
+    """Owns this process's record and the thread that says once a second that it lives. Without a folder it does nothing."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._task = ""
+        self._lock = threading.Lock()
+        self._error: ErrorRecord | None = None
+        self._collectives, self._waits, self._since = 0, False, time.time()
+        self._position: Callable[[], str] = str
+        self._ticker = Ticker("record", self.update, lambda: _PAUSE)
+
+    def start(self, folder: str | None, task: str) -> None:
+        """Keeps a record from now on, in the folder that UNISONO_RECORDS names; without one, none.
+
+        Args:
+            folder: value of the variable.
+            task: "worker 1", "ps 0", ...
+        """
+        if not folder or self._folder is not None:
+            return
+        path: Path = local_path("UNISONO_RECORDS", folder)
+        self._folder, self._task = path, task
+        with contextlib.suppress(OSError):
+            path.mkdir(parents=True, exist_ok=True)
+        self.update()
+        self._ticker.start()
+        at_fatal_error(self._failed)
+        atexit.register(self._end)
+
+    def at_collective(self, count: int, waits: bool) -> None:
+        """Notes that this process has reached its monitored collective `count`, or has left it."""
+        self._collectives, self._waits, self._since = count, waits, time.time()
+
+    @contextlib.contextmanager
+    def reporting_position(self, position: Callable[[], str]) -> Iterator[None]:
+        """Until the block is left `position()` says where training is; what it said last remains."""
+        self._position = position
+        try:
+            yield
+        finally:
+            last = position()
+            self._position = lambda: last
+
+    def update(self, ended: bool = False) -> bool:
+        """Writes the record of now; always True, as there is always something left to say."""
+        if self._folder is None:
+            return True
+        with self._lock, contextlib.suppress(OSError):  # a full disk ends no training
+            write(
+                self._folder,
+                Record(
+                    task=self._task,
+                    pid=os.getpid(),
+                    alive=time.time(),
+                    position=self._position(),
+                    collectives=self._collectives,
+                    waits=self._waits,
+                    since=self._since,
+                    place=_place_of_main_thread(),
+                    error=self._error,
+                    ended=ended,
+                ),
+            )
+        return True
+
+    def _failed(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error_record(error)
+        self.update()
+
+    def _end(self) -> None:
+        self._ticker.stop(_PAUSE)
+        error = getattr(sys, "last_value", None)  # where someone has replaced our hook
+        if self._error is None and isinstance(error, Exception):
+            self._error = error_record(error)
+        self.update(ended=self._error is None)
+
+
+_recorder = Recorder()
+start = _recorder.start
+at_collective = _recorder.at_collective
+reporting_position = _recorder.reporting_position
+
+
+def at_fatal_error(act: Callable[[BaseException], None]) -> None:
+    """Calls `act` with the error that ends the program, after it was printed."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        try:
+            previous(kind, error, trace)
+        finally:
+            if _ends_program(error):
+                with contextlib.suppress(Exception):
+                    act(error)
+
+    sys.excepthook = hook
+
+
+def _ends_program(error: BaseException) -> bool:
+    """Whether `sys.excepthook` is called because this error ends the program, not by code that goes on afterwards."""
+    raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
+    called_by = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
+    return raised.isdisjoint(called_by) and threading.current_thread() is threading.main_thread()
+
+
+def error_record(error: BaseException) -> ErrorRecord:
+    """What a record says of an error. It is a consequence if it, or what it came from, says that a peer was lost."""
+    texts: list[str] = []
+    cause, seen = error, set()
+    while cause is not None and id(cause) not in seen and len(seen) < _MOST_CAUSES:
+        seen.add(id(cause))
+        try:
+            texts.append(str(cause))
+        except Exception:  # the text of a class of the user's may fail
+            texts.append("")
+        cause = cause.__cause__ or cause.__context__
+    found = [each for each in map(blame_in, texts) if each is not None]
+    blame = next((each for each in found if each.lost), found[0] if found else None)
+    return ErrorRecord(
+        type(error).__qualname__,
+        short(essence(texts[0])),
+        _innermost(reversed(list(traceback.walk_tb(error.__traceback__)))),
+        time.time(),
+        blame is not None,
+        *(blame or Blame()),
+    )
+
+
+def _place_of_main_thread() -> str:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "" if frame is None else _innermost(traceback.walk_stack(frame))
+
+
+def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
+    """The first of `frames` (innermost first) that is in a file of the user's."""
+    for frame, line in frames:
+        if is_own_file(frame.f_code.co_filename):
+            return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{line})"
+    return ""
