@@ -14,7 +14,7 @@ import keras
 
 from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
 from ..distribute.arguments import number, truth, whole_number
-from ..distribute.sharding.value import read_together
+from ..distribute.sharding.sharded_value import read_together
 from ..distribute.storage import local_path
 from ..optimizers.held_optimizers import optimizers_of
 from .backup.save_schedule import SaveSchedule

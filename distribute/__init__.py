@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .automatic import auto_strategy, cluster_resolver
     from .data_placement import keep_data_on
+    from .device_memory import grow_gpu_memory
     from .devices import simulate_devices
     from .gathered_rows import gather
-    from .gpu_memory import grow_gpu_memory
     from .means import global_batch_size, global_mean
     from .memory_plan import MemoryPlan, ModelMemory, memory_plans
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
     from .scaling import ScaledStep, simulate_scaling
-    from .sharding.levels import sharded
+    from .sharding.sharded import sharded
     from .workers.cluster import is_chief, num_workers, worker_index
     from .workers.peer_monitor import meeting, monitored_collective
 
@@ -55,12 +55,12 @@ _NAMES_OF = {
     "devices": ("simulate_devices",),
     "gathered_rows": ("gather",),
     "means": ("global_batch_size", "global_mean"),
-    "gpu_memory": ("grow_gpu_memory",),
+    "device_memory": ("grow_gpu_memory",),
     "memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
     "scaling": ("ScaledStep", "simulate_scaling"),
-    "sharding.levels": ("sharded",),
+    "sharding.sharded": ("sharded",),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
     "workers.peer_monitor": ("meeting", "monitored_collective"),
 }

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-
-from ..compat.devices import memory_limit
 from .arguments import one_of, shown
+from .device_memory import free_memory, in_words
 from .devices import is_gpu
-from .gpu_memory import in_words
 
 MEMORY_SHARE = 0.25
 """The share of a GPU's free memory that arrays may take by default: weights, slots and activations need the rest."""
@@ -94,13 +91,3 @@ def data_home(
     if size > _setting.share * min(known):
         return DataHome((), f"{on_host}: they need more than {limit}.")
     return DataHome(tuple(devices), f"{on_devices}: they need less than {limit}.")
-
-
-def free_memory(device: str) -> int | None:
-    """The bytes that TensorFlow may still take on a GPU; None where that is not known."""
-    limit = memory_limit(device)
-    try:
-        taken = tf.config.experimental.get_memory_info(device)["current"]
-    except (ValueError, tf.errors.OpError):
-        return None
-    return None if limit is None else max(0, limit - taken)

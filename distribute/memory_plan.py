@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .arguments import number, shown, truth, whole_number
-from .sharding.levels import LEVELS
+from .device_memory import in_words
+from .sharding.sharded import LEVELS
 
 _WORKSPACE = 0.9  # of the memory may be planned with: kernels need room to work, and the allocator loses some
 _MICRO_BATCHES = 4  # for each stage of a pipeline: they keep its bubble below a fifth
@@ -138,27 +139,67 @@ def memory_plans(
     if as_it_is.fits:
         return [as_it_is]
     found: list[MemoryPlan] = []
-    for plan in sorted(_ways(model, memory_bytes, rows, replicas), key=_cost):
+    for plan in sorted(_candidates(model, memory_bytes, rows, replicas), key=_cost):
         if plan.remedies and plan.fits and not any(other.remedies <= plan.remedies for other in found):
             found.append(plan)
     return [as_it_is, *found]
 
 
-def memory_of_state(model: ModelMemory, replicas: int, level: str | None, accumulates: bool) -> MemoryPlan:
-    """What a replica holds of weights, gradients, slots and accumulators, without activations.
+def less_memory(
+    model: ModelMemory,
+    rows: int,
+    replicas: int = 1,
+    level: str | None = None,
+    accumulates: bool = False,
+    stages: int = 1,
+) -> str:
+    """What would need less memory and how much less, the most helpful first, in one paragraph.
 
     Args:
         model: on one device.
-        replicas: int.
-        level: of `unisono.distribute.sharded`; None: nothing is sharded.
-        accumulates: whether gradients are summed over several calls.
+        rows: of one replica.
+        replicas: that may shard the state; 1: it cannot be sharded.
+        level: at which they do; None: each holds all of it.
+        accumulates: whether gradients are summed over several calls already.
+        stages: devices that the model is cut over.
     """
-    still = dataclasses.replace(model, activations=0.0, always=0.0)
-    rows = 2 * replicas
-    return _plan(still, float("inf"), rows, replicas, sharded=level, accumulation=1 + accumulates)
+    state = dataclasses.replace(model, activations=0.0, always=0.0)
+
+    def at(level: str | None) -> MemoryPlan:
+        accumulation = 1 + accumulates
+        return _plan(state, float("inf"), 2 * replicas, replicas, sharded=level, accumulation=accumulation)
+
+    now, activations = at(level), model.activations * rows
+    saved: list[tuple[float, str]] = []
+    if rows > 1:
+        parts = min(4, rows)
+        gained = activations * (1 - 1 / parts) - (0 if accumulates else now.gradients)
+        saved.append((activations / 2, "half the batch"))
+        saved.append(
+            (
+                gained,
+                f"{parts} micro-batches in turn (gradient_accumulation_steps={parts}, the batch / {parts})",
+            )
+        )
+    if not model.half_precision:
+        saved.append((activations / 2, "a policy of half precision (mixed_bfloat16 or mixed_float16)"))
+    for other in LEVELS if replicas > 1 and stages == 1 else ():
+        name = (
+            f'state sharded over {replicas} replicas (unisono.distribute.sharded(strategy, level="{other}"))'
+        )
+        saved.append((now.total - at(other).total, name))
+    cut_model = f"a pipeline over {2 * stages} devices (unisono.distribute.Pipeline)"
+    saved.append(((model.weights + model.trained + model.slots) / 2, cut_model))
+    helpful = sorted((pair for pair in saved if pair[0] > 0), reverse=True)
+    options = "; ".join(f"{name}: about {in_words(amount)} less" for amount, name in helpful)
+    return (
+        f"Of a replica's memory, weights take {in_words(now.weights)}, gradients {in_words(now.gradients)}, the "
+        f"optimizer state {in_words(now.slots)}, and the activations of {rows} samples about "
+        f"{in_words(activations)}. What would help: {options}."
+    )
 
 
-def _ways(model: ModelMemory, memory: float, rows: int, replicas: int) -> Iterator[MemoryPlan]:
+def _candidates(model: ModelMemory, memory: float, rows: int, replicas: int) -> Iterator[MemoryPlan]:
     of_replica = -(-rows // replicas)
     steps = [1] + [2**n for n in range(1, of_replica.bit_length()) if 2**n <= of_replica]
     for half in (False,) if model.half_precision else (False, True):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ..compat.optimizers import accumulator_of, call_count, own_learning_rate
 from ..distribute.parameter_servers.shards import created_beside
 from ..distribute.replicas import local_copy, shares_variables
-from ..distribute.sharding.rows import created_in_rows
+from ..distribute.sharding.row_sharding import created_in_rows
 from ..distribute.variables import add_to_shared_counts
 from . import checks
 from .adoption import register_class

@@ -15,7 +15,7 @@ from ..compat.guarded_writes import writes_only_where
 from ..compat.optimizers import averages_of, decays, state_of, trained_variables
 from ..compat.variables import direct_writes
 from ..distribute.replicas import in_replica_context, local_copy
-from ..distribute.sharding.value import own_copy
+from ..distribute.sharding.sharded_value import own_copy
 from .shard_updates import updates_of
 from .stages import clipping
 from .stages.user_code import is_of_keras, needs_no_names, skips_by_selecting

@@ -15,8 +15,8 @@ from ..compat.optimizers import know_variable, variable_key
 from ..compat.variables import holding
 from ..distribute.parameter_servers.shards import rows_of
 from ..distribute.parameter_servers.updates import beside, shards_of
-from ..distribute.sharding.rows import devices_of_slots, rows_of_parts
-from ..distribute.sharding.value import TensorInPlace
+from ..distribute.sharding.row_sharding import rows_per_shard, state_devices
+from ..distribute.sharding.sharded_value import TensorInPlace
 from .stages.sparse_gradients import is_sparse
 from .stages.user_code import is_elementwise
 
@@ -28,7 +28,7 @@ def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Itera
     `copy` is the local copy of the whole variable.
     """
     shards = shards_of(copy)
-    if devices_of_slots(variable) and is_elementwise(optimizer):
+    if state_devices(variable) and is_elementwise(optimizer):
         yield from _next_to_state(optimizer, gradient, variable, copy)
         return
     if shards is None or not is_elementwise(optimizer):
@@ -47,7 +47,7 @@ def _next_to_state(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> I
     """The shards of a whole variable whose state is sharded by rows: the new rows are then written at once."""
     first, new = 0, []
     whole, key = tf.convert_to_tensor(copy), variable_key(optimizer, variable)
-    for index, (device, rows) in enumerate(zip(devices_of_slots(variable), rows_of_parts(variable))):
+    for index, (device, rows) in enumerate(zip(state_devices(variable), rows_per_shard(variable))):
         with tf.device(device), _state_of_shard(optimizer, index):
             place = TensorInPlace(key, whole[first : first + rows], variable.name)
             yield _rows_of(gradient, first, rows), place

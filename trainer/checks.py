@@ -19,8 +19,8 @@ from ..compat.training import strategy_of
 from ..compat.variables import raw_value
 from ..distribute.arguments import shown, truth, whole_number
 from ..distribute.devices import check_exist
-from ..distribute.sharding.levels import level_of
-from ..distribute.sharding.value import ShardedValue
+from ..distribute.sharding.sharded import level_of
+from ..distribute.sharding.sharded_value import ShardedValue
 from .compile_checks import takes_numbers
 from .inputs.checks import alone
 from .inputs.make_source import checked_shuffle, kind_of

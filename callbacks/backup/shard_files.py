@@ -23,7 +23,7 @@ import tensorflow as tf
 from ...compat.clusters import get_value, set_value
 from ...compat.variables import raw_value
 from ...distribute.environment import peer_timeout
-from ...distribute.sharding.value import ShardedValue
+from ...distribute.sharding.sharded_value import ShardedValue
 from ...distribute.workers.agreement import from_chief, place_among_workers
 from ..safe_file import SaveError, write_safely
 from . import container

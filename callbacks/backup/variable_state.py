@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ...compat.layers import layers_of
 from ...compat.variables import is_read_together, raw_value, sums_on_read
-from ...distribute.sharding.value import ShardedValue
+from ...distribute.sharding.sharded_value import ShardedValue
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.error_feedback import errors_of
 from ..trained_model import CompiledModel

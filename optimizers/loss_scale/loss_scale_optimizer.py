@@ -19,7 +19,7 @@ from ...compat.optimizers import (
 from ...compat.serialization import save_under_keras_name
 from ...distribute.arguments import shown
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
-from ...distribute.sharding.value import own_copy
+from ...distribute.sharding.sharded_value import own_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
 from ..call_options import current_options, gradients_are_taken

@@ -12,13 +12,11 @@ from ...compat.optimizers import overwritten_by_gradient
 from ...compat.variables import raw_value
 from ...distribute.replicas import all_reduce_sum
 from ...distribute.sharding.branches import if_all
-from ...distribute.sharding.existing import whole_slots
-from ...distribute.sharding.layout import own_shard
-from ...distribute.sharding.levels import level_of
-from ...distribute.sharding.moments import BackwardPass
-from ...distribute.sharding.travel import reduce_scatter
-from ...distribute.sharding.value import created_in_shards, own_copy, shard_variable
-from ...distribute.sharding.window import window_here
+from ...distribute.sharding.collectives import own_shard, reduce_scatter
+from ...distribute.sharding.gradient_window import gradient_window
+from ...distribute.sharding.sharded import level_of, unsharded_state
+from ...distribute.sharding.sharded_value import created_in_shards, own_copy, shard_variable
+from ...distribute.sharding.transient_weights import BackwardPass
 from ..building import inner_optimizers, run_in_thread
 from ..call_options import CallOptions
 from ..stages.aggregators import aggregate
@@ -112,7 +110,7 @@ def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions, weight:
     scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
     # Where the number of samples is unknown, a gradient's shape can be too: its variable's is known.
     given = [tf.ensure_shape(g, v.shape) for (g, v), cut in zip(pairs, scattered) if cut]
-    backward, window = BackwardPass(), window_here()
+    backward, window = BackwardPass(), gradient_window()
 
     def before(pack: Sequence[tf.Tensor]) -> None:
         backward.gather_until(pack)
@@ -156,6 +154,6 @@ def _shard_existing_state(optimizer: Any) -> None:
     Context: any; in a trace the variables are made in another thread.
     """
     strategy = tf.distribute.get_strategy()
-    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in whole_slots(each)]
+    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
     if late:
         run_in_thread(lambda: [shard_variable(variable, strategy) for variable in late])

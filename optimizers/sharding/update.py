@@ -19,9 +19,8 @@ from ...compat.optimizers import (
 )
 from ...compat.variables import raw_value, with_shapes
 from ...distribute.replicas import all_reduce_sum, function_of_its_own, local_copy
-from ...distribute.sharding.layout import own_shard
-from ...distribute.sharding.travel import all_gather
-from ...distribute.sharding.value import (
+from ...distribute.sharding.collectives import all_gather, own_shard
+from ...distribute.sharding.sharded_value import (
     ShardedValue,
     TensorInPlace,
     own_copy,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ...distribute.devices import computes_on_gpu
 from ...distribute.replicas import all_reduce_sum, num_replicas
-from ...distribute.sharding.travel import numbers_are_known, rows_of_all
+from ...distribute.sharding.collectives import gather_dense, sizes_are_known
 from ...distribute.step_context import current_step
 
 DENSEST = 16  # rows of a tensor for each row that slices name
@@ -146,11 +146,11 @@ def fit_to_send(pairs: Pairs) -> Pairs:
 
 def sums(gradients: Sequence[Gradient]) -> list[Gradient]:
     """`all_reduce_sum`; where the host knows how many rows slices name, it does not wait for the GPUs to report it."""
-    known = [is_sparse(g) and numbers_are_known(g.indices) for g in gradients]
+    known = [is_sparse(g) and sizes_are_known(g.indices) for g in gradients]
     rest = iter(all_reduce_sum([g for g, apart in zip(gradients, known) if not apart]))
 
     def gathered(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        values, indices = rows_of_all(slices.values), rows_of_all(tf.cast(slices.indices, tf.int64))
+        values, indices = gather_dense(slices.values), gather_dense(tf.cast(slices.indices, tf.int64))
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     return [gathered(g) if apart else next(rest) for g, apart in zip(gradients, known)]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ...compat.optimizers import own_learning_rate
 from ...distribute.devices import is_gpu
 from ...distribute.replicas import function_of_its_own, once_per_copy
-from ...distribute.sharding.value import own_copy
+from ...distribute.sharding.sharded_value import own_copy
 from ..building import inner_optimizers
 
 _KNOWN = ("keras", "unisono")

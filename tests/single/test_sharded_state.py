@@ -11,7 +11,7 @@ import tensorflow as tf
 import unisono
 from unisono import optimizers
 from unisono.distribute import sharded
-from unisono.distribute.sharding.value import ShardedValue
+from unisono.distribute.sharding.sharded_value import ShardedValue
 from unisono.optimizers.building import ensure_built
 from unisono.optimizers.stages.gradient_watch import watch_gradients
 

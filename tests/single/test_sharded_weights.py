@@ -13,7 +13,7 @@ import unisono
 from unisono import optimizers
 from unisono.compat.edges import is_of_a_gradient
 from unisono.distribute import sharded
-from unisono.distribute.sharding.weights import ShardedWeight
+from unisono.distribute.sharding.sharded_value import ShardedWeight
 
 random = np.random.default_rng(1)
 TOKENS = random.integers(0, 7, size=(10, 4))

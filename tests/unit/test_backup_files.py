@@ -30,7 +30,7 @@ from unisono.callbacks.backup.store import BackupStore, backup_paths, read_for
 from unisono.callbacks.backup.writer_thread import BackgroundWriter
 from unisono.callbacks.process_identity import this_process
 from unisono.commands.backups import main
-from unisono.distribute.sharding.value import ShardedValue
+from unisono.distribute.sharding.sharded_value import ShardedValue
 
 
 def failing(error):

@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 
 from unisono.distribute import grow_gpu_memory, keep_data_on
-from unisono.distribute.data_placement import data_home, free_memory
-from unisono.distribute.gpu_memory import StepMemory, in_words, less_memory
+from unisono.distribute.data_placement import data_home
+from unisono.distribute.device_memory import free_memory, in_words
+from unisono.distribute.memory_plan import ModelMemory, less_memory
 
 GIB = 2**30
 TWO = ["/device:GPU:0", "/device:GPU:1"]
@@ -82,11 +83,9 @@ def test_growth_is_set_for_every_gpu_and_nothing_happens_without():
 
 def test_advice_names_what_helps_most_first_and_how_much():
     mib = 2**20
-    need = StepMemory(
-        weights=100 * mib, gradients=100 * mib, slots=200 * mib, activations=1000 * mib, rows=64
-    )
-    text = less_memory(need, half_precision=False, accumulates=False)
-    assert "the activations of 64 rows about 1000 MiB" in text
+    need = ModelMemory(100 * mib, 100 * mib, 200 * mib, activations=1000 * mib / 64)
+    text = less_memory(need, 64)
+    assert "the activations of 64 samples about 1000 MiB" in text
     first, *_ = text.split("What would help: ")[1].split("; ")
     assert first.startswith("4 micro-batches") and "650 MiB less" in first
     assert "half the batch: about 500 MiB less" in text
@@ -96,21 +95,21 @@ def test_advice_names_what_helps_most_first_and_how_much():
 
 def test_advice_knows_what_state_in_parts_would_save_and_what_it_saves_already():
     mib = 2**20
-    need = StepMemory(100 * mib, 100 * mib, 200 * mib, activations=80 * mib, rows=1, replicas=4)
-    text = less_memory(need, half_precision=True, accumulates=False)
+    need = ModelMemory(100 * mib, 100 * mib, 200 * mib, activations=80 * mib, half_precision=True)
+    text = less_memory(need, 1, replicas=4)
     assert (
-        'state in parts on 4 replicas (unisono.distribute.sharded(strategy, level="optimizer")): about 150 MiB'
+        'state sharded over 4 replicas (unisono.distribute.sharded(strategy, level="optimizer")): about 150 MiB'
         in text
     )
     assert 'level="gradients")): about 225 MiB less' in text
-    text = less_memory(need._replace(sharded="optimizer"), half_precision=True, accumulates=False)
-    assert "the optimizer's slots 50 MiB" in text
+    text = less_memory(need, 1, replicas=4, level="optimizer")
+    assert "the optimizer state 50 MiB" in text
     assert 'level="optimizer"' not in text and 'level="gradients")): about 75 MiB less' in text
 
 
 def test_advice_leaves_out_what_is_done_already_or_does_not_help():
-    need = StepMemory(weights=100, gradients=100, slots=200, activations=50, rows=1)
-    text = less_memory(need, half_precision=True, accumulates=True, stages=2)
+    need = ModelMemory(100, 100, 200, activations=50, half_precision=True)
+    text = less_memory(need, 1, accumulates=True, stages=2)
     assert "batch" not in text.split("What would help")[1]
     assert "a pipeline over 4 devices" in text
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import number
-from ...distribute.memory import PeakMemory
+from ...distribute.device_memory import PeakMemory
 from ...distribute.workers.agreement import exchange
 from ..inputs import checks as input_checks
 from ..inputs.convert import standard_arrays

@@ -23,7 +23,7 @@ from ...distribute.replicas import (
     once_per_copy,
     shares_variables,
 )
-from ...distribute.sharding.value import ShardedValue, TensorInPlace, seen_through
+from ...distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ...optimizers.adoption import adopt
 from ...optimizers.call_options import CallOptions, call_options, current_options

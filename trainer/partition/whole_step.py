@@ -22,7 +22,7 @@ from ...distribute.replicas import (
     local_replica_index,
     shares_variables,
 )
-from ...distribute.sharding.value import ShardedValue, TensorInPlace, seen_through
+from ...distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ...distribute.step_context import (
     ON_FIRST_REPLICA,
     StepContext,

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.variables import move_to_device
-from ...distribute.sharding.rows import devices_of_slots, keep_slots_on, move_rows
+from ...distribute.sharding.row_sharding import keep_state_on, move_rows, state_devices
 from .graph import Stage
 
 _CALLS = {"If", "While", "Case", "PartitionedCall"}
@@ -28,7 +28,7 @@ def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
     for stage in stages:
         for variable in stage.weights:
             move_to_device(variable, stage.devices[0])
-            keep_slots_on(variable, stage.devices if slots_in_parts else [])
+            keep_state_on(variable, stage.devices if slots_in_parts else [])
 
 
 def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
@@ -41,7 +41,7 @@ def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
             start = f"{optimizer.name}/{weight.path.replace('/', '_')}_"
             for slot in optimizer.variables:
                 if slot.path.startswith(start) and slot.shape == weight.shape:
-                    if devices_of_slots(weight):
+                    if state_devices(weight):
                         move_rows(slot, weight)
                     else:
                         move_to_device(slot, stage.devices[0])

@@ -25,7 +25,7 @@ from ...compat.training import (
     unpack_x_y_sample_weight,
 )
 from ...compat.variables import raw_value
-from ...distribute.sharding.value import ShardedValue, read_together
+from ...distribute.sharding.sharded_value import ShardedValue, read_together
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of

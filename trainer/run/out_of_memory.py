@@ -11,8 +11,8 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import bytes_kept_for_backward
 from ...compat.strategies import devices_of
-from ...distribute.gpu_memory import StepMemory, less_memory
-from ...distribute.sharding.levels import SHARDABLE, level_of
+from ...distribute.memory_plan import ModelMemory, less_memory
+from ...distribute.sharding.sharded import SHARDABLE, level_of
 from ...optimizers.held_optimizers import optimizers_of
 from ..model_memory import bytes_of, bytes_of_vectors, largest_layer
 from ..step.variable_placement import accumulates
@@ -30,26 +30,31 @@ def with_advice(model: TrainedModel, function: Any, rows: int | None) -> Iterato
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        stages = 1 if model._pipeline is None else len(model._pipeline.devices)
-        half = model.dtype_policy.compute_dtype in ("float16", "bfloat16")
-        need = step_memory(model, function.graph(), rows)
-        error.add_note(less_memory(need, half, accumulates(model.optimizer), stages))
+        strategy = model.distribute_strategy
+        samples = -(-(rows or 1) // strategy.num_replicas_in_sync)
+        advice = less_memory(
+            step_memory(model, function.graph(), samples),
+            samples,
+            strategy.num_replicas_in_sync if isinstance(strategy, SHARDABLE) else 1,
+            level_of(strategy),
+            accumulates(model.optimizer),
+            stages=1 if model._pipeline is None else len(model._pipeline.devices),
+        )
+        error.add_note(advice)
         raise
 
 
-def step_memory(model: TrainedModel, graph: Any, rows: int | None) -> StepMemory:
-    """What a step needs; `graph` is that of its loop, None where there is none."""
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    slots = sum(bytes_of(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
+def step_memory(model: TrainedModel, graph: Any, samples: int) -> ModelMemory:
+    """What a step on so many samples of a replica needs; `graph` is that of its loop, None where there is none."""
     kept = 0 if graph is None else bytes_kept_for_backward(graph)
-    return StepMemory(
+    return ModelMemory(
         weights=sum(map(bytes_of, model.variables)),
-        gradients=sum(map(bytes_of, model.trainable_weights)),
-        slots=slots,
-        activations=kept // len(devices_of(model.distribute_strategy)),
-        rows=-(-(rows or 1) // replicas),
-        replicas=replicas if isinstance(model.distribute_strategy, SHARDABLE) else 1,
-        sharded=level_of(model.distribute_strategy),
+        trained=sum(map(bytes_of, model.trainable_weights)),
+        slots=sum(
+            bytes_of(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables
+        ),
+        activations=kept / len(devices_of(model.distribute_strategy)) / samples,
         largest_layer=largest_layer(model),
         vectors=bytes_of_vectors(model),
+        half_precision=model.dtype_policy.compute_dtype in ("float16", "bfloat16"),
     )

@@ -27,7 +27,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import operations_are_deterministic
 from ...compat.layers import computes_again, layers_of
 from ...distribute.devices import is_gpu
-from ...distribute.sharding.levels import level_of
+from ...distribute.sharding.sharded import level_of
 from ...distribute.storage import local_path
 from ...distribute.workers.agreement import spans_workers
 from ...optimizers.held_optimizers import optimizers_of

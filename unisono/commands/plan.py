@@ -159,7 +159,7 @@ def smallest_memory() -> int:
     """
     import tensorflow as tf
 
-    from ..distribute.memory import PeakMemory
+    from ..distribute.device_memory import PeakMemory
 
     gpus = [f"GPU:{index}" for index, _ in enumerate(tf.config.list_logical_devices("GPU"))]
     if not gpus:
@@ -173,7 +173,7 @@ def as_text(
     name: str, model: ModelMemory, plans: Sequence[MemoryPlan], memory: float, samples: int, devices: int
 ) -> str:
     """What is printed: the model, a line for each plan, and what to put into the program."""
-    from ..distribute.gpu_memory import in_words
+    from ..distribute.device_memory import in_words
 
     precision = "half precision" if model.half_precision else "full precision"
     each = "on one device" if devices == 1 else f"on {devices} devices"

@@ -1,4 +1,4 @@
-"""A variable of which each replica holds a shard, seen as a whole one."""
+"""Variables of which each replica holds a shard, seen as whole ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.tapes import record_as_read, variable_without_value
 from ...compat.variables import VariableStandIn, plain_variable, put_inside, raw_value
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
-from .layout import own_shard, shard_size, whole
-from .travel import all_gather, gathered_on_host
+from .collectives import all_gather, gathered_on_host, own_shard, scattered_from_first, shard_size, whole
+from .transient_weights import transient_weight
 
 _numbers = itertools.count()
 
@@ -106,8 +107,44 @@ class ShardedValue(VariableStandIn):
         return self.assign(self.read_value() - tf.cast(value, self.dtype))
 
 
+class ShardedWeight(ShardedValue):
+    """A sharded weight: all-gathered where a step reads it, for as long as the step uses it.
+
+    Its gradient is that of the whole weight. Arguments and attributes as `ShardedValue`.
+
+    Context: eager.
+    """
+
+    trainable = True
+    _should_act_as_resource_variable = True
+
+    def __init__(self, strategy: tf.distribute.Strategy, shape: Sequence[int], dtype: Any, name: str) -> None:
+        super().__init__(strategy, shape, dtype, name)
+        self._known_to_tapes = variable_without_value(self.shape, self.dtype, name)
+
+    @property
+    def handle(self) -> Any:
+        """By which a `tf.GradientTape` knows it."""
+        return self._known_to_tapes.handle
+
+    def read_value(self) -> tf.Tensor:
+        """The whole weight, or what stands for it here."""
+        if self.is_seen_through() or not (in_replica_context() and tf.distribute.has_strategy()):
+            value = super().read_value()
+        else:
+            value = transient_weight(self.own().read_value, self.shape.as_list())
+        record_as_read(self._known_to_tapes, value)
+        return value
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            f"The weight {self.name!r} is sharded, which a SavedModel cannot hold: save the model with "
+            "`model.save(path)`, load it outside of the strategy's scope, and export what was loaded."
+        )
+
+
 class TensorInPlace(VariableStandIn):
-    """A tensor in the place of a variable: what is assigned to it is its value from then on.
+    """A tensor that stands for a variable: what is assigned to it is its value from then on.
 
     Args:
         key: by which an optimizer knows the variable.
@@ -171,7 +208,7 @@ def own_shards() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]:
-    """Inside, what reads one of the sharded `variables` in this thread finds the whole value that was put together before.
+    """Inside, what reads one of the sharded `variables` in this thread finds the whole value that was gathered before.
 
     So that one worker alone can write a file: all workers enter, and those without `here` keep nothing.
 
@@ -222,3 +259,30 @@ def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -
     value = ShardedValue(strategy, variable.shape.as_list(), variable.dtype, variable.name)
     value.assign(whole_value)
     put_inside(variable, value)
+
+
+def sharded_weight(
+    strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any
+) -> ShardedWeight | None:
+    """What a Keras variable that is being created under a strategy holds; None: what it would hold without sharding.
+
+    Weights of rank two and more are held in shards. A vector has a small part of what its layer has, and to put it together
+    would take as long.
+
+    Args:
+        strategy: whose weights are sharded.
+        variable: has a shape if `value` is called.
+        value: its first one: an array, a tensor, or a function that makes it. Over several workers the chief's counts.
+
+    Context: eager, on every worker.
+    """
+    shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
+    trained = variable.trainable and tf.as_dtype(variable.dtype).is_floating
+    if len(shape) < 2 or not trained or isinstance(value, tf.Variable) or not tf.executing_eagerly():
+        return None
+    weight = ShardedWeight(strategy, shape, variable.dtype, variable.name)
+    first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
+    with monitored_collective():
+        for shard, part in zip(weight.shards, scattered_from_first(strategy, first)):
+            shard.assign(part)
+    return weight

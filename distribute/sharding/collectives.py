@@ -1,10 +1,12 @@
-"""How shards travel: a sum of which each replica gets its shard, and shards that every replica puts together.
+"""Collectives of shards: a sum of which each replica gets its shard, and shards that every replica gathers.
 
     reduce_scatter   whole tensors in, the shard of their sum out       each replica sends (N-1)/N of the bytes
     all_gather       shards in, whole tensors out                       the same
 
-Both go in packs, so that a pack travels while the next one is computed. Over several workers a pack is one collective. In
+Both go in packs, so that a pack is sent while the next one is computed. Over several workers a pack is one collective. In
 one process the shards are copied from device to device, and added on the device that holds the result.
+
+A tensor is cut flat, into one shard of equal size for each replica, the last ones padded with zeros.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ...compat.collectives import all_gather as gather_on
 from ...compat.collectives import all_to_all, launchers_of, per_replica
 from ...compat.graphs import graph_function
 from ..devices import computes_on_gpu
-from ..replicas import bytes_of_packs, num_replicas
+from ..replicas import bytes_of_packs, num_replicas, replica_id
 from ..step_context import current_step
 from ..workers.agreement import place_among_workers
-from .layout import rows_of_shards, shard_size, whole
 
 _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
@@ -51,7 +53,7 @@ def reduce_scatter(
     for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are there first
         if before is not None:
             before([tensors[i] for i in pack])
-        rows = tf.concat([rows_of_shards(tensors[i], replicas) for i in pack], 1)
+        rows = tf.concat([as_shards(tensors[i], replicas) for i in pack], 1)
         if weight is not None:
             rows = tf.math.multiply_no_nan(rows, tf.cast(weight, rows.dtype))
         total = _together(_OWN_SUM, rows)
@@ -78,8 +80,8 @@ def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> 
     return result
 
 
-def numbers_are_known(rows: tf.Tensor) -> bool:
-    """Whether GPUs can hand each other their rows without the host asking how many each has: see `rows_of_all`.
+def sizes_are_known(rows: tf.Tensor) -> bool:
+    """Whether GPUs can hand each other their rows without the host asking how many each has: see `gather_dense`.
 
     Context: replica.
     """
@@ -94,7 +96,7 @@ def numbers_are_known(rows: tf.Tensor) -> bool:
     return step.rows * num_replicas() == step.global_rows and rows.shape.is_fully_defined()
 
 
-def rows_of_all(rows: tf.Tensor) -> tf.Tensor:
+def gather_dense(rows: tf.Tensor) -> tf.Tensor:
     """The rows of all replicas, one after the other, on each of them.
 
     In one process each may have another number of rows; over several workers all have the same, of a known shape.
@@ -114,7 +116,7 @@ def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tenso
 
 def scattered_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor) -> list[tf.Tensor]:
     """The shards that the local replicas get of what the first of all replicas brings. Context: eager, on every worker."""
-    rows = rows_of_shards(value, strategy.num_replicas_in_sync)
+    rows = as_shards(value, strategy.num_replicas_in_sync)
     devices = strategy.extended.worker_devices
     if len(devices) == strategy.num_replicas_in_sync:
         return tf.unstack(rows)
@@ -124,7 +126,7 @@ def scattered_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor) -> 
 
 
 class _Exchange(NamedTuple):
-    """One way in which numbers travel, in one process and over several workers."""
+    """One collective, in one process and over several workers."""
 
     copied: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]  # what all replicas bring -> what each gets
     launched: Callable[[Any, tf.Tensor], tf.Tensor]  # a launcher and what its replica brings -> what it gets
@@ -189,16 +191,76 @@ _ALL_SHARDS = _Exchange(_copy_all, gather_on)
 def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
     """Groups of indices: neighbours of one dtype, up to the bytes of a pack; a larger tensor is a pack of its own."""
     packs: list[list[int]] = []
-    most, room, dtype = bytes_of_packs(), 0, None
+    most, left, dtype = bytes_of_packs(), 0, None
     for index, tensor in enumerate(tensors):
         size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-        if not packs or tensor.dtype != dtype or size > room:
+        if not packs or tensor.dtype != dtype or size > left:
             packs.append([])
-            room, dtype = most, tensor.dtype
+            left, dtype = most, tensor.dtype
         packs[-1].append(index)
-        room -= size
+        left -= size
     return packs
 
 
 def _size(tensor: tf.Tensor, replicas: int) -> int:
     return shard_size(tensor.shape.num_elements() or 0, replicas)
+
+
+def shard_size(numbers: int, replicas: int) -> int:
+    """The numbers of one shard: `ceil(numbers / replicas)`."""
+    return -(-numbers // replicas)
+
+
+def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
+    """`value`, of a known shape, as `[replicas, shard_size]`: row r is the shard of replica r."""
+    numbers = value.shape.num_elements()
+    size = shard_size(numbers, replicas)
+    flat = tf.reshape(value, [-1])
+    if size * replicas > numbers:
+        flat = tf.pad(flat, [[0, size * replicas - numbers]])
+    return tf.reshape(flat, [replicas, size])
+
+
+def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
+    """This replica's shard of a tensor or of `tf.IndexedSlices` with unique rows: flat, of a static size.
+
+    Args:
+        value: of a known shape, if `shape` is not given.
+        shape: that of the variable, which a gradient has; its own need not be known.
+
+    Context: replica.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        return _shard_of_slices(value, list(value.shape if shape is None else shape))
+    value = tf.convert_to_tensor(value)
+    value = value if shape is None else tf.ensure_shape(value, shape)
+    numbers = value.shape.num_elements()
+    size = shard_size(numbers, num_replicas())
+    flat, begin = tf.reshape(value, [-1]), replica_id() * size
+    if size * num_replicas() == numbers:
+        return tf.ensure_shape(tf.slice(flat, [begin], [size]), [size])
+    begin = tf.minimum(begin, numbers)
+    part = flat[begin : tf.minimum(begin + size, numbers)]
+    return tf.ensure_shape(tf.pad(part, [[0, size - tf.size(part)]]), [size])
+
+
+def whole(flat: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """The reverse: all shards one after the other, in the shape of what was cut."""
+    numbers = int(np.prod(shape, dtype=np.int64))
+    return tf.reshape(flat[:numbers], shape)
+
+
+def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
+    """The shard of what slices stand for; only the rows that reach into the shard become dense."""
+    rows, width = int(shape[0]), int(np.prod(shape[1:], dtype=np.int64))
+    size = shard_size(rows * width, num_replicas())
+    begin = tf.cast(replica_id(), tf.int64) * size
+    first = begin // width
+    count = min(rows, -(-size // width) + 1)
+    places = tf.cast(slices.indices, tf.int64) - first
+    inside = tf.logical_and(places >= 0, places < count)
+    values = tf.reshape(slices.values, [-1, width])
+    dense = tf.math.unsorted_segment_sum(values, tf.where(inside, places, -1), count)
+    skipped = begin - first * width
+    flat = tf.pad(tf.reshape(dense, [-1]), [[0, size]])
+    return tf.ensure_shape(tf.slice(flat, [skipped], [size]), [size])

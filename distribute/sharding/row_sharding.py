@@ -17,7 +17,7 @@ from ...compat.parameter_servers import ShardedVariable
 from ...compat.replaced import wrap
 from ...compat.variables import is_plain, put_inside, raw_value
 
-_DEVICES = "devices_of_slots"  # attribute of a Keras variable
+_DEVICES = "state_devices"  # attribute of a Keras variable
 
 
 def _serialize(original: Callable[[Any], dict[str, Any]], variable: keras.Variable) -> dict[str, Any]:
@@ -32,12 +32,12 @@ def _serialize(original: Callable[[Any], dict[str, Any]], variable: keras.Variab
 wrap("_serialize_to_tensors", _serialize)
 
 
-def keep_slots_on(variable: keras.Variable, devices: Sequence[str]) -> None:
+def keep_state_on(variable: keras.Variable, devices: Sequence[str]) -> None:
     """Notes that the slots of a trained variable are to be cut by rows, one part for each of the devices."""
     setattr(variable, _DEVICES, list(devices))
 
 
-def devices_of_slots(variable: Any) -> list[str]:
+def state_devices(variable: Any) -> list[str]:
     """Where the parts of its slots are: a device for each; empty if they are not in parts, or it has left the pipeline."""
     devices = getattr(variable, _DEVICES, [])
     if not devices or not is_plain(raw_value(variable)):
@@ -46,16 +46,16 @@ def devices_of_slots(variable: Any) -> list[str]:
     return devices if rows >= len(devices) else []
 
 
-def rows_of_parts(variable: Any) -> list[int]:
+def rows_per_shard(variable: Any) -> list[int]:
     """The number of rows of each part: the first ones have one more where they do not divide, as TensorFlow cuts."""
-    rows, count = int(variable.shape[0]), len(devices_of_slots(variable))
+    rows, count = int(variable.shape[0]), len(state_devices(variable))
     return [rows // count + (part < rows % count) for part in range(count)]
 
 
 @contextlib.contextmanager
 def created_in_rows(reference: Any) -> Iterator[None]:
     """A variable of the shape of `reference` that is created here, in eager mode, is in parts if its slots are."""
-    devices = devices_of_slots(reference)
+    devices = state_devices(reference)
     if not devices:
         yield
         return
@@ -82,8 +82,8 @@ def move_rows(slot: keras.Variable, reference: Any) -> None:
 
 def _in_rows(value: tf.Tensor, reference: Any, name: str) -> ShardedVariable:
     parts = []
-    devices = devices_of_slots(reference)
-    for index, (device, part) in enumerate(zip(devices, tf.split(value, rows_of_parts(reference)))):
+    devices = state_devices(reference)
+    for index, (device, part) in enumerate(zip(devices, tf.split(value, rows_per_shard(reference)))):
         with tf.device(device):
             parts.append(tf.Variable(part, trainable=False, name=f"{name}/part_{index}"))
     return ShardedVariable(parts, name)

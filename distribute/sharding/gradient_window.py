@@ -1,8 +1,8 @@
-"""How far the backward pass may be ahead of the sums of its gradients.
+"""How far the backward pass may be ahead of the reduce-scatters of its gradients.
 
 A backward pass is often faster than links: then every gradient of the model would be whole before the first sum is there.
-So what makes the gradients of a pack waits until the sum of a pack some way before has come: one large gradient travels, or
-as many small ones as fill a pack, while the next are computed. The graph is changed after the gradient was taken.
+So what makes the gradients of a pack waits until the sum of an earlier pack is there: one large gradient is sent, or as many
+small ones as fill a pack, while the next are computed. The graph is changed after the gradient was taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...compat.edges import (
 )
 from ..replicas import bytes_of_packs, local_replica_index
 
-_NAME = "gradients that travel"
+_NAME = "gradients that are sent"
 _KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
 
 
@@ -45,7 +45,7 @@ class Window:
         self._sent: dict[int, list[tuple[int, tf.Operation]]] = {}
 
     def before(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Lets what makes these gradients wait for the sum of gradients some way before, if there is one.
+        """Lets what makes these gradients wait for the sum of gradients before them, if there is one.
 
         Args:
             tensors: of a pack that is sent next.
@@ -78,11 +78,11 @@ class Window:
         sent.append((size, total.op))
 
     def _last_to_come(self) -> tf.Operation | None:
-        """The sum that must be there: after it the largest pack and as many bytes of others as a pack has may travel."""
-        travelling = largest = 0
+        """The sum that must be there: after it the largest pack and the bytes of one more pack may be in flight."""
+        in_flight = largest = 0
         for size, total in reversed(self._sent.get(local_replica_index(), ())):
-            travelling, largest = travelling + size, max(largest, size)
-            if travelling - largest > bytes_of_packs():
+            in_flight, largest = in_flight + size, max(largest, size)
+            if in_flight - largest > bytes_of_packs():
                 return total
         return None
 
@@ -93,7 +93,7 @@ class Window:
         return [] if self._first is None else newly_needed(ops, self._first, self._needed)
 
 
-def window_here() -> Window | None:
+def gradient_window() -> Window | None:
     """That of the graph in which this replica runs, for all its backward passes; None in eager mode. Context: replica."""
     graph = graph_of_replica()
     if graph is None:

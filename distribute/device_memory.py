@@ -1,4 +1,4 @@
-"""How much memory the devices of this process have, and how much was taken at most."""
+"""The memory of the devices of this process: how much they have, how much is free, and how much was used at most."""
 
 from __future__ import annotations
 
@@ -8,9 +8,50 @@ from pathlib import Path
 import tensorflow as tf
 
 from ..compat.devices import memory_limit
+from .arguments import shown
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
+
+
+def grow_gpu_memory(enabled: bool = True) -> list[str]:
+    """Has TensorFlow take the memory of every GPU as it is needed, not nearly all of it at the start.
+
+    For machines that several programs share, and to see in `nvidia-smi` what a program needs. What was taken is not given
+    back before the program ends, and fragments more. Call it before anything else uses TensorFlow's devices.
+
+    Args:
+        enabled: False: all of it at the start, as by default.
+
+    Returns:
+        The names of the GPUs; none where there are none.
+
+    Raises:
+        TypeError: `enabled` is no bool.
+        RuntimeError: the GPUs are in use already.
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"`enabled` must be True or False. Received: {shown(enabled)}")
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        try:
+            tf.config.experimental.set_memory_growth(gpu, enabled)
+        except RuntimeError:
+            raise RuntimeError(
+                "grow_gpu_memory() came too late: TensorFlow already uses the GPUs; call it before anything else that uses "
+                "TensorFlow, or set TF_FORCE_GPU_ALLOW_GROWTH=true."
+            ) from None
+    return [gpu.name for gpu in gpus]
+
+
+def free_memory(device: str) -> int | None:
+    """The bytes that TensorFlow may still take on a GPU; None where that is not known."""
+    limit = memory_limit(device)
+    try:
+        taken = tf.config.experimental.get_memory_info(device)["current"]
+    except (ValueError, tf.errors.OpError):
+        return None
+    return None if limit is None else max(0, limit - taken)
 
 
 class PeakMemory:
@@ -61,3 +102,12 @@ class PeakMemory:
 def _kilobytes(file: Path, name: str) -> int:
     line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1])
+
+
+def in_words(size: float) -> str:
+    """A number of bytes, for people."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

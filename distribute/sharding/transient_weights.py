@@ -1,11 +1,11 @@
-"""When weights that are held in shards are whole: from just before a step uses one until it has.
+"""Transient full-size weights: a sharded weight is all-gathered just before a step uses it, and freed after that.
 
 A tensor in a graph lives from where it is made to its last use, and the backward pass uses what the forward pass did. So
-that a weight need not stay whole in between, it is put together twice: what the backward pass reads is a second tensor, put
-together then. User code sees one tensor and runs once; the graph is changed after the gradient was taken.
+that a weight need not stay whole in between, it is gathered twice: what the backward pass reads is a second tensor, gathered
+then. User code sees one tensor and runs once; the graph is changed after the gradient was taken.
 
-Each time a weight waits for what the weight before it was used with: it travels while that one is computed with, and no
-more than two are whole at a time.
+Each gather waits for what the weight before it was used with: it runs while that one is computed with (prefetch), and no
+more than two weights are whole at a time.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ...compat.edges import (
     read_instead,
 )
 from ..replicas import local_replica_index
-from .travel import all_gather
+from .collectives import all_gather
 
 _KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
 
 
 @dataclasses.dataclass(eq=False)
-class _Moment:
-    """One time that a weight is whole.
+class _Gather:
+    """One all-gather of a weight.
 
     Attributes:
         shard: this replica's, as it was when the weight was read.
         shape: of the whole.
         whole: what the step reads.
-        awaited: what had to be there before it was put together.
+        awaited: what had to be there before it began.
     """
 
     shard: tf.Tensor
@@ -49,10 +49,10 @@ class _Moment:
     awaited: Sequence[tf.Operation]
 
 
-def whole_for_a_moment(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
-    """The whole weight, put together when the step comes to use it.
+def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
+    """The whole weight, gathered when the step comes to use it.
 
-    In a function, branch or loop that the replica's code traces, it is put together before that begins.
+    In a function, branch or loop that the replica's code traces, it is gathered before that begins.
 
     Args:
         shard: reads this replica's.
@@ -68,8 +68,8 @@ def whole_for_a_moment(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> 
         weights = _weights_of(graph)
         awaited = weights.last_used_with()
         own = shard()
-        weights.add(_Moment(own, list(shape), _gathered(own, shape, awaited), awaited))
-    return weights.moments[-1].whole
+        weights.add(_Gather(own, list(shape), _gathered(own, shape, awaited), awaited))
+    return weights.gathers[-1].whole
 
 
 def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Operation]) -> tf.Tensor:
@@ -79,7 +79,7 @@ def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Opera
 
 def _weights_of(graph: Any) -> _Weights:
     """Those of this replica in a graph, which holds them. Graphs inside of it, and around it, are handed what it holds."""
-    held = graph.get_collection_ref(f"weights whole for a moment, replica {local_replica_index()}")
+    held = graph.get_collection_ref(f"gathered weights, replica {local_replica_index()}")
     weights = next((each for each in held if each.graph is graph), None)
     if weights is None:
         weights = _Weights(graph)
@@ -88,31 +88,31 @@ def _weights_of(graph: Any) -> _Weights:
 
 
 class _Weights:
-    """The weights that one replica has put together in a graph, and what else depends on weights alone: casts of them, say.
+    """The weights that one replica has gathered in a graph, and what else depends on weights alone: casts of them, say.
 
     Attributes:
         graph: None: there are none, in eager mode.
-        moments: in the order in which they were read.
+        gathers: in the order in which they were read.
     """
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
-        self.moments: list[_Moment] = []
-        self._by_tensor: dict[Any, _Moment] = {}
+        self.gathers: list[_Gather] = []
+        self._by_tensor: dict[Any, _Gather] = {}
         self._known: dict[Any, bool] = {}
 
-    def add(self, moment: _Moment) -> None:
+    def add(self, gather: _Gather) -> None:
         """Notes one that was just read."""
-        self.moments.append(moment)
-        self._by_tensor[moment.whole.ref()] = moment
+        self.gathers.append(gather)
+        self._by_tensor[gather.whole.ref()] = gather
 
     def last_used_with(self) -> Sequence[tf.Operation]:
         """What the weight that was read last is used with, if it is already."""
-        if not self.moments:
+        if not self.gathers:
             return ()
-        for use in self.uses(self.moments[-1].whole):
+        for use in self.uses(self.gathers[-1].whole):
             return self.others(use)
-        return self.moments[-1].awaited
+        return self.gathers[-1].awaited
 
     def has(self, tensor: tf.Tensor) -> bool:
         """Whether it depends on weights alone."""
@@ -139,7 +139,7 @@ class _Weights:
         """What makes the inputs of an operation that are not weights."""
         return [tensor.op for tensor in op.inputs if not self.has(tensor)]
 
-    def made_of(self, tensor: tf.Tensor) -> Iterator[_Moment]:
+    def made_of(self, tensor: tf.Tensor) -> Iterator[_Gather]:
         """The weights that a tensor depends on."""
         if tensor.ref() in self._by_tensor:
             yield self._by_tensor[tensor.ref()]
@@ -148,7 +148,7 @@ class _Weights:
                 yield from self.made_of(each)
 
     def again(self, tensor: tf.Tensor, twins: dict[Any, tf.Tensor]) -> tf.Tensor:
-        """The same numbers as `tensor`, made of weights that were put together anew: `twins`, which is added to."""
+        """The same numbers as `tensor`, made of weights that were gathered again: `twins`, which is added to."""
         if tensor.ref() not in twins:
             if tensor.op.type in _KEPT:
                 return tensor
@@ -158,7 +158,7 @@ class _Weights:
 
 
 class BackwardPass:
-    """The weights that the backward pass of this replica uses, put together a second time; made after gradients were taken.
+    """The weights that the backward pass of this replica uses, gathered a second time; made after gradients were taken.
 
     Context: replica; a graph, or nothing happens.
     """
@@ -174,7 +174,7 @@ class BackwardPass:
 
     def _found(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
         """Each operation of the backward pass that reads what the forward pass made of weights alone."""
-        seen, todo = set(), [moment.whole for moment in self._weights.moments]
+        seen, todo = set(), [gather.whole for gather in self._weights.gathers]
         while todo:
             tensor = todo.pop()
             for op in {each.name: each for each in tensor.consumers()}.values():
@@ -196,10 +196,10 @@ class BackwardPass:
             self._reads = [(op, tensor) for op, tensor in self._reads if op.name not in needed]
 
     def gather_until(self, tensors: Sequence[tf.Tensor] | None = None) -> None:
-        """Puts together, in the order of the backward pass, what is used until the last of `tensors` is there, and the next.
+        """Gathers, in the order of the backward pass, what is used until the last of `tensors` is there, and the next.
 
         Args:
-            tensors: of the backward pass, or what was made of such. None: all that is left is put together.
+            tensors: of the backward pass, or what was made of such. None: all that is left is gathered.
         """
         if not self._reads:
             return
@@ -225,20 +225,20 @@ class BackwardPass:
 
     def _gather_next(self) -> None:
         op, tensor = self._reads.pop(0)
-        for moment in self._weights.made_of(tensor):
-            self._gather(moment, op)
+        for gather in self._weights.made_of(tensor):
+            self._gather(gather, op)
         read_instead(op, tensor, self._weights.again(tensor, self._twins))
 
-    def _gather(self, moment: _Moment, first: tf.Operation) -> None:
-        if moment.whole.ref() in self._twins:
+    def _gather(self, gather: _Gather, first: tf.Operation) -> None:
+        if gather.whole.ref() in self._twins:
             return
         used_with = self._used_with(first)
-        again = _gathered(moment.shard, moment.shape, self._awaited or used_with)
-        self._twins[moment.whole.ref()] = again
+        again = _gathered(gather.shard, gather.shape, self._awaited or used_with)
+        self._twins[gather.whole.ref()] = again
         self._awaited = used_with
 
     def _used_with(self, op: tf.Operation) -> list[tf.Operation]:
-        """What an operation of the backward pass, or who uses its result, reads beside weights and is there before it.
+        """What an operation of the backward pass, or a user of its result, reads that is no weight and precedes it.
 
         Nothing that was made before the operation depends on it, so that it may be waited for.
         """

@@ -1,0 +1,192 @@
+"""What of the training state is sharded (ZeRO-1, 2 or 3), chosen for a strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from ...compat.optimizers import (
+    call_count,
+    overwritten_by_gradient,
+    own_learning_rate,
+    own_variables,
+    trained_variables,
+)
+from ...compat.replaced import wrap
+from ...compat.variables import put_inside, raw_value
+from ..arguments import one_of, shown
+from ..pipeline.pipeline import Pipeline
+from .sharded_value import ShardedValue, sharded_weight
+
+LEVELS = ("optimizer", "gradients", "weights")
+SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+_Target = TypeVar("_Target", bound=tf.distribute.Strategy | Pipeline)
+_levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
+    """Lets each replica of a strategy hold a part of the training state instead of all of it; the numbers stay the same.
+
+    Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
+    "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and what is whole for a moment.
+    `docs/guides/sharded-state.md` says what travels, and when which level pays.
+
+        strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy())
+        with strategy.scope():
+            model = ...
+
+    Args:
+        strategy: `tf.distribute.MirroredStrategy` or `tf.distribute.MultiWorkerMirroredStrategy`, of any size, or a
+            `unisono.distribute.Pipeline` with `replicas`; with one replica nothing changes.
+        level: "optimizer": slots, moving averages and the gradients that accumulation carries are held in parts;
+            "gradients": the same, since a step sums gradients in parts in any case; "weights": also the trained weights of
+            rank two and more, each of which is put together where a step reads it, forward and backward, for as long as it
+            is used. In a Pipeline both of the first two hold the slots of a stage in parts by rows, one on the stage's
+            device of each replica (`4 + 4 + 8 / R`), and "weights" is refused.
+
+    Returns:
+        The same strategy. Optimizers that are built under it from now on hold their slots in parts, and with "weights" what
+        is created under it is never whole on a device for good.
+
+    Raises:
+        TypeError: it is not one of these strategies.
+        ValueError: `level` is none of the levels, or is not the one that the strategy has, or a Pipeline cannot have it, or
+            variables that it would shard exist already.
+
+    Context: host, before the optimizer is built; with "weights" before the model is.
+
+    Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.
+    """
+    one_of("level", level, LEVELS)
+    if isinstance(strategy, Pipeline):
+        strategy.shard(level)
+        return strategy
+    if not isinstance(strategy, SHARDABLE):
+        raise TypeError(
+            "`strategy` must be a tf.distribute.MirroredStrategy or MultiWorkerMirroredStrategy, whose replicas have copies "
+            f"of their own, or a Pipeline. Received: {shown(strategy)}"
+        )
+    if strategy not in _levels:
+        _check_nothing_exists(strategy, level)
+        accept_sharded_variables(strategy)
+    if _levels.setdefault(strategy, level) != level:
+        raise ValueError(
+            f"`level` is {_levels[strategy]!r} for this strategy already: make another strategy for another level. "
+            f"Received: {level!r}"
+        )
+    if level == "weights":
+        wrap("_initialize", _initialize)
+    return strategy
+
+
+def _initialize(original: Callable[..., None], variable: keras.Variable, value: Any) -> None:
+    """Creates what a Keras variable holds."""
+    strategy = tf.distribute.get_strategy()
+    held = sharded_weight(strategy, variable, value) if level_of(strategy) == "weights" else None
+    if held is None:
+        original(variable, value)
+    else:
+        put_inside(variable, held)
+
+
+def level_of(strategy: Any = None) -> str | None:
+    """What is sharded under a strategy (None: the current one); None: nothing."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    return _levels.get(strategy) if strategy.num_replicas_in_sync > 1 else None
+
+
+def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
+    """Rejects a level that comes after the variables that it is to shard: compiled steps know them as they are.
+
+    Raises:
+        ValueError: a live optimizer has whole slots, or with "weights" a live variable is whole.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return
+    gc.collect()  # what nobody uses any more counts for nothing
+    for each in gc.get_objects():
+        late = next(_whole_under(strategy, each, level), None)
+        if late is not None:
+            when = "the model is made" if level == "weights" else "the optimizer is built, which `fit` does"
+            raise ValueError(
+                f"`sharded(strategy, level={level!r})` comes too late: {late.path!r} exists already, and would stay whole "
+                f"on each replica. Call it before {when}; for what exists make another strategy and a new model."
+            )
+
+
+def _whole_under(strategy: tf.distribute.Strategy, owner: Any, level: str) -> Iterator[keras.Variable]:
+    kind = type(owner)
+    found: list[keras.Variable] = []
+    if issubclass(kind, keras.optimizers.Optimizer) and vars(owner).get("built"):
+        found = unsharded_state(owner)
+    elif level == "weights" and issubclass(kind, keras.Variable) and _is_shardable(owner):
+        found = [owner]
+    return (v for v in found if getattr(raw_value(v), "distribute_strategy", None) is strategy)
+
+
+def _is_shardable(variable: keras.Variable) -> bool:
+    """Whether a variable is a weight that the level "weights" shards: a vector has a small part of what its layer has."""
+    sharded = isinstance(raw_value(variable), ShardedValue)
+    floating = tf.as_dtype(variable.dtype).is_floating
+    return bool(variable.trainable) and floating and len(variable.shape or ()) >= 2 and not sharded
+
+
+def unsharded_state(optimizer: Any) -> list[keras.Variable]:
+    """The slots that should be sharded and are not: what has the shape of a trained variable, but for scalars."""
+    shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
+    others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}
+    return [
+        v
+        for v in own_variables(optimizer)
+        if tuple(v.shape) in shapes and id(v) not in others and not isinstance(raw_value(v), ShardedValue)
+    ]
+
+
+def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
+    """Lets two methods of `strategy.extended` take sharded variables.
+
+    - `update(variable, fn, args)`, which callbacks of Keras call: `fn` sees them as whole ones. TensorFlow's own runs `fn`
+      on each copy of the variable with the copies of the arguments; shards are no copies.
+    - `colocate_vars_with(variable)`, in which optimizers create slots: they are on the replicas' devices in any case.
+    """
+    _update_sharded_too(strategy)
+    colocate: Callable[[Any], Any] = strategy.extended.colocate_vars_with
+
+    def colocated(colocate_with_variable: Any) -> Any:
+        sharded = isinstance(colocate_with_variable, ShardedValue)
+        return contextlib.nullcontext() if sharded else colocate(colocate_with_variable)
+
+    strategy.extended.colocate_vars_with = colocated  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
+    original: Callable[..., Any] = strategy.extended.update
+    inside = threading.local()
+
+    def update(
+        var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
+            return original(var, fn, args=args, kwargs=kwargs, group=group)
+        if getattr(inside, "an_update", False):  # a copied variable is assigned a sharded one
+            args, kwargs = tf.nest.map_structure(_as_tensor, (tuple(args), kwargs))
+            return original(var, fn, args=args, kwargs=kwargs, group=group)
+        inside.an_update = True
+        try:
+            return fn(var, *args, **kwargs)
+        finally:
+            inside.an_update = False
+
+    strategy.extended.update = update  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, ShardedValue) else value
