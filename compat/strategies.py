@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -50,37 +50,15 @@ def give_collectives_a_group(strategy: Any) -> None:
         launcher._group_key = group
 
 
-class LookedAtReplica(tf.distribute.ReplicaContext):
-    """The context of a replica that is only looked at: the others are taken to hand over what it hands over.
+class LoneReplica(tf.distribute.ReplicaContext):
+    """The context of the replica that computes a step on the whole batch: a reduction over replicas is its own value.
 
     A `tf.Variable` with an aggregation, which the code of a layer assigns, is so written in a graph that is then pruned.
-
-    Args:
-        strategy: whose replica it is.
-        replica_id: int.
-        sums: `sums(tensors)` gives what a step that is looked at takes for their sums over all replicas; None: collectives
-            are made, in a graph that is then pruned.
     """
-
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        replica_id: int,
-        sums: Callable[[list[Any]], list[Any]] | None = None,
-    ) -> None:
-        super().__init__(strategy, replica_id)
-        self.sums = sums
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """See `tf.distribute.ReplicaContext`."""
-        if self.sums is None:
-            return super().all_reduce(reduce_op, value, options)
-        op = tf.distribute.ReduceOp(reduce_op.upper() if isinstance(reduce_op, str) else reduce_op)
-        sums = self.sums(tf.nest.flatten(value))
-        if op is tf.distribute.ReduceOp.MEAN:
-            count = self.strategy.num_replicas_in_sync
-            sums = [each / tf.cast(count, each.dtype) for each in sums]
-        return tf.nest.pack_sequence_as(value, sums)
+        return value
 
     def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `tf.distribute.ReplicaContext`."""

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from ..compat.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from .arguments import shown
-from .collectives import refuse_collective
-from .replicas import all_reduce_sum_packed, num_replicas
+from .replicas import all_reduce_sum_packed, check_not_in_xla, num_replicas
 from .step_context import WEIGHTED, StepContext, current_step, this_step
 
 
@@ -51,7 +50,7 @@ def gather(values: Any) -> Any:
     if step is not None and not step.shares:
         if step.num_replicas == 1:
             return values
-        refuse_collective("`unisono.distribute.gather`")
+        check_not_in_xla("`unisono.distribute.gather`")
         return own_rows_of_all(values, each_its_own=True)
     context = tf.distribute.get_replica_context()
     if context is None:

@@ -15,10 +15,9 @@ from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
 from ..compat.variables import direct_writes, raw_value, stateless_scope
-from ..distribute.collectives import refuse_collective
 from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import all_reduce_sum_packed, once_per_copy, shares_variables
+from ..distribute.replicas import all_reduce_sum_packed, check_not_in_xla, once_per_copy, shares_variables
 from ..distribute.step_context import current_step, drawing_step, step_scope
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
@@ -121,7 +120,7 @@ def _synchronized_moments(original: Any) -> Any:
         step = current_step()
         if step is None:
             return original(x, axes, keepdims)
-        refuse_collective("a synchronized BatchNormalization")
+        check_not_in_xla("a synchronized BatchNormalization")
         alive = tf.cast(step.alive, x.dtype)
         total = tf.reduce_sum(x, axis=axes, keepdims=True)
         count = tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True)

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.strategies import LookedAtReplica, pretending_replicas
+from ...compat.strategies import LoneReplica, pretending_replicas
 from ...compat.variables import raw_value, sums_on_read
 from ...distribute.replicas import (
     all_reduce_sum_packed,
@@ -121,7 +121,7 @@ class WholeStep:
 
         own.take_gradients, graph = take, tf.compat.v1.get_default_graph()
         step.writes.state_mapping.update(state.totals)
-        alone = LookedAtReplica(strategy, first_local_replica(strategy), lambda tensors: tensors)
+        alone = LoneReplica(strategy, first_local_replica(strategy))
         with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
             result = self._step_fn(data)
             if self._own_logs:

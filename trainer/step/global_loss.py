@@ -40,9 +40,8 @@ from ...compat.training import (
     with_each_loss,
 )
 from ...distribute.arguments import shown
-from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
-from ...distribute.replicas import all_reduce_sum
+from ...distribute.replicas import all_reduce_sum, check_not_in_xla
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 
 _ROWWISE_NAMES = """
@@ -166,7 +165,7 @@ def _gathered(y_true: Any, y_pred: Any, sample_weight: Any) -> list[Any]:
 
 
 def _may_gather() -> None:
-    refuse_collective("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
+    check_not_in_xla("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
 
 
 def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -239,7 +238,7 @@ def _global_weight(local: tf.Tensor) -> tf.Tensor:
     step = this_step()
     total = tf.stop_gradient(local)
     if step.num_replicas > 1:
-        refuse_collective("a loss that is divided by weights (a mask, or `mean_with_sample_weight`)")
+        check_not_in_xla("a loss that is divided by weights (a mask, or `mean_with_sample_weight`)")
         (total,) = all_reduce_sum([total])
     return total if step.totals is None else step.totals.divisor(total)
 

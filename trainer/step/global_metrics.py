@@ -27,9 +27,14 @@ from ...compat.layers import layers_of
 from ...compat.shared_change import shared_attribute
 from ...compat.training import CompileMetrics, Mean, MetricsList, Sum, held_metrics
 from ...compat.variables import raw_value, stateless_scope
-from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
-from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, local_copy, shares_variables
+from ...distribute.replicas import (
+    all_reduce_sum,
+    all_reduce_sum_packed,
+    check_not_in_xla,
+    local_copy,
+    shares_variables,
+)
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 from .collected_writes import SETTLED
 from .metric_kinds import is_stock, own_rows_suffice
@@ -105,7 +110,7 @@ def exact_update(metric: Any, original: Callable[..., Any], *args: Any, **kwargs
 
 def _update_on_all_rows(metric: Any, original: Any, step: StepContext, args: Any, kwargs: Any) -> Any:
     """The update of one device, of which the first replica keeps the writes."""
-    refuse_collective(
+    check_not_in_xla(
         f"the metric {metric.name!r}, which may look at the whole batch (see `unisono.rowwise`),"
     )
     args, kwargs = _rows_of_all((args, kwargs), step)

@@ -17,8 +17,8 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
 from ...compat.shared_change import shared_attribute
 from ...compat.training import compiled_loss
-from ...distribute.collectives import refuse_collective
 from ...distribute.gathered_rows import own_rows_of_all
+from ...distribute.replicas import check_not_in_xla
 from ...distribute.step_context import current_step, step_scope
 from .global_metrics import exact_updates, metrics_of
 
@@ -69,7 +69,7 @@ def _on_all_rows(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         step = current_step()
         if step is None or step.num_replicas == 1 or output.shape.rank == 0:
             return original(output)
-        refuse_collective("an activity regularizer that may look at the whole batch (see `unisono.rowwise`)")
+        check_not_in_xla("an activity regularizer that may look at the whole batch (see `unisono.rowwise`)")
         everyone = own_rows_of_all(output)
         with step_scope(step.on_all_rows()):
             value = tf.convert_to_tensor(original(everyone))
