@@ -1,4 +1,4 @@
-"""Strategies, replicas, clusters: how numbers travel. Nothing here knows of models, losses or optimizers.
+"""Strategies, replicas, clusters, and the communication between them. Nothing here knows of models, losses or optimizers.
 
 The names are imported when they are first used: the launcher is part of this package and must not load TensorFlow.
 """

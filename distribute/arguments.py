@@ -1,4 +1,4 @@
-"""Checks of arguments that every package needs: one sentence that names the argument, the value and the cure."""
+"""Checks of arguments that every package needs: one sentence that names the argument, the value and the fix."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def number(
         above: what it must be greater than.
         most: the largest.
         below: what it must be less than.
-        finite: whether infinity is refused.
+        finite: whether infinity is rejected.
         optional: whether None is allowed too, and returned.
 
     Raises:
@@ -127,7 +127,7 @@ def function(name: str, value: Any, optional: bool = False) -> Any:
 
 
 def takes_arguments(value: Any, count: int) -> bool:
-    """Whether a function can be called with `count` arguments; True where that cannot be told."""
+    """Whether a function can be called with `count` arguments; True where that is not known."""
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):  # some functions of C have none that can be read

@@ -87,7 +87,7 @@ def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute
     cluster_start.install()
     options = communication_options or tf.distribute.experimental.CommunicationOptions()
     resolver = None
-    if read_tf_config(os.environ) is None:  # Slurm: TensorFlow must be told
+    if read_tf_config(os.environ) is None:  # Slurm: TensorFlow does not read its variables
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(dict(cluster.jobs)),
             task_type=cluster.task_type,

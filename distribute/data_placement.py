@@ -10,7 +10,7 @@ from .device_memory import free_memory, in_words
 from .devices import is_gpu
 
 MEMORY_SHARE = 0.25
-"""The share of a GPU's free memory that arrays may take by default: weights, slots and activations need the rest."""
+"""The share of a GPU's free memory that arrays may take by default: weights, state and activations need the rest."""
 
 
 @dataclasses.dataclass
@@ -25,9 +25,9 @@ _setting = _Setting()
 def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> None:
     """Says where arrays live that are given to `fit`, `evaluate` and `predict`, from the next call on.
 
-    On a GPU the rows of a batch are picked out of the arrays there, and nothing is copied between steps. On the host they
-    are picked out there, each GPU is sent its own rows, and the batches of the next steps are sent while a step is computed.
-    `fit` says in one line which it is. Without GPUs nothing changes.
+    On a GPU the samples of a batch are picked out of the arrays there, and nothing is copied between steps. On the host they
+    are picked out there, each GPU is sent its own samples, and the batches of the next steps are sent while a step is
+    computed. `fit` says in one line which it is. Without GPUs nothing changes.
 
     Args:
         place: "auto": on every GPU of this process where the arrays fit `memory_share` of its free memory, else on the host;

@@ -98,7 +98,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
 
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
-    """Refuses devices of this process that do not exist: TensorFlow would use the CPU in their place without a word.
+    """Rejects devices of this process that do not exist: TensorFlow would use the CPU instead without a word.
 
     Raises:
         ValueError: names the device, and those that exist.

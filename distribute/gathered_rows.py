@@ -1,4 +1,4 @@
-"""The rows of all replicas, on each of them: for losses and metrics that look at the whole batch."""
+"""The samples of all replicas, on each of them: for losses and metrics that look at the whole batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .step_context import WEIGHTED, StepContext, current_step, this_step
 
 
 def gather(values: Any) -> Any:
-    """The rows of all replicas, for code that compares rows: contrastive losses, in-batch negatives, batch statistics.
+    """The samples of all replicas, for code that compares samples: contrastive losses, in-batch negatives, batch statistics.
 
-    What is computed from the result alone is the same number on every replica, and is the one of one device. It may also be
-    compared with the rows of this replica. The gradient of what all replicas compute of a row flows back into it, for which
-    they add it up: one more collective in the backward pass.
+    What is computed from the result alone is the same number on every replica, and is the single-device result. It may also
+    be compared with the samples of this replica. The gradient of what all replicas compute of a sample flows back into it,
+    for which they add it up: one more collective in the backward pass.
 
-    - In `fit`, in a layer or a `train_step` of your own: use the loss as it is. Replicas may hold different numbers of rows,
+    - In `fit`, in a layer or a custom `train_step`: use the loss as it is. Replicas may hold different numbers of samples,
       or none.
     - In a custom loop with `strategy.run`: divide a loss that is the same on all replicas by
       `strategy.num_replicas_in_sync`.
@@ -54,10 +54,10 @@ def gather(values: Any) -> Any:
         return own_rows_of_all(values, each_its_own=True)
     context = tf.distribute.get_replica_context()
     if context is None:
-        if in_symbolic_scope():  # a layer of a model that is being made: the rows are not known
+        if in_symbolic_scope():  # a layer of a model that is being made: the samples are not known
             return values
         raise RuntimeError(
-            "`gather` was called outside of `strategy.run`: call it inside, where each replica has its rows."
+            "`gather` was called outside of `strategy.run`: call it inside, where each replica has its samples."
         )
     if num_replicas() == 1:
         return values
@@ -76,23 +76,23 @@ def gather(values: Any) -> Any:
 
 
 def own_rows_of_all(structure: Any, is_data: bool = False, each_its_own: bool = False) -> Any:
-    """Gathers every tensor of `structure` over the replicas, along the rows, in the order of the replicas.
+    """Gathers every tensor of `structure` over the replicas, along the samples, in the order of the replicas.
 
-    The result's rows that belong to this replica are its own tensors; those of the others are constants. The gradient that
-    flows into the own rows is divided by this replica's share: the step weights what a replica computes with its share,
-    and of a number that is the same on all replicas, each has the gradient of its own rows alone. So the replicas'
-    gradients add up to that of one device, those of variables that are used beside the rows included. A replica
-    without rows adds none. Keras masks are gathered along.
+    The result's samples that belong to this replica are its own tensors; those of the others are constants. The gradient
+    that flows into the own samples is divided by this replica's share: the step weights what a replica computes with its
+    share, and of a number that is the same on all replicas, each has the gradient of its own samples alone. So the replicas'
+    gradients add up to that of one device, those of variables that are used next to the samples included. A replica without
+    samples adds none. Keras masks are gathered along.
 
     Args:
         structure: nest of tensors `[rows, ...]`; None stays None, scalars stay as they are. Strings, integers, ragged and
             sparse tensors have no gradient.
         is_data: whether `structure` is data, of which nobody wants the gradient.
-        each_its_own: whether each replica may compute another number from the result. Then the gradient of a row is the sum
-            of what all of them give it.
+        each_its_own: whether each replica may compute another number from the result. Then the gradient of a sample is the
+            sum of what all of them give it.
 
     Returns:
-        The same nest with `[global_rows, ...]` in place of each tensor.
+        The same nest with `[global_rows, ...]` instead of each tensor.
 
     Raises:
         TypeError: for ragged or sparse tensors of floating point numbers that are no data: collectives cannot carry their
@@ -117,9 +117,9 @@ def _gather(
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         if value.dtype.is_floating and not is_data:
             raise TypeError(
-                "A loss or metric of your own needs the rows of all replicas, and a "
+                "A custom loss or metric needs the samples of all replicas, and a "
                 f"{type(value).__name__} cannot be gathered. Received: {value}. Convert it to a dense tensor, or declare "
-                "the function with `unisono.rowwise` if it treats every row by itself."
+                "the function with `unisono.rowwise` if it treats every sample by itself."
             )
         step.shapes_vary = True
         return _rows_of_all(_trimmed(value, step), step)
@@ -138,7 +138,7 @@ def _gather(
 
 
 def _trimmed(value: Any, step: StepContext) -> Any:
-    """The tensor without the row that a replica without rows has borrowed."""
+    """The tensor without the sample that a replica without samples has borrowed."""
     if step.certainly_alive:
         return value
     if isinstance(value, tf.SparseTensor):
@@ -162,7 +162,7 @@ def _gather_dense(value: tf.Tensor, step: StepContext, share: Any, each_its_own:
 
 @tf.custom_gradient
 def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor, share: tf.Tensor) -> Any:
-    """The rows of all; the gradient of one is the sum of what the replicas give it, weighted with their shares.
+    """The samples of all; the gradient of one is the sum of what the replicas give it, weighted with their shares.
 
     It is divided by this replica's share, with which it will be weighted in turn. A share is 1 where that is done already.
     """
@@ -183,7 +183,7 @@ def _with_gradient_over_share(value: tf.Tensor, share: tf.Tensor) -> Any:
 
 
 def rows_of_all_workers(outputs: Any, step: StepContext) -> Any:
-    """The rows of all replicas, in order, on every replica.
+    """The samples of all replicas, in order, on every replica.
 
     Args:
         outputs: nest of dense, ragged or sparse tensors `[step.rows, ...]` of any dtype.
@@ -219,7 +219,7 @@ def samples_of_all(value: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(_all_gather(value), [None, *value.shape[1:]])
 
 
-# What collectives carry; other numbers travel as one of these that holds them.
+# What collectives carry; other numbers are sent as one of these that holds them.
 _CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
@@ -238,7 +238,7 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
 
 
 def _gather_strings(value: tf.Tensor) -> tf.Tensor:
-    """Strings travel as their lengths and their bytes."""
+    """Strings are sent as their lengths and their bytes."""
     lengths = _all_gather(tf.strings.length(value))
     raw = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(value, [-1])), tf.uint8)
     alphabet = tf.constant([bytes([code]) for code in range(256)])

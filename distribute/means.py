@@ -15,10 +15,10 @@ Reduction = Literal["sum_over_batch_size", "mean_with_sample_weight"]
 
 
 def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None = None) -> int:
-    """`per_replica * num_replicas`: the rows of one step.
+    """`per_replica * num_replicas`: the samples of one step.
 
     Args:
-        per_replica: int >= 1; rows of one replica.
+        per_replica: int >= 1; samples of one replica.
         strategy: whose replicas to count. None: the current strategy's (1 where there is none).
 
     Raises:
@@ -41,12 +41,12 @@ def global_mean(
 
         part_r = sum_i w_i v_i / sum over replicas of n_r
 
-    Replicas may hold different numbers of rows, or none. The gradients of the parts, summed over the replicas (which is
+    Replicas may hold different numbers of samples, or none. The gradients of the parts, summed over the replicas (which is
     what an optimizer does), are the gradient of the mean.
 
     Args:
-        values: float tensor (rows, ...) of this replica; usually one loss for each row (`reduction="none"`).
-        sample_weight: tensor whose shape is a prefix of that of `values` ((rows,) is usual) or broadcasts to it, or None.
+        values: float tensor (samples, ...) of this replica; usually one loss for each sample (`reduction="none"`).
+        sample_weight: tensor whose shape is a prefix of that of `values` ((samples,) is usual) or broadcasts to it, or None.
         reduction: what n_r is. `"sum_over_batch_size"`, the default of every Keras loss: the number of values, so that
             weights change the size of the mean. `"mean_with_sample_weight"`: the sum of the weights.
 
@@ -58,7 +58,7 @@ def global_mean(
         ValueError: unknown `reduction`, or weights that do not fit the values.
 
     Context: replica; or no strategy, where it is the plain mean. Inside a step of `unisono.Model` (an overridden
-    `train_step`) the part is divided by this replica's share of the rows, the unit that such steps are in.
+    `train_step`) the part is divided by this replica's share of the samples, the unit that such steps are in.
 
     Examples:
         >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
@@ -112,7 +112,7 @@ def numeric_tensor(name: str, value: Any) -> tf.Tensor:
 
 
 def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
-    """The weights with the rank of `values`: (rows,) becomes (rows, 1, ...), (rows, 1) becomes (rows,)."""
+    """The weights with the rank of `values`: (samples,) becomes (samples, 1, ...), (samples, 1) becomes (samples,)."""
     weights = tf.cast(tf.convert_to_tensor(sample_weight), values.dtype)
     rank, weight_rank = values.shape.rank, weights.shape.rank
     if rank is None or weight_rank is None:
@@ -128,6 +128,6 @@ def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
     if not fits:
         raise ValueError(
             f"`sample_weight` of shape {tf.convert_to_tensor(sample_weight).shape} does not fit `values` "
-            f"of shape {values.shape}: give one weight for each row, or one for each value."
+            f"of shape {values.shape}: give one weight for each sample, or one for each value."
         )
     return weights

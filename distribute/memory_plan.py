@@ -1,6 +1,6 @@
 """Which of accumulation, sharded state, half precision and a pipeline a training needs to fit into its devices.
 
-A replica holds, of a model with weights of W bytes of which T are trained, with S bytes of slots, on N replicas:
+A replica holds, of a model with weights of W bytes of which T are trained, with S bytes of optimizer state, on N replicas:
 
 ================  ============  ============  ==================  =============================================
                   weights       gradients     slots               accumulators (with accumulation)
@@ -13,15 +13,17 @@ pipeline over K   W / K         T / K         S / K               none: micro-ba
   "optimizer"     W / K         T / K         S / N               the same
 ================  ============  ============  ==================  =============================================
 
-and the activations of the rows of one micro-batch that the backward pass waits for. L bytes are the weights of the largest
-layer: two layers' weights or gradients are whole at a time. Weights of rank one stay whole at every level. With float32 and
-Adam that is, but for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv
-1910.02054. No tensors.
+and the activations of the samples of one micro-batch that the backward pass waits for. L bytes are the weights of the
+largest layer: two layers' weights or gradients are whole at a time. Weights of rank one stay whole at every level. With
+float32 and Adam that is, but for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020,
+arXiv 1910.02054. No tensors.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +31,7 @@ from .arguments import number, shown, truth, whole_number
 from .device_memory import in_words
 from .sharding.sharded import LEVELS
 
-_WORKSPACE = 0.9  # of the memory may be planned with: kernels need room to work, and the allocator loses some
+_WORKSPACE = 0.9  # of the memory may be planned with: kernels need some, and the allocator loses some
 _MICRO_BATCHES = 4  # for each stage of a pipeline: they keep its bubble below a fifth
 
 
@@ -40,8 +42,8 @@ class ModelMemory:
     Attributes:
         weights: int; bytes of all weights, those of layers' own counters and averages included.
         trained: int; bytes of the weights that are trained, and so of their gradients.
-        slots: int; bytes of the optimizer's variables.
-        activations: float; bytes that the backward pass waits for, for each row of the batch.
+        slots: int; bytes of the optimizer state.
+        activations: float; bytes that the backward pass waits for, for each sample of the batch.
         always: float; bytes that it waits for whatever the batch, such as half-precision copies of the weights.
         largest_layer: int; bytes of the weights of the layer that has most.
         vectors: int; bytes of the weights of rank one and less, of which every replica has all.
@@ -58,7 +60,7 @@ class ModelMemory:
     half_precision: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what is no number of bytes."""
+        """Rejects what is no number of bytes."""
         for name in ("weights", "trained", "slots", "activations", "always", "largest_layer", "vectors"):
             number(name, getattr(self, name), least=0)
         truth("half_precision", self.half_precision)
@@ -73,7 +75,7 @@ class MemoryPlan:
         accumulation: int; micro-batches whose gradients are summed before each update; 1: none.
         half_precision: bool; whether a policy of half precision is needed that the model does not have yet.
         stages: int; devices over which each copy of the model is cut; 1: no pipeline.
-        rows: int; rows that a device works on at once.
+        rows: int; samples that a device works on at once.
         weights, gradients, slots, accumulators, activations: int; bytes.
         fits: bool; whether they are at most nine tenths of the device's memory.
     """
@@ -97,7 +99,7 @@ class MemoryPlan:
 
     @property
     def remedies(self) -> frozenset[str]:
-        """What is used beside plain data parallelism."""
+        """What is used in addition to plain data parallelism."""
         used = {
             "sharded": self.sharded is not None,
             "accumulation": self.accumulation > 1,
@@ -118,7 +120,7 @@ def memory_plans(
     Args:
         model: what it takes on one device, as `unisono.model_memory` finds it.
         memory_bytes: float; of the smallest device.
-        global_batch_size: int; rows of a step.
+        global_batch_size: int; samples of a step.
         replicas: int; devices in all.
 
     Returns:
@@ -200,33 +202,16 @@ def less_memory(
 
 
 def _candidates(model: ModelMemory, memory: float, rows: int, replicas: int) -> Iterator[MemoryPlan]:
+    plan = functools.partial(_plan, model, memory, rows, replicas)
     of_replica = -(-rows // replicas)
-    steps = [1] + [2**n for n in range(1, of_replica.bit_length()) if 2**n <= of_replica]
+    steps = [2**n for n in range(of_replica.bit_length())]
+    levels = (None, *LEVELS) if replicas > 1 else (None,)
     for half in (False,) if model.half_precision else (False, True):
-        for level in (None, *LEVELS) if replicas > 1 else (None,):
-            for accumulation in steps:
-                yield _plan(
-                    model,
-                    memory,
-                    rows,
-                    replicas,
-                    sharded=level,
-                    accumulation=accumulation,
-                    half_precision=half,
-                )
-        for stages in range(2, replicas + 1):
-            if replicas % stages == 0:
-                yield _plan(model, memory, rows, replicas, half_precision=half, stages=stages)
-                if stages < replicas:
-                    yield _plan(
-                        model,
-                        memory,
-                        rows,
-                        replicas,
-                        half_precision=half,
-                        stages=stages,
-                        sharded="optimizer",
-                    )
+        for level, accumulation in itertools.product(levels, steps):
+            yield plan(sharded=level, accumulation=accumulation, half_precision=half)
+        for stages in (n for n in range(2, replicas + 1) if replicas % n == 0):
+            for level in (None, "optimizer") if stages < replicas else (None,):
+                yield plan(sharded=level, half_precision=half, stages=stages)
 
 
 def _plan(
@@ -271,7 +256,7 @@ def _plan(
 
 
 def _rows_of_device(rows: int, replicas: int, accumulation: int, stages: int) -> tuple[int, int]:
-    """How many rows a device works on at once, and of how many it keeps activations."""
+    """How many samples a device works on at once, and of how many it keeps activations."""
     of_copy = -(-rows // (replicas // stages))
     if stages == 1:
         at_once = -(-of_copy // accumulation)
@@ -282,7 +267,7 @@ def _rows_of_device(rows: int, replicas: int, accumulation: int, stages: int) ->
 
 
 def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> int:
-    """Into how many parts the pipeline of a plan cuts the rows of a copy of the model."""
+    """Into how many parts the pipeline of a plan cuts the samples of a copy of the model."""
     return min(-(-global_batch_size // (replicas // plan.stages)), _MICRO_BATCHES * plan.stages)
 
 

@@ -1,4 +1,4 @@
-"""How numbers travel between replicas: the few operations that everything above is made of.
+"""Communication between replicas: the few operations that everything above is made of.
 
 Context: the functions say for themselves in which context they may be called. None of them knows of models or losses.
 """

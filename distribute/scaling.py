@@ -1,7 +1,7 @@
 """What more replicas will bring: a measured step, its bytes and the speed of the links, played for any number of replicas.
 
 A step of N replicas, of which `replicas_per_worker` are in one machine, takes as long as the slowest replica computes, and
-as long as the sum of the gradients takes beyond what runs beside the backward pass. With B bytes of gradients, n partners,
+as long as the sum of the gradients takes beyond what runs during the backward pass. With B bytes of gradients, n partners,
 bandwidth b and latency l a sum takes
 
 ============  ==========================================================================================================
@@ -30,16 +30,16 @@ _POWERS = tuple(2**n for n in range(13))
 
 @dataclasses.dataclass(frozen=True)
 class ScaledStep:
-    """A step on a number of replicas, each with as many rows as the replica that was measured.
+    """A step on a number of replicas, each with as many samples as the replica that was measured.
 
     Attributes:
         replicas: int.
         step_seconds: float; the whole step.
-        sum_seconds: float; the sum of the gradients, what runs beside the backward pass included.
-        speedup: float; rows a second, against one replica.
+        sum_seconds: float; the sum of the gradients, what runs during the backward pass included.
+        speedup: float; samples a second, against one replica.
         efficiency: float, 0 to 1; `speedup / replicas`.
         sent_bytes: float; what each machine sends over the network in a step.
-        memory_bytes: float; what each replica holds: weights, gradients, slots, activations.
+        memory_bytes: float; what each replica holds: weights, gradients, optimizer state, activations.
     """
 
     replicas: int
@@ -69,7 +69,7 @@ def simulate_scaling(
     """How long a step of synchronous data parallelism will take, and what each replica holds, on other numbers of replicas.
 
     The global batch grows with the replicas. Memory is that of `MirroredStrategy` and `MultiWorkerMirroredStrategy`: every
-    replica has all weights, gradients and slots.
+    replica has all weights, gradients and optimizer state.
 
     Args:
         step_seconds: float; the measured step of one replica alone, on its own device.
@@ -81,7 +81,7 @@ def simulate_scaling(
         replicas_per_worker: int; devices in one machine.
         local_bytes_per_second: float or None; what a device sends to another of its machine in a second. None: as
             `link_bytes_per_second`.
-        overlap: float, 0 to 1; the share of the step beside which sums run: 0 where they begin after the backward pass.
+        overlap: float, 0 to 1; the share of the step during which sums run: 0 where they begin after the backward pass.
         jitter: float; the standard deviation of a replica's step, as a share of it. All wait for the slowest.
         slots: int; variables that the optimizer keeps for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
         activation_bytes: float; what else a step needs on a device.

@@ -20,18 +20,18 @@ from ..compat.replaced import replaced_functions
 
 @dataclasses.dataclass
 class ReplicaRows:
-    """One replica's rows of the global batch.
+    """One replica's samples of the global batch.
 
     Attributes:
         replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers. Random layers mix it into their
             seeds, so that replicas draw different numbers. Asynchronous workers, which read the same random state, each
             have their own number, too, though each of their steps has one replica.
         num_replicas: int; replicas in sync.
-        rows: int or int32 scalar tensor; rows of the global batch that this replica holds. Can be 0: the replica then
-            computes on one borrowed row, whose effects are dropped (`alive` is false).
-        global_rows: int or int32 scalar tensor; rows of the global batch.
-        first_row: int or int32 scalar tensor or None; where this replica's rows begin in the global batch. None: the
-            rows are shared out evenly, in the order of the replicas.
+        rows: int or int32 scalar tensor; samples of the global batch that this replica holds. Can be 0: the replica then
+            computes on one borrowed sample, whose effects are dropped (`alive` is false).
+        global_rows: int or int32 scalar tensor; samples of the global batch.
+        first_row: int or int32 scalar tensor or None; where this replica's samples begin in the global batch. None: the
+            samples are shared out evenly, in the order of the replicas.
     """
 
     replica_id: Any
@@ -42,35 +42,35 @@ class ReplicaRows:
 
     @property
     def alive(self) -> Any:
-        """Whether this replica has rows of its own: a bool when that is known while tracing, else a bool tensor."""
+        """Whether this replica has samples: a bool when that is known while tracing, else a bool tensor."""
         return self.rows > 0
 
     @property
     def draws_as_one_device(self) -> bool:
-        """Whether random layers draw the numbers of one device: on the first replica, and where all rows are there."""
+        """Whether random layers draw the same numbers as a single device: on the first replica, or with all samples."""
         return isinstance(self.replica_id, int) and self.replica_id == 0
 
     @property
     def certainly_alive(self) -> bool:
-        """Whether it is known while tracing that this replica has rows of its own."""
+        """Whether it is known while tracing that this replica has samples."""
         return isinstance(self.rows, int) and self.rows > 0
 
     @property
     def rows_before(self) -> Any:
-        """The rows of the global batch that are before those of this replica: an int or an int tensor."""
+        """The samples of the global batch that are before those of this replica: an int or an int tensor."""
         if self.first_row is not None:
             return self.first_row
         return (self.replica_id * self.global_rows) // self.num_replicas
 
     @property
     def holds_first_row(self) -> Any:
-        """Whether the first row of the global batch is this replica's: a bool or a bool tensor."""
+        """Whether the first sample of the global batch is this replica's: a bool or a bool tensor."""
         before = self.rows_before
         first = before == 0 if isinstance(before, int) else tf.equal(before, 0)
         return tf.logical_and(first, self.alive)
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
-        """`rows / global_rows`, the weight of a mean over this replica's rows in the global mean; a scalar."""
+        """`rows / global_rows`, the weight of a mean over this replica's samples in the global mean; a scalar."""
         rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
         return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
 
@@ -88,7 +88,7 @@ NOT_AGGREGATED = "not aggregated"
 
 @dataclasses.dataclass
 class WeightTotals:
-    """The divisors of those losses of a step that are not divided by rows (masks, `mean_with_sample_weight`), in order.
+    """The divisors of those losses of a step that are not divided by samples (masks, `mean_with_sample_weight`), in order.
 
     Attributes:
         noted: scalar tensors; those so far, each summed over the replicas.
@@ -99,7 +99,7 @@ class WeightTotals:
     known: Sequence[Any] | None = None
 
     def divisor(self, total: Any) -> Any:
-        """Notes the weight total of the next loss; returns that of the whole batch."""
+        """Notes the total sample weight of the next loss; returns that of the whole batch."""
         if self.known is not None:
             total = self.known[len(self.noted)]
         self.noted.append(total)
@@ -108,15 +108,15 @@ class WeightTotals:
 
 @dataclasses.dataclass
 class StepContext(ReplicaRows):
-    """A replica's rows, and what code inside of Keras leaves for the step around it.
+    """A replica's samples, and what code inside of Keras leaves for the step around it.
 
     Attributes:
         compute: the function that computes loss, gradients and outputs in `Model.train_step`; None: as it is written.
         in_xla: bool; whether this part of the step is compiled by XLA, where no collective can be.
-        totals: the weight totals of its losses, where they are asked for (to accumulate gradients, to join the parts of a
-            batch); else None.
+        totals: the total sample weights of its losses, where they are asked for (to accumulate gradients, to combine the
+            parts of a batch); else None.
         writes: the scope that collects the writes of Keras variables in this step.
-        verdicts: bool scalar tensors; one from each optimizer that was asked to apply: true when it did apply.
+        verdicts: the finite checks, bool scalar tensors; one from each optimizer that was asked to apply: true when it did.
         notes: what objects keep for the rest of this step, under keys of their own.
         shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
             TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
@@ -124,7 +124,7 @@ class StepContext(ReplicaRows):
         calls: for an optimizer, by its id: its calls since its last update before this step; int32 scalar on the host.
             Of one that is not there only the device knows.
         shares: bool; whether numbers that the code on a replica computes are its shares of those of the global batch,
-            which add up: the convention of loops of the user's own. False: they are means over its rows.
+            which add up: the convention of custom loops. False: they are means over its samples.
     """
 
     compute: Any = None
@@ -155,7 +155,7 @@ class StepContext(ReplicaRows):
             self.notes[what] = outer
 
     def on_all_rows(self) -> StepContext:
-        """The step of one replica that holds all rows: for code that is given the gathered rows."""
+        """The step of one replica that holds all samples: for code that is given the gathered samples."""
         return dataclasses.replace(
             self,
             replica_id=0,
@@ -167,7 +167,7 @@ class StepContext(ReplicaRows):
 
     @property
     def weight_total(self) -> Any:
-        """The divisor of the step's loss where exactly one loss has one of its own; else None: the rows."""
+        """The divisor of the step's loss where exactly one loss has one of its own; else None: the samples."""
         noted = self.totals.noted if self.totals is not None else ()
         return noted[0] if len(noted) == 1 else None
 
@@ -177,24 +177,28 @@ class StepContext(ReplicaRows):
         return tf.reduce_all(tf.stack(self.verdicts)) if self.verdicts else None
 
 
-_local = threading.local()
+class _Local(threading.local):
+    step: StepContext | None = None
+    drawing: StepContext | None = None
+
+
+_local = _Local()
 
 
 def current_step() -> StepContext | None:
     """The step that this thread computes, or None outside of the trainer's steps (in a custom loop, say)."""
-    stack = getattr(_local, "stack", None)
-    return stack[-1] if stack else None
+    return _local.step
 
 
 def drawing_step() -> StepContext | None:
-    """The step whose replica draws random numbers: `current_step()`, or one around a model in a loop of the user's own."""
-    return current_step() or getattr(_local, "drawing", None)
+    """The step whose replica draws random numbers: `current_step()`, or one around a model in a custom loop."""
+    return _local.step or _local.drawing
 
 
 @contextlib.contextmanager
 def draws_of(replica: StepContext) -> Iterator[None]:
     """Inside, layers draw the random numbers of this replica, and nothing else is a step."""
-    outer, _local.drawing = getattr(_local, "drawing", None), replica
+    outer, _local.drawing = _local.drawing, replica
     try:
         with replaced_functions():
             yield
@@ -204,23 +208,19 @@ def draws_of(replica: StepContext) -> Iterator[None]:
 
 def this_step() -> StepContext:
     """The step that this thread computes, for code that is only ever called inside one."""
-    step = current_step()
-    if step is None:
+    if _local.step is None:
         raise RuntimeError(
             "This function is a part of a step of `fit`, `evaluate` or `predict`: call it inside of one."
         )
-    return step
+    return _local.step
 
 
 @contextlib.contextmanager
 def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
     """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
-    stack = getattr(_local, "stack", None)
-    if stack is None:
-        stack = _local.stack = []
-    stack.append(context)
+    outer, _local.step = _local.step, context
     try:
         with replaced_functions() if context is not None else contextlib.nullcontext():
             yield context
     finally:
-        stack.pop()
+        _local.step = outer

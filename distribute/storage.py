@@ -97,7 +97,7 @@ def path_text(name: str, value: Any) -> str:
 
 
 def open_plain(path: str | Path) -> io.BufferedReader:
-    """Opens a plain file for reading; a FIFO, a device or a folder is refused, and never waited for.
+    """Opens a plain file for reading; a FIFO, a device or a folder is rejected, and never waited for.
 
     Raises:
         OSError: it cannot be opened, or is no plain file.

@@ -134,7 +134,7 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> li
 def cores_near(
     gpus: Sequence[Gpu], names: Sequence[str], devices: Path = Path("/sys/bus/pci/devices")
 ) -> str:
-    """The processor cores beside some GPUs, as "0-15,32-47"; empty where that is not known or makes no difference.
+    """The processor cores near some GPUs, as "0-15,32-47"; empty where that is not known or makes no difference.
 
     Args:
         gpus: of the machine.

@@ -45,7 +45,7 @@ class Task:
     Attributes:
         name: what logs call it, for instance `worker-0`.
         command: program and arguments.
-        env: variables set beside those of the launcher.
+        env: variables set in addition to those of the launcher.
         role: "script": the cluster is done when all of these are. "server": ends with the scripts, not before.
             "spare": a server whose loss the scripts survive; it is started again alone.
         aliases: what the errors of others call it: its address, "worker 0".
@@ -59,7 +59,7 @@ class Task:
 
 
 Place = tuple[Mapping[str, str], tuple[str, ...]]
-"""The variables that show a process its own GPUs, and what starts it on the cores beside them; both may be empty."""
+"""The variables that show a process its own GPUs, and what starts it on the cores near them; both may be empty."""
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:

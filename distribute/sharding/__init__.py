@@ -1,1 +1,1 @@
-"""Training state of which each replica holds a part: where it lives, how it travels, how it is seen as a whole."""
+"""Training state of which each replica holds a part: its shards, their collectives, and how it is seen as a whole."""

@@ -14,7 +14,7 @@ from ..step_context import current_step, step_scope
 def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
     """Runs `then` on every replica where `condition` is true, else `otherwise`; both write, and may hold collectives.
 
-    TensorFlow refuses a collective in a conditional that one replica makes. So the conditional is made once, in
+    TensorFlow rejects a collective in a conditional that one replica makes. So the conditional is made once, in
     cross-replica context, and in its branches the replicas run again, as the steps of a loop do.
 
     Args:

@@ -81,7 +81,7 @@ def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> 
 
 
 def sizes_are_known(rows: tf.Tensor) -> bool:
-    """Whether GPUs can hand each other their rows without the host asking how many each has: see `gather_dense`.
+    """Whether GPUs can exchange their slices without the host asking how many each has: see `gather_dense`.
 
     Context: replica.
     """
@@ -97,9 +97,9 @@ def sizes_are_known(rows: tf.Tensor) -> bool:
 
 
 def gather_dense(rows: tf.Tensor) -> tf.Tensor:
-    """The rows of all replicas, one after the other, on each of them.
+    """The values of all replicas, one after the other along the first axis, on each of them.
 
-    In one process each may have another number of rows; over several workers all have the same, of a known shape.
+    In one process each may have another size along it; over several workers all have the same, of a known shape.
 
     Context: replica, in a graph.
     """
@@ -212,7 +212,7 @@ def shard_size(numbers: int, replicas: int) -> int:
 
 
 def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
-    """`value`, of a known shape, as `[replicas, shard_size]`: row r is the shard of replica r."""
+    """`value`, of a known shape, as `[replicas, shard_size]`: a matrix whose row r is the shard of replica r."""
     numbers = value.shape.num_elements()
     size = shard_size(numbers, replicas)
     flat = tf.reshape(value, [-1])

@@ -21,9 +21,7 @@ from ...compat.edges import (
     number_of,
 )
 from ..replicas import bytes_of_packs, local_replica_index
-
-_NAME = "gradients that are sent"
-_KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
+from .transient_weights import KEPT, held_by
 
 
 class Window:
@@ -96,17 +94,10 @@ class Window:
 def gradient_window() -> Window | None:
     """That of the graph in which this replica runs, for all its backward passes; None in eager mode. Context: replica."""
     graph = graph_of_replica()
-    if graph is None:
-        return None
-    held = graph.get_collection_ref(_NAME)
-    window = next((each for each in held if each.graph is graph), None)
-    if window is None:
-        window = Window(graph)
-        held.append(window)
-    return window
+    return None if graph is None else held_by(graph, "gradients that are sent", Window)
 
 
 def _takes_memory(op: tf.Operation) -> bool:
     """Whether an operation of a backward pass computes numbers: what asks for a shape alone runs in the forward pass."""
     numbers = any(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in op.outputs)
-    return is_of_a_gradient(op) and numbers and op.type not in _KEPT
+    return is_of_a_gradient(op) and numbers and op.type not in KEPT

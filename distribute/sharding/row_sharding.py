@@ -1,7 +1,8 @@
-"""Slots in parts by rows, each on a device of its own: what the replicas of a pipeline's stage hold for it.
+"""Optimizer state sharded by the rows of matrices, each shard on its device: what the replicas of a pipeline's stage hold.
 
-The weight itself stays whole on the stage's first device, where a gradient of all replicas arrives. Its slots are cut by
-rows. The rule runs for each part where it is, on rows of the gradient and of the weight, and the new rows come back.
+The weight itself stays whole on the stage's first device, where a gradient of all replicas arrives. Its optimizer state is
+sharded by the rows of the matrix. The rule runs for each shard where it is, on its part of the gradient and of the weight,
+and the new part comes back.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ wrap("_serialize_to_tensors", _serialize)
 
 
 def keep_state_on(variable: keras.Variable, devices: Sequence[str]) -> None:
-    """Notes that the slots of a trained variable are to be cut by rows, one part for each of the devices."""
+    """Notes that the optimizer state of a trained variable is to be sharded by matrix rows over the devices."""
     setattr(variable, _DEVICES, list(devices))
 
 
 def state_devices(variable: Any) -> list[str]:
-    """Where the parts of its slots are: a device for each; empty if they are not in parts, or it has left the pipeline."""
+    """The device of each shard of its optimizer state; empty if that is not sharded, or it has left the pipeline."""
     devices = getattr(variable, _DEVICES, [])
     if not devices or not is_plain(raw_value(variable)):
         return []
@@ -47,14 +48,14 @@ def state_devices(variable: Any) -> list[str]:
 
 
 def rows_per_shard(variable: Any) -> list[int]:
-    """The number of rows of each part: the first ones have one more where they do not divide, as TensorFlow cuts."""
+    """The number of matrix rows of each shard: the first ones have one more where they do not divide, as TensorFlow cuts."""
     rows, count = int(variable.shape[0]), len(state_devices(variable))
     return [rows // count + (part < rows % count) for part in range(count)]
 
 
 @contextlib.contextmanager
 def created_in_rows(reference: Any) -> Iterator[None]:
-    """A variable of the shape of `reference` that is created here, in eager mode, is in parts if its slots are."""
+    """A variable of the shape of `reference` that is created here, eagerly, is sharded if that one's optimizer state is."""
     devices = state_devices(reference)
     if not devices:
         yield
@@ -73,7 +74,7 @@ def created_in_rows(reference: Any) -> Iterator[None]:
 
 
 def move_rows(slot: keras.Variable, reference: Any) -> None:
-    """Makes the TensorFlow variable inside a slot that exists one in parts, with its value."""
+    """Shards the TensorFlow variable inside existing optimizer state, with its value."""
     if not isinstance(raw_value(slot), ShardedVariable):
         with tf.init_scope():
             value = tf.convert_to_tensor(raw_value(slot))

@@ -35,8 +35,8 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
     """Lets each replica of a strategy hold a part of the training state instead of all of it; the numbers stay the same.
 
     Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
-    "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and what is whole for a moment.
-    `docs/guides/sharded-state.md` says what travels, and when which level pays.
+    "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and the transient full-size tensors.
+    `docs/guides/sharded-state.md` says what is communicated, and when which level pays.
 
         strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy())
         with strategy.scope():
@@ -45,14 +45,14 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
     Args:
         strategy: `tf.distribute.MirroredStrategy` or `tf.distribute.MultiWorkerMirroredStrategy`, of any size, or a
             `unisono.distribute.Pipeline` with `replicas`; with one replica nothing changes.
-        level: "optimizer": slots, moving averages and the gradients that accumulation carries are held in parts;
-            "gradients": the same, since a step sums gradients in parts in any case; "weights": also the trained weights of
-            rank two and more, each of which is put together where a step reads it, forward and backward, for as long as it
-            is used. In a Pipeline both of the first two hold the slots of a stage in parts by rows, one on the stage's
-            device of each replica (`4 + 4 + 8 / R`), and "weights" is refused.
+        level: "optimizer": optimizer state, moving averages and the gradients that accumulation carries are sharded
+            (ZeRO-1); "gradients": the same (ZeRO-2), since a step reduce-scatters gradients in any case; "weights": also the
+            trained weights of rank two and more (ZeRO-3), each of which is all-gathered where a step reads it, forward and
+            backward, for as long as it is used. In a Pipeline both of the first two shard the optimizer state of a stage
+            over its devices of all replicas (`4 + 4 + 8 / R`), and "weights" raises.
 
     Returns:
-        The same strategy. Optimizers that are built under it from now on hold their slots in parts, and with "weights" what
+        The same strategy. Optimizers that are built under it from now on shard their state, and with "weights" what
         is created under it is never whole on a device for good.
 
     Raises:
@@ -106,7 +106,7 @@ def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
     """Rejects a level that comes after the variables that it is to shard: compiled steps know them as they are.
 
     Raises:
-        ValueError: a live optimizer has whole slots, or with "weights" a live variable is whole.
+        ValueError: a live optimizer has unsharded state, or with "weights" a live variable is whole.
     """
     if strategy.num_replicas_in_sync == 1:
         return
@@ -139,7 +139,7 @@ def _is_shardable(variable: keras.Variable) -> bool:
 
 
 def unsharded_state(optimizer: Any) -> list[keras.Variable]:
-    """The slots that should be sharded and are not: what has the shape of a trained variable, but for scalars."""
+    """The optimizer state that should be sharded and is not: what has the shape of a trained variable, but for scalars."""
     shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
     others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}
     return [
@@ -154,7 +154,7 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
 
     - `update(variable, fn, args)`, which callbacks of Keras call: `fn` sees them as whole ones. TensorFlow's own runs `fn`
       on each copy of the variable with the copies of the arguments; shards are no copies.
-    - `colocate_vars_with(variable)`, in which optimizers create slots: they are on the replicas' devices in any case.
+    - `colocate_vars_with(variable)`, in which optimizers create their state: it is on the replicas' devices in any case.
     """
     _update_sharded_too(strategy)
     colocate: Callable[[Any], Any] = strategy.extended.colocate_vars_with

@@ -185,7 +185,7 @@ def own_copy(variable: Any) -> Any:
 
 @contextlib.contextmanager
 def seen_through(stand_in: Callable[[ShardedValue], Any] | None) -> Iterator[None]:
-    """Code of this thread finds `stand_in(value)`, a variable, in place of each `ShardedValue`; None: the value itself."""
+    """Code of this thread finds `stand_in(value)`, a variable, instead of each `ShardedValue`; None: the value itself."""
     outer, _seen.stand_in = _seen.stand_in, stand_in
     try:
         yield
@@ -202,7 +202,7 @@ def own_part(variable: Any) -> tf.Tensor:
 
 
 def own_shards() -> contextlib.AbstractContextManager[None]:
-    """Code of this thread finds this replica's shards in place of sharded variables. Context: replica."""
+    """Code of this thread finds this replica's shards instead of sharded variables. Context: replica."""
     return seen_through(ShardedValue.own)
 
 

@@ -29,7 +29,7 @@ from ...compat.edges import (
 from ..replicas import local_replica_index
 from .collectives import all_gather
 
-_KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
+KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,13 +78,18 @@ def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Opera
 
 
 def _weights_of(graph: Any) -> _Weights:
-    """Those of this replica in a graph, which holds them. Graphs inside of it, and around it, are handed what it holds."""
-    held = graph.get_collection_ref(f"gathered weights, replica {local_replica_index()}")
-    weights = next((each for each in held if each.graph is graph), None)
-    if weights is None:
-        weights = _Weights(graph)
-        held.append(weights)
-    return weights
+    """Those of this replica in a graph."""
+    return held_by(graph, f"gathered weights, replica {local_replica_index()}", _Weights)
+
+
+def held_by(graph: Any, name: str, make: Callable[[Any], Any]) -> Any:
+    """What a graph holds under a name, made where there is none; graphs inside of it and around it see it, too."""
+    held = graph.get_collection_ref(name)
+    found = next((each for each in held if each.graph is graph), None)
+    if found is None:
+        found = make(graph)
+        held.append(found)
+    return found
 
 
 class _Weights:
@@ -116,7 +121,7 @@ class _Weights:
 
     def has(self, tensor: tf.Tensor) -> bool:
         """Whether it depends on weights alone."""
-        return tensor.ref() in self._by_tensor or tensor.op.type in _KEPT or self.makes(tensor.op)
+        return tensor.ref() in self._by_tensor or tensor.op.type in KEPT or self.makes(tensor.op)
 
     def makes(self, op: tf.Operation) -> bool:
         """Whether all that an operation reads depends on weights alone."""
@@ -143,14 +148,14 @@ class _Weights:
         """The weights that a tensor depends on."""
         if tensor.ref() in self._by_tensor:
             yield self._by_tensor[tensor.ref()]
-        elif tensor.op.type not in _KEPT:
+        elif tensor.op.type not in KEPT:
             for each in tensor.op.inputs:
                 yield from self.made_of(each)
 
     def again(self, tensor: tf.Tensor, twins: dict[Any, tf.Tensor]) -> tf.Tensor:
         """The same numbers as `tensor`, made of weights that were gathered again: `twins`, which is added to."""
         if tensor.ref() not in twins:
-            if tensor.op.type in _KEPT:
+            if tensor.op.type in KEPT:
                 return tensor
             outputs = made_again(tensor.op, [self.again(each, twins) for each in tensor.op.inputs])
             twins.update({old.ref(): new for old, new in zip(tensor.op.outputs, outputs)})

@@ -13,11 +13,14 @@ import random
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 
 LOOPBACK = "127.0.0.1"
 _LOWEST_PORT = 10_000
 _HTTP2_SETTINGS = 4
+_LONGEST_LINE = 200
+_LATE = 0.01
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -55,15 +58,30 @@ def listens(address: str, seconds: float) -> bool:
 
 def first_words(address: str, seconds: float) -> bytes:
     """The first bytes that whoever listens at an address says; b"" where nobody does."""
-    data = b""
     with contextlib.suppress(OSError), connect(address, seconds) as connection:
-        while not data.endswith(b"\n") and len(data) < 64:
-            more = connection.recv(64 - len(data))
-            data += more
-            if not more or is_grpc(data):
-                return data
-        return data
+        return read_line(connection, time.monotonic() + seconds)
     return b""
+
+
+def read_line(connection: socket.socket, until: float) -> bytes:
+    """What the other side says, up to the end of a line or the greeting of gRPC.
+
+    Args:
+        connection: to the other side.
+        until: `time.monotonic()`; what is there already is read after it, too, as this process may have come too late.
+
+    Raises:
+        TimeoutError: the other side says nothing in time.
+    """
+    data, left = b"", 1.0
+    while left > 0 and not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST_LINE:
+        left = until - time.monotonic()
+        connection.settimeout(max(left, _LATE))
+        more = connection.recv(_LONGEST_LINE - len(data))
+        if not more:
+            break
+        data += more
+    return data
 
 
 def is_grpc(data: bytes) -> bool:

@@ -23,7 +23,7 @@ _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDicti
 
 
 def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Whether the replicas of `strategy` (None: the current one) live in several processes that train in step."""
+    """Whether the replicas of `strategy` (None: the current one) live in several processes that train synchronously."""
     return place_among_workers(tf.distribute.get_strategy() if strategy is None else strategy)[1] > 1
 
 
@@ -106,7 +106,7 @@ def check_same_everywhere(
     strategy: tf.distribute.Strategy | None = None,
     with_chief: bool = False,
 ) -> None:
-    """Refuses to go on when workers differ in what must be the same. All workers must call it.
+    """Raises where workers differ in what must be the same. All workers must call it.
 
     Args:
         values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
@@ -115,7 +115,7 @@ def check_same_everywhere(
         with_chief: whether each compares with the chief alone, and the chief with all: for what is compared often.
 
     Raises:
-        ValueError: a value differs; the message names the workers, the value on each and the cure.
+        ValueError: a value differs; the message names the workers, the value on each and the fix.
         TimeoutError: a worker did not come to this place in time.
     """
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
@@ -139,7 +139,7 @@ def check_same_everywhere(
 
 
 def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) -> None:
-    """Refuses to create a variable that is another one on another worker: its first values could not be the chief's.
+    """Rejects a variable that is another one on another worker: its first values could not be the chief's.
 
     Args:
         strategy: whose workers.
@@ -174,7 +174,7 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 
 
 def place_among_workers(strategy: Any) -> tuple[int, int]:
-    """This worker's number, and how many train in step; (0, 1) for a strategy within one process."""
+    """This worker's number, and how many train together; (0, 1) for a strategy within one process."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     cluster = cluster_of(strategy.cluster_resolver)

@@ -32,7 +32,7 @@ _LAUNCHERS = (
 
 
 class ClusterError(ValueError):
-    """The description of the cluster is wrong; the message names the mistake and the cure."""
+    """The description of the cluster is wrong; the message names the mistake and the fix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Cluster:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Addresses of the processes that train in step, chief first."""
+        """Addresses of the processes that train synchronously, chief first."""
         return (*self.jobs.get("chief", ()), *self.jobs.get("worker", ()))
 
     @property
     def num_workers(self) -> int:
-        """Processes that train: with parameter servers those that compute steps, else all that train in step."""
+        """Processes that train: with parameter servers those that compute steps, else all that train together."""
         return len(self.jobs.get("worker", ())) if self.has_parameter_servers else len(self.workers)
 
     @property

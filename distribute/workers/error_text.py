@@ -33,7 +33,7 @@ _REPORTED_BY = (
 _REMOTE = re.compile(r"information from remote target (/job:\w+/replica:\d+/task:\d+) while calling")
 _LEADER_RPC = re.compile(r"RPC: /tensorflow\.CoordinationService/")
 _GONE = re.compile(
-    r"Socket closed|Connection reset|[Cc]onnection refused|failed to connect|Deadline Exceeded|stopped sending heartbeats"
+    r"Socket closed|Connection reset|(?i:connection refused)|failed to connect|Deadline Exceeded|stopped sending heartbeats"
 )
 _SOMEBODY = re.compile(
     r"a worker was lost while the cluster started|a worker hangs in it|Collective ops is aborted by: $"
@@ -96,10 +96,10 @@ _ENGINE = re.compile(
     | ^RPC:\ /tensorflow\.
     | ^The\ error\ could\ be\ from\ a\ previous\ operation\.\ Restart\ your\ program
     | ^The\ tasks\ have\ crashed\.\ Check\ the\ task\ logs
-    | ^This\ is\ usually\ caused\ by\ an\ earlier\ error\ during\ execution\.
+    | ^This\ is\ usually\ caused\ by\ an\ earlier\ error\ during\ exec
     | ^\s*\[\[[^\]]+\]\]
     | ^\s*\d+\ (root\ error\(s\)\ found|successful\ operations|derived\ errors\ ignored)\.
-    | ^Graph\ execution\ error:$
+    | ^Graph\ exec\w+\ error:$
     | ^\s+@\ +0x[0-9a-f]+
     | ^PC:\ @
     | ^\*\*\*\ (Check\ failure|Begin|End)\ stack\ trace

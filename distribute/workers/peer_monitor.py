@@ -153,7 +153,7 @@ def monitored_collective(ran_before: bool = True) -> Iterator[None]:
 def meeting(familiar: bool = True) -> contextlib.AbstractContextManager[None]:
     """Deprecated: the former name of `monitored_collective`."""
     warnings.warn(
-        "unisono.distribute.meeting is deprecated: use unisono.distribute.monitored_collective(ran_before=...).",
+        "`unisono.distribute.meeting` is deprecated: use `unisono.distribute.monitored_collective(ran_before=...)`.",
         DeprecationWarning,
         stacklevel=2,
     )

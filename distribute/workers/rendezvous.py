@@ -17,9 +17,10 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from ..environment import RUN
-from .addresses import LOOPBACK, connect, is_grpc, split_address
+from .addresses import LOOPBACK, connect, is_grpc, read_line, split_address
 from .cluster import Cluster, ClusterError
 
 _HELLO = "unisono"
@@ -27,8 +28,6 @@ _SEEN = b"seen\n"
 _UNSEEN = b"unseen\n"
 _PAUSE = 0.1
 _ASK = 2.0  # seconds for one conversation
-_LATE = 0.01
-_LONGEST = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +134,7 @@ class _Rendezvous:
         """One question; whether the peer says that it has seen this worker."""
         until = min(self._until, time.monotonic() + _ASK)
         with connect(self.peers[index], max(0.1, until - time.monotonic())) as connection:
-            answer = _line(connection, until)
+            answer = read_line(connection, until)
             if is_grpc(answer):
                 # Only whoever was seen before is known to be the one that went ahead.
                 return index in self._seen
@@ -146,7 +145,7 @@ class _Rendezvous:
             self._compare(identity, f"worker {index} at {self.peers[index]}", index)
             with self._changed:
                 self._seen.add(index)
-            return _line(connection, until) == _SEEN
+            return read_line(connection, until) == _SEEN
 
     def _answer(self, connection: socket.socket, *_: object) -> None:
         """One conversation with somebody who asks. The life of a thread."""
@@ -154,7 +153,7 @@ class _Rendezvous:
         with contextlib.suppress(OSError):
             connection.settimeout(_ASK)
             connection.sendall(self._identity.line())
-            identity = _Identity.read(_line(connection, until))
+            identity = _Identity.read(read_line(connection, until))
             if identity is not None:
                 self._compare(identity, f"worker {identity.index}", identity.index)
                 connection.sendall(_SEEN if identity.index in self._seen else _UNSEEN)
@@ -180,7 +179,8 @@ class _Rendezvous:
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """Speaks to everybody who connects to this worker's address."""
-        server = socketserver.ThreadingTCPServer(("", 0), self._answer, bind_and_activate=False)  # pyright: ignore[reportArgumentType]
+        handler: Any = self._answer  # socketserver calls it as it would call a class
+        server = socketserver.ThreadingTCPServer(("", 0), handler, bind_and_activate=False)
         server.daemon_threads = True
         server.socket.close()
         try:
@@ -200,19 +200,6 @@ class _Rendezvous:
             server.shutdown()
             server.server_close()
             thread.join(_ASK)
-
-
-def _line(connection: socket.socket, until: float) -> bytes:
-    """What the other side says, up to the end of a line or the greeting of gRPC; b"" where it says nothing in time."""
-    data, left = b"", 1.0
-    while left > 0 and not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST:
-        left = until - time.monotonic()
-        connection.settimeout(max(left, _LATE))  # this process may have come too late to what is there
-        more = connection.recv(_LONGEST - len(data))
-        if not more:
-            return data
-        data += more
-    return data
 
 
 def _digest(text: str) -> str:

@@ -171,24 +171,24 @@ def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
         model.compile(optimizers.SGD(0.05), "mse", steps_per_execution=1)
     model.fit(X, X, batch_size=5, verbose=0)
     found = [
-        each for graph in helpers.graphs_of(model.train_function.graph()) for each in every_moment(graph)
+        each for graph in helpers.graphs_of(model.train_function.graph()) for each in every_gather(graph)
     ]
     assert len(found) == 10  # five weights on two replicas
-    for moments in (found[:5], found[5:]):
-        used = [users(moment.whole) for moment in moments]
+    for gathers in (found[:5], found[5:]):
+        used = [users(gather.whole) for gather in gathers]
         assert not any(is_of_a_gradient(user) for each in used for user in each)
-        for earlier, moment in itertools.pairwise(moments):
-            (waits_for,) = moment.awaited  # what the weight before is used with: it travels meanwhile
+        for earlier, gather in itertools.pairwise(gathers):
+            (waits_for,) = gather.awaited  # what the weight before is used with: it is gathered meanwhile
             (multiplied,) = [each for each in users(earlier.whole) if each.type == "MatMul"]
             assert waits_for in [each.op for each in multiplied.inputs]
     again = [op for op in found[0].whole.graph.get_operations() if is_second(op, found)]
     assert len(again) == 2 * 4  # the first layer's weight is not needed a second time
 
 
-def every_moment(graph):
+def every_gather(graph):
     for replica in (0, 1):
-        for weights in graph.get_collection(f"weights whole for a moment, replica {replica}"):
-            yield from weights.moments if weights.graph is graph else ()
+        for weights in graph.get_collection(f"gathered weights, replica {replica}"):
+            yield from weights.gathers if weights.graph is graph else ()
 
 
 def users(tensor):
@@ -197,9 +197,9 @@ def users(tensor):
     return direct + [user for each in direct if each.type == "Cast" for user in each.outputs[0].consumers()]
 
 
-def is_second(op, moments):
-    """Whether it is the shard of a weight that is put together for the backward pass, when that has come so far."""
-    shards = {moment.shard.ref() for moment in moments}
+def is_second(op, gathers):
+    """Whether it is the shard of a weight that is gathered for the backward pass, when that has come so far."""
+    shards = {gather.shard.ref() for gather in gathers}
     return (
         op.type == "Identity"
         and op.inputs[0].ref() in shards
@@ -246,9 +246,7 @@ def test_xla_for_all_of_a_step_and_exports_are_refused(tmp_path):
     with sharded(helpers.mirrored(2), "weights").scope():
         model = unisono.Sequential([keras.Input((4,)), layers.Dense(2)])
         model.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(
-        ValueError, match=r"held in parts, which a SavedModel cannot hold: save the model with"
-    ):
+    with pytest.raises(ValueError, match=r"is sharded, which a SavedModel cannot hold: save the model with"):
         model.export(tmp_path / "exported", verbose=False)
     with pytest.raises(ValueError, match="`jit_compile=True` does not work where weights are held in parts"):
         model.fit(X, Y, verbose=0)

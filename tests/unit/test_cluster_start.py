@@ -25,7 +25,7 @@ from unisono.distribute import (
 )
 from unisono.distribute.workers import cluster_start
 from unisono.distribute.workers import rendezvous as rendezvous_module
-from unisono.distribute.workers.addresses import free_ports
+from unisono.distribute.workers.addresses import free_ports, read_line
 from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
 from unisono.distribute.workers.rendezvous import rendezvous
@@ -120,7 +120,7 @@ def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"refused\n")
-        assert rendezvous_module._line(ours, time.monotonic() - 1.0) == b"refused\n"
+        assert read_line(ours, time.monotonic() - 1.0) == b"refused\n"
 
 
 class Peer:
