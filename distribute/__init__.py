@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .data_placement import keep_data_on
     from .device_memory import grow_gpu_memory
     from .devices import simulate_devices
-    from .gathered_rows import gather
+    from .gathering import gather
     from .means import global_batch_size, global_mean
     from .memory_plan import MemoryPlan, ModelMemory, memory_plans
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
@@ -53,7 +53,7 @@ _NAMES_OF = {
     "automatic": ("auto_strategy", "cluster_resolver"),
     "data_placement": ("keep_data_on",),
     "devices": ("simulate_devices",),
-    "gathered_rows": ("gather",),
+    "gathering": ("gather",),
     "means": ("global_batch_size", "global_mean"),
     "device_memory": ("grow_gpu_memory",),
     "memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),

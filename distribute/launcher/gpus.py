@@ -102,12 +102,10 @@ def parse(listing: str) -> list[Gpu]:
     for line in listing.splitlines():
         cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
         if len(cells) == len(_FIELDS) and cells[0].isdecimal():
-            lost = line.strip() if _LOST.search(line) else ""
-            index, uuid, name, total, used, percent, capability, bus = cells
-            total, used, percent = (
-                int(text) if text.isdecimal() else None for text in (total, used, percent)
-            )
+            index, uuid, name, *numbers, capability, bus = cells
+            total, used, percent = (int(text) if text.isdecimal() else None for text in numbers)
             capability = capability if "." in capability else ""
+            lost = line.strip() if _LOST.search(line) else ""
             gpus.append(Gpu(index, uuid, name, total, used, percent, capability, bus, lost))
         elif _LOST.search(line):
             found = re.search(r"GPU\s*([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d)", line)

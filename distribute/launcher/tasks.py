@@ -8,8 +8,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from .. import environment
 from ..workers.addresses import LOOPBACK, free_ports, join_address
@@ -80,45 +79,40 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     }
     if layout.replicas_per_worker is not None:
         common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)
-    if layout.parameter_servers:
-        return _plan_parameter_servers(layout, command, common)
-    addresses = _addresses(layout.workers)
-    tasks = []
-    places = _gpus_of_processes(layout, layout.workers * layout.stages)
-    for index in range(layout.workers):
-        (variables, cores), *of_stages = places[index * layout.stages : (index + 1) * layout.stages]
-        env = {**common, **variables, "TF_CONFIG": _tf_config({"worker": addresses}, "worker", index)}
-        names = {addresses[index], f"worker {index}"} | ({LEADER} if index == 0 else set())
-        task = Task(f"worker-{index}", cores + command, env, aliases=frozenset(names))
-        tasks += _with_stages(task, of_stages)
-    return tasks
-
-
-def _plan_parameter_servers(layout: Layout, command: tuple[str, ...], common: dict[str, str]) -> list[Task]:
-    addresses = _addresses(1 + layout.workers + layout.parameter_servers)
-    cluster = {
-        "chief": addresses[:1],
-        "worker": addresses[1 : 1 + layout.workers],
-        "ps": addresses[1 + layout.workers :],
-    }
-    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
-
-    def env(kind: str, index: int, variables: Mapping[str, str]) -> dict[str, str]:
-        return {**common, **variables, "TF_CONFIG": _tf_config(cluster, kind, index)}
+    workers, stages = layout.workers, layout.stages
+    no_gpu: Place = {"CUDA_VISIBLE_DEVICES": ""}, ()
+    addresses = _addresses(workers + (1 + layout.parameter_servers if layout.parameter_servers else 0))
+    cluster = {"worker": addresses[:workers]}
 
     def task(
-        name: str, command: tuple[str, ...], role: str, kind: str, index: int, own: Any = no_gpu
+        name: str,
+        kind: str,
+        index: int,
+        place: Place,
+        role: str,
+        runs: tuple[str, ...] = _SERVER,
+        aliases: Sequence[str] = (),
     ) -> Task:
-        aliases = frozenset({cluster[kind][index], f"{kind} {index}"})
-        return Task(name, command, env(kind, index, own), role, aliases)
+        variables, cores = place
+        env = {**common, **variables, "TF_CONFIG": _tf_config(cluster, kind, index)}
+        names = frozenset({cluster[kind][index], f"{kind} {index}", *aliases})
+        return Task(name, cores + runs, env, role, names)
 
-    tasks = [task(f"ps-{i}", _SERVER, "server", "ps", i) for i in range(layout.parameter_servers)]
-    tasks += [
-        task(f"worker-{i}", cores + _SERVER, "spare", "worker", i, variables)
-        for i, (variables, cores) in enumerate(_gpus_of_processes(layout, layout.workers))
-    ]
-    chief = task("chief", command, "script", "chief", 0)
-    return tasks + _with_stages(chief, [(no_gpu, ())] * (layout.stages - 1))
+    if layout.parameter_servers:
+        cluster |= {"chief": addresses[workers : workers + 1], "ps": addresses[workers + 1 :]}
+        places = _gpus_of_processes(layout, workers)
+        chief = task("chief", "chief", 0, no_gpu, "script", command)
+        return [
+            *(task(f"ps-{i}", "ps", i, no_gpu, "server") for i in range(layout.parameter_servers)),
+            *(task(f"worker-{i}", "worker", i, place, "spare") for i, place in enumerate(places)),
+            *_with_stages(chief, [no_gpu] * (stages - 1)),
+        ]
+    places, tasks = _gpus_of_processes(layout, workers * stages), []
+    for i in range(workers):
+        own, *of_stages = places[i * stages : (i + 1) * stages]
+        aliases = [LEADER] if i == 0 else []
+        tasks += _with_stages(task(f"worker-{i}", "worker", i, own, "script", command, aliases), of_stages)
+    return tasks
 
 
 def _with_stages(task: Task, places: Sequence[Place]) -> list[Task]:
@@ -171,10 +165,10 @@ def _gpus_of_processes(layout: Layout, processes: int) -> list[Place]:
             f"workers ({layout.workers}){stages} * replicas per worker ({max(each, 1)}) must not be more than the GPUs "
             f"that are visible ({len(names)}{also}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
         )
-    # Idle GPUs were listed first; those of one worker are neighbours.
-    used = sorted(
-        names[: each * processes], key=names.index if not of_machine else _place_in(of_machine, names)
-    )
+    # Idle GPUs were listed first; those of one worker are neighbours, where the names are the machine's own numbers.
+    chosen = "CUDA_VISIBLE_DEVICES" in os.environ
+    order = names if chosen or not of_machine else [gpu.index for gpu in of_machine]
+    used = sorted(names[: each * processes], key=order.index)
     shares = [used[i * each : (i + 1) * each] for i in range(processes)]
     return [(gpus.environment_of(share), _on_cores(gpus.cores_near(of_machine, share))) for share in shares]
 
@@ -189,12 +183,6 @@ def said_of_models(tasks: Sequence[Task]) -> str:
         f"the GPUs are of different models ({', '.join(models)}) and every step waits for the slowest: choose those of one "
         "model with CUDA_VISIBLE_DEVICES"
     )
-
-
-def _place_in(of_machine: Sequence[gpus.Gpu], names: Sequence[str]) -> Callable[[str], int]:
-    """Where a GPU stands on the machine; in the order of `names` where they are not the machine's own numbers."""
-    order = [gpu.index for gpu in of_machine]
-    return order.index if os.environ.get("CUDA_VISIBLE_DEVICES") is None else list(names).index
 
 
 def _on_cores(cores: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
 from ...compat.one_device import distributed_variable, traced_on_one_device
 from ...compat.variables import is_read_together, raw_value, sums_on_read
-from ...distribute.gathered_rows import samples_of_all
+from ...distribute.gathering import gather_samples
 from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -299,5 +299,5 @@ def _answers(requests: list[Request]) -> list[tf.Tensor]:
 def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
     moved = tensor if axis == 0 else tf.transpose(tensor, order)
-    whole = samples_of_all(moved)
+    whole = gather_samples(moved)
     return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])

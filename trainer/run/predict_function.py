@@ -14,7 +14,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_for, graph_function
 from ...compat.random_state import thread_state
 from ...distribute.devices import wait_for_accelerators
-from ...distribute.gathered_rows import rows_of_all_workers
+from ...distribute.gathering import gather_outputs
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
@@ -179,7 +179,7 @@ class PredictFunction:
             step = StepContext(**vars(held))
             with tf.control_dependencies(after):
                 outputs = predict_on_replica(predict_step, data, step)
-            return rows_of_all_workers(outputs, step) if several_workers else outputs
+            return gather_outputs(outputs, step) if several_workers else outputs
 
         outputs = strategy.run(on_replica, args=(slices.parts,))
         if self._alone:

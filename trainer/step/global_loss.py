@@ -40,7 +40,7 @@ from ...compat.training import (
     with_each_loss,
 )
 from ...distribute.arguments import shown
-from ...distribute.gathered_rows import own_rows_of_all
+from ...distribute.gathering import gather_for_step
 from ...distribute.replicas import all_reduce_sum, check_not_in_xla
 from ...distribute.step_context import StepContext, current_step, step_scope, this_step
 
@@ -160,8 +160,8 @@ def loss_of_rows(
 def _gathered(y_true: Any, y_pred: Any, sample_weight: Any) -> list[Any]:
     """Of all replicas."""
     _may_gather()
-    true, weight = (own_rows_of_all(each, is_data=True) for each in (y_true, sample_weight))
-    return [true, own_rows_of_all(y_pred), weight]
+    true, weight = (gather_for_step(each, is_data=True) for each in (y_true, sample_weight))
+    return [true, gather_for_step(y_pred), weight]
 
 
 def _may_gather() -> None:
@@ -182,7 +182,7 @@ def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:
     leaves = keras.tree.flatten(arguments)
     first = len(keras.tree.flatten(arguments[:-2]))  # of the outputs
     last = first + len(keras.tree.flatten(arguments[-2]))
-    leaves = [own_rows_of_all(leaf, is_data=not first <= n < last) for n, leaf in enumerate(leaves)]
+    leaves = [gather_for_step(leaf, is_data=not first <= n < last) for n, leaf in enumerate(leaves)]
     with step_scope(this_step().on_all_rows()):
         return call(*keras.tree.pack_sequence_as(arguments, leaves))
 

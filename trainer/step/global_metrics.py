@@ -27,7 +27,7 @@ from ...compat.layers import layers_of
 from ...compat.shared_change import shared_attribute
 from ...compat.training import CompileMetrics, Mean, MetricsList, Sum, held_metrics
 from ...compat.variables import raw_value, stateless_scope
-from ...distribute.gathered_rows import own_rows_of_all
+from ...distribute.gathering import gather_for_step
 from ...distribute.replicas import (
     all_reduce_sum,
     all_reduce_sum_packed,
@@ -142,7 +142,7 @@ def _rows_of_all(structure: Any, step: StepContext) -> Any:
         number = isinstance(value, tf.Tensor) and value.shape.rank == 0
         key = id(value), id(tf.compat.v1.get_default_graph())  # a branch has a graph of its own
         if key not in known:
-            known[key] = value, _joined_number(value, step) if number else own_rows_of_all(value)
+            known[key] = value, _joined_number(value, step) if number else gather_for_step(value)
         return known[key][1]
 
     return keras.tree.map_structure(gather, structure)

@@ -17,7 +17,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
 from ...compat.shared_change import shared_attribute
 from ...compat.training import compiled_loss
-from ...distribute.gathered_rows import own_rows_of_all
+from ...distribute.gathering import gather_for_step
 from ...distribute.replicas import check_not_in_xla
 from ...distribute.step_context import current_step, step_scope
 from .global_metrics import exact_updates, metrics_of
@@ -70,7 +70,7 @@ def _on_all_rows(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if step is None or step.num_replicas == 1 or output.shape.rank == 0:
             return original(output)
         check_not_in_xla("an activity regularizer that may look at the whole batch (see `unisono.rowwise`)")
-        everyone = own_rows_of_all(output)
+        everyone = gather_for_step(output)
         with step_scope(step.on_all_rows()):
             value = tf.convert_to_tensor(original(everyone))
         own, total = tf.shape(output)[0], tf.shape(everyone)[0]

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...distribute.gathered_rows import own_rows_of_all
+from ...distribute.gathering import gather_for_step
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaRows, StepContext, step_scope
 from ...distribute.workers.agreement import place_among_workers
@@ -104,7 +104,7 @@ class ReplicaSlices:
     def _gathered(self, data: Any, replica: int) -> Any:
         """The rows of all replicas, of which each worker has read its own."""
         with step_scope(StepContext(**vars(self._own_rows(replica)))) as step:
-            data = own_rows_of_all(data, is_data=True)
+            data = gather_for_step(data, is_data=True)
             self.shapes_vary = step is not None and step.shapes_vary
         return data
 

@@ -51,7 +51,7 @@ def gather(values: Any) -> Any:
         if step.num_replicas == 1:
             return values
         check_not_in_xla("`unisono.distribute.gather`")
-        return own_rows_of_all(values, each_its_own=True)
+        return gather_for_step(values, each_its_own=True)
     context = tf.distribute.get_replica_context()
     if context is None:
         if in_symbolic_scope():  # a layer of a model that is being made: the samples are not known
@@ -75,7 +75,7 @@ def gather(values: Any) -> Any:
     )
 
 
-def own_rows_of_all(structure: Any, is_data: bool = False, each_its_own: bool = False) -> Any:
+def gather_for_step(structure: Any, is_data: bool = False, each_its_own: bool = False) -> Any:
     """Gathers every tensor of `structure` over the replicas, along the samples, in the order of the replicas.
 
     The result's samples that belong to this replica are its own tensors; those of the others are constants. The gradient
@@ -122,7 +122,7 @@ def _gather(
                 "the function with `unisono.rowwise` if it treats every sample by itself."
             )
         step.shapes_vary = True
-        return _rows_of_all(_trimmed(value, step), step)
+        return _gather_batch(_trimmed(value, step), step)
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
         return value
@@ -182,7 +182,7 @@ def _with_gradient_over_share(value: tf.Tensor, share: tf.Tensor) -> Any:
     return tf.identity(value), lambda gradient: (tf.math.divide_no_nan(gradient, share), None)
 
 
-def rows_of_all_workers(outputs: Any, step: StepContext) -> Any:
+def gather_outputs(outputs: Any, step: StepContext) -> Any:
     """The samples of all replicas, in order, on every replica.
 
     Args:
@@ -191,10 +191,10 @@ def rows_of_all_workers(outputs: Any, step: StepContext) -> Any:
 
     Context: replica, with several workers.
     """
-    return keras.tree.map_structure(lambda value: _rows_of_all(value, step), outputs)
+    return keras.tree.map_structure(lambda value: _gather_batch(value, step), outputs)
 
 
-def _rows_of_all(value: Any, step: StepContext) -> Any:
+def _gather_batch(value: Any, step: StepContext) -> Any:
     if isinstance(value, tf.RaggedTensor):
         lengths = [_all_gather(part) for part in value.nested_row_lengths()]
         return tf.RaggedTensor.from_nested_row_lengths(
@@ -211,7 +211,7 @@ def _rows_of_all(value: Any, step: StepContext) -> Any:
     return tf.ensure_shape(result, [None, *value.shape[1:]])
 
 
-def samples_of_all(value: tf.Tensor) -> tf.Tensor:
+def gather_samples(value: tf.Tensor) -> tf.Tensor:
     """The tensors of all replicas, in order, one after another along axis 0. Context: replica, inside a step."""
     step = this_step()
     if not value.shape.is_fully_defined() or not isinstance(step.rows, int):
