@@ -198,15 +198,10 @@ class Launcher:
 
     def _report(self, failed: list[Failure], processes: Processes) -> None:
         first, *others = failed
-        if self._stopping is not None:
-            names = (
-                signal.Signals(self._stopping).name,
-                how_it_ended(-self._stopping),
-                how_it_ended(128 + self._stopping),
-            )
-            if first.what in names[1:]:
-                _say(f"the workers ended after {names[0]}")
-                return
+        number = self._stopping
+        if number is not None and first.what in (how_it_ended(-number), how_it_ended(128 + number)):
+            _say(f"the workers ended after {signal.Signals(number).name}")
+            return
         _say(f"{first.name} failed first: it {first.what}. The others were ended.")
         for other in others[:_MOST_OTHERS]:
             _say(f"{other.name} failed too: it {other.what}.")

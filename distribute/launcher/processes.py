@@ -76,12 +76,9 @@ class Processes:
     def start_those_due(self) -> None:
         """Starts the tasks whose time has come."""
         now = time.monotonic()
-        due, self._due = (
-            [t for at, t in self._due if at <= now],
-            [each for each in self._due if each[0] > now],
-        )
-        for task in due:
-            self.start(task)
+        for each in [each for each in self._due if each[0] <= now]:
+            self._due.remove(each)
+            self.start(each[1])
 
     def ended(self) -> list[tuple[Task, int]]:
         """Waits a moment for output; returns the tasks that have ended since, with their exit statuses."""

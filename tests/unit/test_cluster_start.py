@@ -19,6 +19,7 @@ from unisono.distribute import (
     auto_strategy,
     environment,
     is_chief,
+    meeting,
     num_workers,
     simulate_devices,
     worker_index,
@@ -299,3 +300,8 @@ def test_internals_of_tensorflow_are_as_we_use_them():
     assert callable(context.Context.report_error_to_cluster)
     assert "self._communication_options" in inspect.getsource(MultiWorkerExtended.__init__)
     assert isinstance(context.Context.coordination_service, property)
+
+
+def test_former_name_of_monitored_collective_works_and_warns():
+    with pytest.warns(DeprecationWarning, match="monitored_collective"), meeting():
+        pass
