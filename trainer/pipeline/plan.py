@@ -12,7 +12,7 @@ import keras
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
-from ...distribute.gpu_memory import in_words
+from ...distribute.device_memory import in_words
 from ...distribute.pipeline.partition import balance, stage_costs
 from ...distribute.pipeline.pipeline import Settings, register_planner
 from ...distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
