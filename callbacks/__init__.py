@@ -17,8 +17,7 @@ from keras.callbacks import (
 )
 
 from .backup.backup_and_restore import BackupAndRestore
-from .backup.container import DamagedFileError, NewerFormatError
-from .backup.snapshot import BackupMismatchError
+from .backup.container import BackupMismatchError, DamagedFileError, NewerFormatError
 from .backup.store import BackupInfo, latest_backup, list_backups, read_backup
 from .checkpoint_files import verify_checkpoint
 from .diagnosis.anomaly_report import AnomalyReport, AnomalyWarning

@@ -1,4 +1,4 @@
-"""Callbacks in a loop of the user's own, or in plain Keras' `fit`: there the calls of their hooks say where training is."""
+"""Callbacks in custom loops, or in plain Keras' `fit`: there the calls of their hooks show the position of training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .fit_state import FitState
 
 
 class UnknownInput:
-    """In place of a source: the batches of a loop of the user's own are not known."""
+    """The source of a custom loop, whose batches are not known."""
 
     steps_per_epoch = None
 
@@ -29,7 +29,7 @@ class UnknownInput:
 
 
 class CustomLoopSupport:
-    """The mixin. Owns the calendar of a loop that is not our `fit`."""
+    """The mixin. Owns the `FitState` of a loop that is not our `fit`."""
 
     model: Any
     params: Any
@@ -60,7 +60,7 @@ class CustomLoopSupport:
     def _fit_state(
         self, epoch: int | None = None, batch: int | None = None, lap: str | None = None
     ) -> FitState:
-        """The calendar of the `fit` that runs; in another loop one that goes by what the hooks are told.
+        """The state of the running `fit`; in another loop a state that follows the arguments of the hooks.
 
         Args:
             epoch: that begins.

@@ -17,7 +17,7 @@ class OneBatch(keras.callbacks.Callback):
     model: ModelInFit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Takes one step per execution, whatever `compile` was given."""
+        """Runs one step per compiled call, whatever `compile` was given."""
         self._steps_per_execution = self.model.steps_per_execution
         self.model.steps_per_execution = 1
 
@@ -30,7 +30,7 @@ class OneBatch(keras.callbacks.Callback):
         self.model.stop_evaluating = True
 
     def on_fit_exit(self) -> None:
-        """Restores the model's steps per execution, also after an error."""
+        """Restores `steps_per_execution`, also after an error."""
         if hasattr(self, "_steps_per_execution"):
             self.model.steps_per_execution = self._steps_per_execution
 

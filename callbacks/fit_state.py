@@ -1,4 +1,4 @@
-"""Where a running `fit` is: what the loop tells callbacks, and what they may tell the loop."""
+"""The state of a running `fit`: its position, and the requests of callbacks to the loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Times:
 
 
 class Chunks(Protocol):
-    """An execution, as callbacks use it.
+    """A compiled call, as callbacks use it.
 
     Attributes:
         chunks: `trainer.inputs.Chunk`s; each holds batches of one size.
@@ -50,7 +50,7 @@ class Chunks(Protocol):
 
 @dataclasses.dataclass
 class FitState:
-    """The calendar of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
+    """The position of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
 
     Attributes:
         epoch: int; the current epoch, 0-based.
@@ -62,14 +62,14 @@ class FitState:
         source: the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position.
         validation: the input of validation; None without one.
         callbacks: list of the callbacks of this `fit`, History included.
-        plan: dict of JSON values; the choices of the loop (steps per execution, how it is compiled) that a resumed run
+        plan: dict of JSON values; the choices of the loop (steps per compiled call, how it is compiled) that a resumed run
             must repeat.
         step_logs: dict; the logs of the last step of this epoch that is done.
         epoch_logs: dict; the logs of the training steps of this epoch, for a validation that was interrupted.
         after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume within an epoch
             uses it to restore what that hook would otherwise have changed.
         chief: bool; whether this process writes files.
-        execution: the current or the last execution; None before the first, and where workers run the steps.
+        compiled_call: the current or the last compiled call; None before the first, and where workers run the steps.
         times: where the time of this `fit` goes.
         save_and_exit: the reason for which training should save and stop at the next step, on all workers.
         asked_to_exit: set by a signal handler: the reason for which this process was asked to.
@@ -90,7 +90,7 @@ class FitState:
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     after_epoch_begin: Callable[[], None] | None = None
     chief: bool = True
-    execution: Chunks | None = None
+    compiled_call: Chunks | None = None
     times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None
     asked_to_exit: str | None = None
@@ -99,5 +99,5 @@ class FitState:
 
     @property
     def usual_rows(self) -> int | None:
-        """The rows that most batches of the source have, where that is known; a worker that reads its own has as many."""
+        """The samples of most batches of the source, where that is known; a worker that reads its own has as many."""
         return getattr(self.source, "batch_rows", None) or getattr(self.source, "usual_rows", None)

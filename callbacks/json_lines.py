@@ -87,7 +87,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     that no step appears twice.
 
     Args:
-        path: of the file; one that an earlier run has written is overwritten, any other is refused.
+        path: of the file; one that an earlier run wrote is overwritten, any other is rejected.
         every: "epoch", or int: also after so many steps of an epoch (with "steps": true in the line).
         clock: () -> float; seconds since 1970.
     """
@@ -118,7 +118,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         self._file.continue_at(state["size"])
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses to overwrite a file that is none of this callback."""
+        """Rejects a file that this callback did not write."""
         self._watch_plain_fit()
         if self._fit_state().chief:
             is_own = functools.partial(begins_with_json, keys=("epoch", "step", "time"))

@@ -1,4 +1,4 @@
-"""What Keras' own callbacks are given and would find out only after the first epoch."""
+"""Arguments of Keras' own callbacks that would otherwise fail after the first epoch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOG_NAMES = {
 
 
 def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
-    """Refuses what these callbacks cannot work with, in one sentence with the cure.
+    """Checks the arguments of these callbacks.
 
     Raises:
         ValueError, TypeError: an argument of one of them is of a wrong kind or out of range.

@@ -20,7 +20,7 @@ from ..optimizers.held_optimizers import optimizers_of
 from .backup.save_schedule import SaveSchedule
 from .checkpoint_files import CheckpointFolder, Saved, write_checkpoint
 from .custom_loop import CustomLoopSupport
-from .path_templates import check_template
+from .output_paths import check_template
 from .safe_file import remove_leftovers
 
 
@@ -33,8 +33,8 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
       carries its checksum (`verify_checkpoint`), and nothing else is left in the folder;
     - `keep_best` and `keep_last` remove other files that this callback has made in its present folder; with both, a file is
       kept that meets either condition;
-    - with an int `save_freq` the count is exact, however many steps run in one execution, and across epochs; it may be a
-      time too, which is looked at whenever an execution ends (about every 0.1 s), by one clock for all workers;
+    - with an int `save_freq` the count is exact, however many steps run in one compiled call, and across epochs; it may be
+      a time too, which is checked whenever a compiled call ends (about every 0.1 s), by one clock for all workers;
     - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
     - a file of that name that no `ModelCheckpoint` wrote is not overwritten but renamed to `NAME.old`, with a warning;
     - with several workers only the chief writes.
@@ -185,7 +185,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._remove_unwanted()
 
     def _state(self) -> list[Any]:
-        """What is saved. Keras writes slots into files of weights, too."""
+        """The variables that are saved. Keras writes optimizer state into files of weights, too."""
         savers = (self.model, *optimizers_of(self.model, of_layers=True))
         return [variable for saver in savers for variable in getattr(saver, "variables", ())]
 

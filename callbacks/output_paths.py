@@ -1,11 +1,17 @@
-"""Where callbacks write: a place that cannot be made is refused before the first step, not after the first epoch."""
+"""The paths that callbacks write to: they are checked before the first step, and only the chief writes to them.
+
+Profiles are the exception: each worker writes its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import string
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +21,16 @@ import tensorflow as tf
 from ..distribute.arguments import shown
 from ..distribute.storage import is_url, local_path, tensorflow_path
 from ..distribute.workers.agreement import spans_workers
-from ..distribute.workers.cluster import ClusterError, launched_task, read_cluster
+from ..distribute.workers.cluster import ClusterError, launched_task, read_cluster, worker_index
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .json_lines import JSONLines
-from .path_templates import check_template, fields
 from .profiler import Profiler
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 
 # class -> (argument, the attribute that holds it, whether it is a folder)
-_PLACES: dict[type, tuple[str, str, bool]] = {
+_OUTPUTS: dict[type, tuple[str, str, bool]] = {
     AnomalyReport: ("path", "path", False),
     BackupAndRestore: ("directory", "directory", True),
     JSONLines: ("path", "path", False),
@@ -37,21 +42,25 @@ _PLACES: dict[type, tuple[str, str, bool]] = {
     keras.callbacks.ModelCheckpoint: ("filepath", "filepath", False),
     keras.callbacks.TensorBoard: ("log_dir", "log_dir", True),
 }
+# Keras' callbacks that run on every worker, so that all decide the same, and must not write on all.
+_ON_ALL_WORKERS = (keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard)
+# The packages of loggers that write to a server or to files of their own: on the chief alone.
+_LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb"})
 
 
 def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
-    """Refuses the places of callbacks in which nothing can be written. For the process that writes.
+    """Checks that callbacks can write to their paths. Context: the process that writes.
 
     Args:
         callbacks: of a fit.
         logs: () -> the names of its logs; None where they are not known beforehand.
 
     Raises:
-        SaveError: (an OSError) a place cannot be made.
-        ValueError: it is no path, or has a placeholder for a log that there is not.
+        SaveError: (an OSError) a path cannot be created.
+        ValueError: an argument is not a path, or has a placeholder for an unknown log.
     """
     for callback in callbacks:
-        for kind, (name, attribute, folder) in _PLACES.items():
+        for kind, (name, attribute, folder) in _OUTPUTS.items():
             place = getattr(callback, attribute, None) if isinstance(callback, kind) else None
             if place is not None:
                 argument = f"`{name}` of `{kind.__name__}`"
@@ -79,7 +88,7 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
     task = launched_task()
     if task is None or spans_workers(strategy):
         return
-    writing = [type(each).__name__ for each in callbacks if isinstance(each, tuple(_PLACES))]
+    writing = [type(each).__name__ for each in callbacks if isinstance(each, tuple(_OUTPUTS))]
     if writing and read_cluster() is None:  # where Slurm says which task is the chief, it alone writes
         raise ClusterError(f"`callbacks` would overwrite each other's files ({', '.join(writing)}): {task}")
     warnings.warn(str(task), stacklevel=2)
@@ -120,3 +129,98 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
             errno.EACCES,
             f"{argument} cannot be made, because {there} is read-only: make it writable. Received: {place}",
         )
+
+
+def check_template(argument: str, place: Any) -> None:
+    """Checks that a value is a path whose placeholders can be filled.
+
+    Raises:
+        ValueError: see above.
+    """
+    if not isinstance(place, str | os.PathLike) or not os.fspath(place):
+        raise ValueError(f"{argument} must be a path, as a str or a pathlib.Path. Received: {shown(place)}")
+    try:
+        for field, form in fields(os.fspath(place)):
+            if not field or field.isdecimal():
+                raise ValueError("a placeholder has no name")
+            if not any(_can_be_written(number, form) for number in (1, 1.0)):
+                raise ValueError(f"{form!r} is no format of a number")
+    except ValueError as error:
+        raise ValueError(
+            f"{argument} cannot be filled in ({error}): write placeholders as {{epoch:03d}} or {{val_loss:.2f}}. "
+            f"Received: {shown(os.fspath(place))}"
+        ) from error
+
+
+def fields(text: str) -> list[tuple[str, str]]:
+    """The name and the format of each placeholder."""
+    parts = string.Formatter().parse(text)
+    return [(field, form or "") for _, field, form, _ in parts if field is not None]
+
+
+def _can_be_written(number: float, form: str) -> bool:
+    try:
+        format(number, form)
+    except ValueError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
+    """On every worker but the chief, Keras' own callbacks write into a temporary folder, and loggers are not called.
+
+    Keras' own are called there as on the chief, so that they read the same of the model and decide the same. Enter this
+    before `set_model` of the callbacks. Our own callbacks know whether they are on the chief. The profiles of `TensorBoard`,
+    which show this worker alone, are kept.
+    """
+    if chief:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for number, callback in enumerate(callbacks):
+            if _is_logger(callback):
+                stack.enter_context(_silenced(callback))
+                continue
+            for kind in _ON_ALL_WORKERS:
+                if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
+                    attribute = _OUTPUTS[kind][1]
+                    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-not-chief-"))
+                    old = getattr(callback, attribute)
+                    name = str(old).replace("\\", "/").rpartition("/")[2] or f"callback-{number}"
+                    setattr(callback, attribute, f"{folder}/{name}")
+                    stack.callback(setattr, callback, attribute, old)
+                    if kind is keras.callbacks.TensorBoard:
+                        stack.callback(_keep_profiles, f"{folder}/{name}", str(old))
+        yield
+
+
+def _keep_profiles(written: str, log_dir: str) -> None:
+    """Copies a worker's profiles to its `log_dir`, under its own names: workers may share the folder and the host."""
+    for path in tf.io.gfile.glob(f"{written}/plugins/profile/*/*"):
+        session, file = path.split("/")[-2:]
+        folder = f"{log_dir}/plugins/profile/{session}"
+        tf.io.gfile.makedirs(folder)
+        tf.io.gfile.copy(path, f"{folder}/worker-{worker_index()}.{file}", overwrite=True)
+
+
+def _is_logger(callback: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] in _LOGGERS for kind in type(callback).__mro__)
+
+
+@contextlib.contextmanager
+def _silenced(callback: Any) -> Iterator[None]:
+    """No hook of the callback does anything inside."""
+    hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
+    before = dict(vars(callback))
+    vars(callback).update(dict.fromkeys(hooks, _nothing))
+    try:
+        yield
+    finally:
+        for name in hooks:
+            vars(callback).pop(name, None)
+        vars(callback).update({name: before[name] for name in hooks if name in before})
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """A hook that does nothing."""

@@ -1,4 +1,4 @@
-"""`PredictionWriter`: the outputs of `predict` go to disk batch by batch, for more rows than there is memory for."""
+"""`PredictionWriter`: the outputs of `predict` go to disk batch by batch, for more samples than fit into memory."""
 
 from __future__ import annotations
 
@@ -32,23 +32,25 @@ from .trained_model import CompiledModel
 class PredictionWriter(keras.callbacks.Callback):
     """Writes what `predict` computes to disk, batch by batch, as arrays that `np.load` opens.
 
-    `predict` then keeps no outputs in memory. It returns the same structure with arrays that are mapped to the files, of
-    which NumPy reads what is looked at:
+    `predict` then keeps no outputs in memory. It returns the same structure with arrays that are mapped to the files: NumPy
+    reads them where they are used.
 
     >>> writer = PredictionWriter("predictions.npy")
     >>> predictions = model.predict(x, callbacks=[writer])  # doctest: +SKIP
 
-    The files are written under another name, flushed to disk and renamed when all rows are there, so that they are complete
-    or absent. With several workers, the chief writes the rows of all, in order, and on the others `predict` returns None.
+    The files are written under another name, flushed to disk and renamed when all samples are there, so that they are
+    complete or absent. With several workers, the chief writes the samples of all, in order, and on the others `predict`
+    returns None.
 
     Args:
         path: with the suffix `.npy`: the file of a model's one output. Any other: a folder with one file for each output,
             named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. What this callback has written is
-            replaced: its files end in a line that says so. A file of another, or a folder that holds one, is refused.
+            replaced: its files end in a line that says so. Any other file, or a folder that holds one, is rejected.
 
     Raises:
-        ValueError, TypeError: the path, the model or an output cannot be used: text, and rows of different lengths, are no
-            arrays of numbers. Types that NumPy cannot store, as bfloat16, are written as float32, which holds them exactly.
+        ValueError, TypeError: the path, the model or an output cannot be used: text, and samples of different
+            lengths, are not arrays of numbers. Types that NumPy cannot store, as bfloat16, are written as float32, which
+            holds them exactly.
         SaveError: (an OSError) the place cannot be written; what was there is unchanged.
     """
 
@@ -63,13 +65,13 @@ class PredictionWriter(keras.callbacks.Callback):
         self._files: list[_ArrayFile] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses to wait for predictions that `fit` does not make."""
+        """Raises: `fit` makes no predictions."""
         raise ValueError(
             f"`PredictionWriter` does nothing in `fit`: give it to `predict`. Received: {self.path}"
         )
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """Refuses a place where nothing can be written."""
+        """Checks the path."""
         self.on_predict_exit()
         self._structure = None
         if not hasattr(self.model, "fit_state"):
@@ -88,7 +90,7 @@ class PredictionWriter(keras.callbacks.Callback):
         remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
 
     def write(self, outputs: Any) -> None:
-        """Writes the outputs of the next rows, a nest of arrays. `predict` calls it: Keras flattens what hooks are given."""
+        """Writes the outputs of the next samples, a nest of arrays. `predict` calls it: Keras flattens what hooks get."""
         if not is_chief():
             return
         arrays = [_storable(leaf) for leaf in keras.tree.flatten(outputs)]
@@ -112,7 +114,7 @@ class PredictionWriter(keras.callbacks.Callback):
                 file.finish()
 
     def _keep_others(self) -> None:
-        """Refuses to replace what is none of its own."""
+        """Rejects files that it did not write."""
         if self._single:
             check_overwrite("`path` of `PredictionWriter`", self.path, _is_own)
             return
@@ -133,7 +135,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._temporary = None
 
     def outputs(self) -> Any:
-        """What was written, as arrays `[rows, ...]` mapped to the files, in the structure of the outputs.
+        """What was written, as arrays `[samples, ...]` mapped to the files, in the structure of the outputs.
 
         None before the first batch, and on workers that do not write.
         """
@@ -163,35 +165,36 @@ class PredictionWriter(keras.callbacks.Callback):
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by rows, with the line `end` behind them. Owns its stream.
+    """An `.npy` file that grows by samples, with the line `end` after them. Owns its stream.
 
-    NumPy leaves room in the header for the number of rows, which is written again at the end. Its readers take as many rows
-    as the header says, and do not look at what follows.
+    NumPy leaves space in the header for the number of samples, which is written again at the end. Its readers take as many
+    as the header says, and ignore what follows.
     """
 
     def __init__(self, path: Path, like: np.ndarray, end: bytes) -> None:
         self._end = end
-        self._dtype, self._row = like.dtype, like.shape[1:]
-        self._rows = 0
+        self._dtype, self._sample = like.dtype, like.shape[1:]
+        self._samples = 0
         self._stream = open(path, "wb")  # noqa: SIM115 - closed by `close`
         self._write_header()
 
     def append(self, array: np.ndarray) -> None:
-        """Writes rows.
+        """Writes samples.
 
         Raises:
-            ValueError: they are of another kind than those before.
+            ValueError: their shape or dtype differs from those before.
         """
-        if array.dtype != self._dtype or array.shape[1:] != self._row:
+        if array.dtype != self._dtype or array.shape[1:] != self._sample:
             raise ValueError(
-                f"`PredictionWriter` writes rows of one shape and dtype, and after rows {list(self._row)} of {self._dtype} "
-                f"the model gave {list(array.shape[1:])} of {array.dtype}: pad them, or call `predict` without it."
+                f"`PredictionWriter` writes samples of one shape and dtype, and after samples {list(self._sample)} of "
+                f"{self._dtype} the model gave {list(array.shape[1:])} of {array.dtype}: pad them, or "
+                "call `predict` without it."
             )
         self._stream.write(np.ascontiguousarray(array).data)
-        self._rows += len(array)
+        self._samples += len(array)
 
     def finish(self) -> None:
-        """Writes how many rows there are and the last line, and closes the file."""
+        """Writes the number of samples and the last line, and closes the file."""
         self._stream.write(self._end)
         self._stream.seek(0)
         self._write_header()
@@ -203,7 +206,7 @@ class _ArrayFile:
 
     def _write_header(self) -> None:
         descr = np.lib.format.dtype_to_descr(self._dtype)
-        header = {"descr": descr, "fortran_order": False, "shape": (self._rows, *self._row)}
+        header = {"descr": descr, "fortran_order": False, "shape": (self._samples, *self._sample)}
         np.lib.format.write_array_header_1_0(self._stream, header)
 
 
@@ -220,7 +223,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _storable(leaf: Any) -> np.ndarray:
-    """An output as an array `[rows, ...]` that an `.npy` file can hold."""
+    """An output as an array `[samples, ...]` that an `.npy` file can hold."""
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise TypeError(
             f"`PredictionWriter` writes dense arrays, and an output is a {type(leaf).__name__}: let the model convert it "
@@ -228,10 +231,10 @@ def _storable(leaf: Any) -> np.ndarray:
         )
     array = np.asarray(leaf)
     if array.dtype.hasobject or not array.ndim:
-        kind = "text or objects" if array.dtype.hasobject else "one number without rows"
+        kind = "text or objects" if array.dtype.hasobject else "one number without samples"
         raise TypeError(
-            f"`PredictionWriter` writes numbers `[rows, ...]`, and an output is {kind}: let the model give numbers, or call "
-            "`predict` without it."
+            f"`PredictionWriter` writes numbers `[samples, ...]`, and an output is {kind}: let the model give numbers, or "
+            "call `predict` without it."
         )
     if np.dtype(array.dtype.str) != array.dtype:  # a type that NumPy has not itself
         array = array.astype(np.float32 if tf.as_dtype(array.dtype).is_floating else np.int32)

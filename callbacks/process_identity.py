@@ -34,7 +34,7 @@ class ProcessIdentity:
         return cls(match[1], int(match[2]), int(match[3])) if match else None
 
     def runs(self) -> bool | None:
-        """Whether the process runs; None where that cannot be told from this machine or container."""
+        """Whether the process runs; None where this machine or container cannot know."""
         if self.place != _place():
             return None
         if self.pid == os.getpid():

@@ -47,8 +47,8 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         steps: (first, last), both included and counted from 1 over the whole training, like TensorBoard's
             `profile_batch`; None: only on demand.
         port: int or None; with a port, worker `i` listens at `port + i` while `fit` runs, and
-            `python -m unisono profile --service HOST:PORT,...` captures a profile. TensorFlow opens the port on all
-            interfaces and cannot be told otherwise: keep it behind a firewall. Under `launch` give `--network host`.
+            `python -m unisono profile --service HOST:PORT,...` captures a profile. TensorFlow always opens the port on
+            all interfaces: keep it behind a firewall. Under `launch` give `--network host`.
 
     Raises:
         ValueError: `steps` is not such a pair.
@@ -175,7 +175,7 @@ def _unused(path: Path) -> Path:
 
 
 def _check_free(port: int) -> None:
-    """Refuses a port that is taken: TensorFlow says nothing, and nobody would be served."""
+    """Rejects a port that is in use: TensorFlow reports nothing, and no profile would be served."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

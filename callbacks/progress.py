@@ -1,4 +1,4 @@
-"""The progress bar, also with many steps per execution, unknown lengths, resumed epochs, workers and log files."""
+"""The progress bar, also with many steps per compiled call, unknown lengths, resumed epochs, workers and log files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _FILE_SECONDS = 30.0
 
 @dataclasses.dataclass
 class Rate:
-    """How long a step takes, from the ends of executions of any length. All times are in seconds.
+    """How long a step takes, from the ends of compiled calls of any length. All times are in seconds.
 
-    The first execution compiles: it counts only while there is no other.
+    The first compiled call includes the compilation: it counts only while there is no other.
     """
 
     began: float  # when the epoch began
     first_step: int  # steps of the epoch that were done by then: more than 0 where it was resumed
-    compiles: bool  # whether the first execution of this run is in this epoch
-    compiled: tuple[int, float] | None = None  # (steps done, time) at that execution's end, once it ended
+    compiles: bool  # whether the first compiled call of this run is in this epoch
+    compiled: tuple[int, float] | None = None  # (steps done, time) at the end of that call, once it ended
     step: int = 0  # steps of the epoch that are done
     now: float = 0.0  # when that was
 
@@ -45,7 +45,7 @@ class Rate:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean over the executions of this epoch; None before the first one ended."""
+        """Mean over the compiled calls of this epoch; None before the first one ended."""
         start, since = self.first_step, self.began
         if self.compiled is not None and self.step > self.compiled[0]:
             start, since = self.compiled
@@ -116,7 +116,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         state = getattr(self.model, "fit_state", None)
         if state is not None and state.steps_per_epoch is not None:
             self.target = state.steps_per_epoch
-        done = state.step if state is not None else 0  # in a loop of the user's own there is no calendar
+        done = state.step if state is not None else 0  # a custom loop has no fit state
         self._begin(done)
         if self.verbose and self._chief and self.epochs > 1:
             resumed = f" (resumed after step {done})" if done else ""
@@ -175,12 +175,12 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             parts.append(f"{duration(seconds * (target - self.seen))} left")
         if seconds is not None:
             parts.append(f"{duration(seconds)}/step")
-            rows = self._rows_per_step()
-            if rows and seconds > 0:
-                parts.append(f"{short_number(rows / seconds)} samples/s")
+            samples = self._samples_per_step()
+            if samples and seconds > 0:
+                parts.append(f"{short_number(samples / seconds)} samples/s")
         return parts
 
-    def _rows_per_step(self) -> int | None:
+    def _samples_per_step(self) -> int | None:
         state = getattr(self.model, "fit_state", None)
         if state is None or state.usual_rows is None:
             return None

@@ -31,7 +31,7 @@ def write_safely(
 ) -> None:
     """Writes the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
 
-    Order: a new file beside it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
+    Order: a new file next to it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
 
     Raises:
         SaveError: the directory is gone, read-only or full, or the disk failed; `errno` says which.
@@ -45,7 +45,7 @@ def write_safely(
 
 @contextlib.contextmanager
 def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """The same for a body that writes the file `temporary`, beside `path`, itself. Raises as `write_safely`."""
+    """The same for a body that writes the file `temporary`, next to `path`, itself. Raises as `write_safely`."""
     with _cleaned_up(temporary):
         yield
         _flush(temporary)
@@ -56,7 +56,7 @@ def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lam
 
 @contextlib.contextmanager
 def rename_folder_safely(temporary: Path, path: Path) -> Iterator[None]:
-    """The same for a body that writes the files of a folder `temporary`, beside `path`. An old folder is replaced.
+    """The same for a body that writes the files of a folder `temporary`, next to `path`. An old folder is replaced.
 
     A crash between two renames leaves no folder: never one that is half old, or incomplete.
     """
@@ -109,14 +109,14 @@ def save_error(directory: Path, error: OSError) -> SaveError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             reason += f", {shutil.disk_usage(directory).free} bytes free"
-        cure = "Free space there"
+        fix = "Free space there"
     elif error.errno == errno.EFBIG:
-        cure = "Allow larger files (`ulimit -f`)"
+        fix = "Allow larger files (`ulimit -f`)"
     elif not directory.is_dir():
-        reason, cure = "the directory is gone", "Create it again"
+        reason, fix = "the directory is gone", "Create it again"
     else:
-        cure = "Make it writable"
-    message = f"Saving in {directory} failed ({reason}); earlier files are unchanged. {cure} and run again."
+        fix = "Make it writable"
+    message = f"Saving in {directory} failed ({reason}); earlier files are unchanged. {fix} and run again."
     return SaveError(error.errno or errno.EIO, message)
 
 
@@ -162,7 +162,7 @@ def temporary_path(path: Path) -> Path:
 def remove_leftovers(directory: Path, begin: str = "") -> None:
     """Removes incomplete files and folders, of names that begin with `begin`, whose writers no longer exist.
 
-    Whether one on another machine exists cannot be told from here: its files are left for a day after they last changed.
+    Whether a writer on another machine exists is not known: its files are left for a day after they last changed.
     """
     for name in os.listdir(directory) if directory.is_dir() else ():
         match = _TEMPORARY.match(name)

@@ -20,7 +20,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         average = (w_1 + ... + w_n) / n        of the weights after each epoch from `start_from_epoch` on
 
     `BatchNormalization` layers then need the statistics of the averaged weights: they are computed in one more pass over
-    the training data, as the mean over its batches. A learning rate that stays high lets the weights travel; Keras'
+    the training data, as the mean over its batches. The learning rate must stay high; Keras'
     schedules and `LearningRateScheduler` give one.
 
     Moving averages that forget old weights are the optimizer's: `use_ema=True`, with Keras' `SwapEMAWeights`.
@@ -69,7 +69,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         self._sums = [np.array(each) for each in state["sums"]]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins anew, and refuses a model that cannot be averaged."""
+        """Begins anew, and rejects a model that cannot be averaged."""
         if getattr(self.model, "fit_state", None) is None:
             raise ValueError(
                 "`StochasticWeightAveraging` takes part in the `fit` of a model of unisono: call `unisono.adopt(model)` "

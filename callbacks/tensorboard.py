@@ -1,4 +1,4 @@
-"""`TensorBoard`: Keras' callback, with the right steps when many run in one execution, under every strategy."""
+"""`TensorBoard`: Keras' callback, with the right steps when many run in one compiled call, under every strategy."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self._enter("test", validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Counts the steps of a loop of the user's own; those of ours count themselves."""
+        """Counts the steps of a custom loop; those of our loops count themselves."""
         if "test" in self._counters and not getattr(self.model, "_evaluating", False):
             self._counters["test"].assign_add(1)
 

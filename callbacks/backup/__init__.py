@@ -1,1 +1,1 @@
-"""Backups: the whole state of a `fit`, written safely and restored to the bit."""
+"""Backups: the whole state of a `fit`, written safely and restored bit for bit."""

@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: a run that is killed and started again ends with the same bits as a run that was not."""
+"""`BackupAndRestore`: a killed run that is started again ends with the same bits as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from . import snapshot as fit_snapshot
 from .fingerprint import identity
 from .owner import FolderOwner
 from .reproducibility import warn_if_inexact, warn_of_own_states
-from .resuming import Found, announce, build_slots, naming, on_all_workers, tell_of_others, warn_of_problems
+from .resuming import announce, build_optimizer, naming, on_all_workers
 from .save_schedule import SaveSchedule
-from .store import BackupStore
+from .store import BackupStore, Found
 from .variable_state import HostBuffers
 from .writer_thread import BackgroundWriter
 
@@ -32,18 +32,17 @@ from .writer_thread import BackgroundWriter
 class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     """Saves the whole state of training while it runs; the same script, run again, resumes it.
 
-    A backup holds the model; its optimizers with slots, loss scale, accumulators and moving averages; the random
+    A backup holds the model; its optimizers with their state, loss scale, accumulators and moving averages; the random
     generators; the position in the data; the metrics of the current epoch; History; and the state of the callbacks.
-    `fit` in the restarted script continues at the step after the last save. `docs/guides/resume.md` describes the
-    file format.
+    `fit` in the restarted script continues at the step after the last save.
 
-    In a `keras.callbacks.CallbackList` that a loop of your own drives, and in plain Keras, a backup holds the model, the
-    optimizers that it holds, the random generators, the epoch and the step. The loop then goes on at `initial_epoch` and
-    `initial_step`, skips the batches before, and keeps what else it has.
+    In a custom loop with a `keras.callbacks.CallbackList`, and in plain Keras, a backup holds the model, its optimizers,
+    the random generators, the epoch and the step. The loop continues at `initial_epoch` and `initial_step`, skips the
+    batches before, and keeps any other state itself.
 
     Args:
-        directory: where backups are stored; created if missing. Use a separate directory for each training: one that a
-            running training uses is refused. All workers must see it. The chief writes; others write the shards they hold.
+        directory: where backups are stored; created if missing. Use a separate directory for each run: one that another
+            running process uses is rejected. All workers must see it. The chief writes; others write their own shards.
         save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min"; or False: only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
@@ -66,7 +65,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         ValueError: an argument is wrong; or, as `BackupMismatchError` when `fit` begins, the backup belongs to another
             model, optimizer or data set.
         SaveError: (an `OSError`) the directory cannot be written; earlier backups are unchanged. As `FolderInUseError`:
-            another training uses it.
+            another run uses it.
         NewerFormatError: a newer version of unisono wrote the newest backup.
     """
 
@@ -131,7 +130,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         fit_state = self._fit_state()
         self._watch_plain_fit()
         if fit_state.custom_loop:
-            build_slots(self.model, self._scope())
+            build_optimizer(self.model, self._scope())
         self.stall_seconds, self.saves = 0.0, 0
         self._steps_before_epoch = self._saved_at_step = 0
         self._identity = identity(self.model, fit_state)
@@ -141,14 +140,14 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._saved_at_time = self._clock()
         self._before_validation = None
         self._running = True
-        # In a loop of the user's own nothing brings several workers to the same step after a signal.
+        # In a custom loop nothing brings several workers to the same step after a signal.
         if self.save_before_preemption and not (
             fit_state.custom_loop and spans_workers(self.model.distribute_strategy)
         ):
             self._handlers.install(fit_state)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """In a loop of the user's own, restores what other callbacks did to a resumed epoch."""
+        """In a custom loop, restores what other callbacks did to a resumed epoch."""
         fit_state = self._fit_state(epoch=epoch)
         if fit_state.custom_loop and fit_state.after_epoch_begin is not None:
             fit_state.step = self.initial_step
@@ -223,18 +222,26 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._store.prepare()
         self._owner.acquire()
         self._store.remove_leftovers()
-        found = Found(*self._store.newest_good(read))
-        if found.content is None:
-            tell_of_others(self._store)
+        found = self._store.newest_good(read)
+        others = self._store.others() if found.path is None else []
+        if others:
+            print(
+                f"{self.directory} has backups of other fits of this script, such as {others[0].name}. This is its fit "
+                f"{self._store.fit} in this directory, and they are left for theirs.",
+                flush=True,
+            )
         return found
 
     def _resume(self, fit_state: FitState, path: Path | None, content: Any, problems: list[str]) -> None:
-        warn_of_problems(problems, content is not None, self.directory)
-        if content is None or path is None:
+        for problem in problems:
+            warnings.warn(f"{problem} It is skipped.")
+        if path is None:
+            if problems:
+                warnings.warn(f"No backup in {self.directory} is good: training starts from the beginning.")
             return
         with naming(path):
             fit_snapshot.check(content, self.model, fit_state, self._identity, path)
-            # The way to the position may draw random numbers, which are put back after it.
+            # Going to the position may draw random numbers: their generators are restored after it.
             fit_snapshot.restore_position(content, self.model, fit_state)
             left_over = fit_snapshot.restore_values(content, self.model, fit_state)
         self._steps_before_epoch = content["counters"]["steps_before_epoch"]

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import os
 import warnings
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from ..safe_file import write_safely
 
 # Attributes of Keras' callbacks, and by habit of a user's own, that say what a callback is for.
 _PURPOSE = ("name", "monitor", "mode")
-_PLACES = ("filepath", "filename", "log_dir", "directory", "path")
+_PATHS = ("filepath", "filename", "log_dir", "directory", "path")
 
 
 def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
-    """The state of every callback that has one, with its class and what tells it from others of that class."""
-    states = ((callback, _get_state(callback)) for callback in callbacks)
+    """The state of every callback that has one, with its class and what distinguishes it from others of that class."""
+    getters = [(callback, _state_methods(callback)[0]) for callback in callbacks]
+    states = ((callback, get()) for callback, get in getters if get is not None)
     return [
         {"name": type(callback).__name__, "purpose": purpose_of(callback), "state": state}
         for callback, state in states
@@ -42,26 +44,24 @@ def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
 
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
     """Restores the state of every callback. Returns the names of saved states for which there is none, or no certain one."""
-    saved = [
-        {**entry, "name": entry["name"].partition("#")[0]} for entry in saved
-    ]  # the first versions wrote numbers
-    stateful = [callback for callback in callbacks if _has_state(callback)]
-    pairs = matched([(entry["name"], entry.get("purpose")) for entry in saved], stateful)
+    names = [entry["name"].partition("#")[0] for entry in saved]  # the first versions wrote numbers
+    setters = [(callback, _state_methods(callback)[1]) for callback in callbacks]
+    setters = [(callback, set_) for callback, set_ in setters if set_ is not None]
+    purposes = [entry.get("purpose") for entry in saved]
+    pairs = matched([*zip(names, purposes)], [callback for callback, _ in setters])
     for number, callback in pairs.items():
-        _set_state(callback, saved[number]["state"])
-    return [
-        title(entry["name"], entry.get("purpose") or {}) for i, entry in enumerate(saved) if i not in pairs
-    ]
+        next(set_ for each, set_ in setters if each is callback)(saved[number]["state"])
+    return [title(names[i], purposes[i] or {}) for i in range(len(saved)) if i not in pairs]
 
 
 def purpose_of(callback: Any) -> dict[str, str]:
-    """What tells a callback from others of its class: what it monitors, and where it writes."""
-    found = {name: getattr(callback, name, None) for name in (*_PURPOSE, *_PLACES)}
+    """What distinguishes a callback from others of its class: what it monitors, and where it writes."""
+    found = {name: getattr(callback, name, None) for name in (*_PURPOSE, *_PATHS)}
     return {name: os.fspath(value) for name, value in found.items() if isinstance(value, str | os.PathLike)}
 
 
 def named(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Each callback with a name of its own: `EarlyStopping(val_loss, min)`; a second one of the same gets a number."""
+    """Each callback with a unique name: `EarlyStopping(val_loss, min)`; a second one of the same gets a number."""
     seen: collections.Counter[str] = collections.Counter()
     result = []
     for callback in callbacks:
@@ -77,81 +77,59 @@ def title(name: str, purpose: dict[str, str]) -> str:
     return f"{name}({', '.join(words)})" if words else name
 
 
+# What must be equal for a state to belong to a callback of its class, the most certain first.
+_SAME_PURPOSE: tuple[Callable[[dict[str, str]], dict[str, str]], ...] = (
+    lambda purpose: purpose,
+    lambda purpose: {name: os.path.basename(v) if name in _PATHS else v for name, v in purpose.items()},
+    lambda purpose: {name: v for name, v in purpose.items() if name not in _PATHS},
+)
+
+
 def matched(saved: Sequence[tuple[str, Any]], callbacks: Sequence[Any]) -> dict[int, Any]:
     """The callback for each saved state that has one, by the number of the state.
 
     A state goes to a callback of the same class that monitors the same. Among several of them those with the same paths
-    belong together, then those whose files have the same names; what is left goes in order, if there are as many as before.
+    belong together, then those whose files have the same names; the others go in order, if there are as many as before.
 
     Args:
         saved: class and purpose of each state; a purpose of None, of the first versions, is not known.
         callbacks: those of this fit.
     """
-    states = dict(enumerate(saved))
-    left = list(callbacks)
     found: dict[int, Any] = {}
-    for told_by in (_with_places, _with_file_names, _without_places, _class_alone):
+    for part in (*_SAME_PURPOSE, None):
         groups: dict[Hashable, tuple[list[int], list[Any]]] = collections.defaultdict(lambda: ([], []))
-        for number, (name, purpose) in states.items():
-            if (purpose is None) == (told_by is _class_alone):
-                groups[name, told_by(purpose)][0].append(number)
-        for callback in left:
-            groups[type(callback).__name__, told_by(purpose_of(callback))][1].append(callback)
+        for number, (name, purpose) in enumerate(saved):
+            if number not in found and (purpose is None) == (part is None):
+                groups[name, part and tuple(part(purpose).items())][0].append(number)
+        for callback in callbacks:
+            if not any(callback is each for each in found.values()):
+                key = part and tuple(part(purpose_of(callback)).items())
+                groups[type(callback).__name__, key][1].append(callback)
         for numbers, alike in groups.values():
             if len(numbers) == len(alike):
-                for number, callback in zip(numbers, alike):
-                    found[number] = callback
-                    del states[number]
-                    left = [each for each in left if each is not callback]
+                found.update(zip(numbers, alike))
     return found
 
 
-def _with_places(purpose: dict[str, str]) -> Hashable:
-    return tuple(purpose.items())
-
-
-def _with_file_names(purpose: dict[str, str]) -> Hashable:
-    return tuple((name, os.path.basename(v) if name in _PLACES else v) for name, v in purpose.items())
-
-
-def _without_places(purpose: dict[str, str]) -> Hashable:
-    return tuple((name, v) for name, v in purpose.items() if name not in _PLACES)
-
-
-def _class_alone(purpose: Any) -> Hashable:
-    return ()
-
-
-def _has_state(callback: Any) -> bool:
-    """Whether it can be given a state."""
-    if getattr(callback, "set_state", None) is not None or isinstance(callback, keras.callbacks.CSVLogger):
-        return True
-    return _known_attributes(callback) is not None
-
-
-def _get_state(callback: Any) -> Any:
-    own = getattr(callback, "get_state", None)
-    if own is not None:
-        # The user's own: copied, because it may be changed while the backup is written.
-        return copy.deepcopy(own())
+def _state_methods(callback: Any) -> tuple[Callable[[], Any] | None, Callable[[Any], None] | None]:
+    """The functions that return and restore the state of a callback, which the user's own methods may change."""
+    get, set_ = getattr(callback, "get_state", None), getattr(callback, "set_state", None)
+    if get is not None or set_ is not None:
+        return get and (lambda: copy.deepcopy(get())), set_ and (lambda state: set_(copy.deepcopy(state)))
     if isinstance(callback, keras.callbacks.CSVLogger):
-        return _csv_state(callback)
+        return functools.partial(_csv_state, callback), functools.partial(_set_csv_state, callback)
     attributes = _known_attributes(callback)
     if attributes is None:
-        return None
-    return {name: _copied(getattr(callback, name)) for name in attributes if hasattr(callback, name)}
+        return None, None
 
-
-def _set_state(callback: Any, state: Any) -> None:
-    own = getattr(callback, "set_state", None)
-    if own is not None:
-        own(copy.deepcopy(state))
-    elif isinstance(callback, keras.callbacks.CSVLogger):
-        _set_csv_state(callback, state)
-    else:
-        for name in _known_attributes(callback) or ():
+    def set_attributes(state: dict[str, Any]) -> None:
+        for name in attributes:
             if name in state:
                 setattr(callback, name, _copied(state[name]))
+
+    return lambda: {
+        name: _copied(getattr(callback, name)) for name in attributes if hasattr(callback, name)
+    }, set_attributes
 
 
 def _known_attributes(callback: Any) -> tuple[str, ...] | None:
@@ -169,7 +147,7 @@ def _copied(value: Any) -> Any:
 
 
 def _csv_state(callback: Any) -> dict[str, Any] | None:
-    """A `CSVLogger` that overwrites its file is saved with its rows, one that appends with its length."""
+    """A `CSVLogger` that overwrites its file is saved with its text, one that appends with its length."""
     if callback.csv_file is None or callback.csv_file.closed:
         return None
     callback.csv_file.flush()
@@ -181,7 +159,7 @@ def _csv_state(callback: Any) -> dict[str, Any] | None:
 
 
 def _set_csv_state(callback: Any, state: dict[str, Any]) -> None:
-    """Restores the rows that the file had when the backup was made: none is lost and none appears twice."""
+    """Restores the lines that the file had when the backup was made: none is lost and none appears twice."""
     path = Path(callback.filename)
     if callback.csv_file is None:
         return
@@ -191,7 +169,7 @@ def _set_csv_state(callback: Any, state: dict[str, Any]) -> None:
     elif path.stat().st_size < state["position"]:
         warnings.warn(
             f"{path} has {path.stat().st_size} bytes, and had {state['position']} when the backup was made: "
-            "CSVLogger cannot restore the missing rows."
+            "CSVLogger cannot restore the missing lines."
         )
     else:
         os.truncate(path, state["position"])

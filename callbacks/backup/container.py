@@ -38,7 +38,7 @@ import ml_dtypes
 import numpy as np
 
 from ..safe_file import open_plain
-from .json_encoding import Parts, decode, encode, whole
+from .json_encoding import Arrays, count, decode, encode
 
 MAGIC = b"UNISONO\n"
 VERSION = 1
@@ -47,7 +47,7 @@ DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sIQ")
 MOST_MANIFEST_BYTES = 1 << 28
 _CHUNK_BYTES = 1 << 22
-# What code raises that takes apart a manifest that was made by hand.
+# The errors of code that reads a manifest of the wrong form.
 WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 
 
@@ -57,6 +57,10 @@ class DamagedFileError(OSError):
 
 class NewerFormatError(RuntimeError):
     """A good file in a format that this version does not know."""
+
+
+class BackupMismatchError(ValueError):
+    """The backup is good, but belongs to another run, model, optimizer or data set."""
 
 
 def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
@@ -89,13 +93,20 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     stream.write(digest.digest())
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], Any]:
+def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
     """`(summary, content)` of a file, every byte of it checked. Arrays are views of one read-only buffer.
 
-    Raises DamagedFileError, NewerFormatError, or OSError where the file cannot be read.
+    An `outline` takes little memory: arrays in the content hold zeros, and bytes are empty. Raises DamagedFileError,
+    NewerFormatError, or OSError where the file cannot be read.
     """
     with _opened(path) as (stream, size):
-        return _load(path, stream, size)
+        return _load(path, stream, size, outline)
+
+
+def read_summary(path: str | Path) -> dict[str, Any]:
+    """The summary alone; the bytes of the file are not checked. Raises as `read`."""
+    with _opened(path) as (stream, size):
+        return _manifest(path, stream, size)[0].get("summary", {})
 
 
 def checksum(path: str | Path) -> bytes:
@@ -116,17 +127,9 @@ def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
     return _load(path, io.BytesIO(data), len(data))
 
 
-def read_outline(path: str | Path) -> tuple[dict[str, Any], Any]:
-    """`read` in little memory: every byte is checked, arrays in the content hold zeros, and bytes are empty."""
-    with _opened(path) as (stream, size):
-        manifest, _, data_bytes = _manifest(path, stream, size)
-        _check(path, stream, size)
-        return _content(path, manifest, data_bytes, None)
-
-
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A plain file and its size. What is none, such as a FIFO or a device, is refused without being read."""
+    """A plain file and its size. Anything else, such as a FIFO or a device, is an error before it is read."""
     try:
         stream = open_plain(path)
     except OSError as error:
@@ -136,13 +139,19 @@ def _opened(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
         yield stream, os.fstat(stream.fileno()).st_size
 
 
-def _load(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], Any]:
+def _load(path: Any, stream: BinaryIO, size: int, outline: bool = False) -> tuple[dict[str, Any], Any]:
     manifest, begin, data_bytes = _manifest(path, stream, size)
     stream.seek(0)
-    body = memoryview(stream.read(size - DIGEST_BYTES))
-    stream.seek(0)
-    _check(path, stream, size, [body])
-    return _content(path, manifest, data_bytes, body[begin:])
+    body = None if outline else memoryview(stream.read(size - DIGEST_BYTES))
+    _check(path, stream, size, body)
+    data = None if body is None else body[begin:]
+    try:
+        arrays = [_array(entry, data_bytes, data) for entry in manifest["arrays"]]
+        if not isinstance(manifest["summary"], dict):
+            raise TypeError("the summary is not an object")
+        return manifest["summary"], decode(manifest["content"], Arrays(arrays, outline))
+    except WRONG as error:
+        raise _damaged(path, error) from error
 
 
 def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int, int]:
@@ -168,7 +177,7 @@ def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], i
     begin = _padded(_PREFIX.size + length)
     try:
         manifest = json.loads(stream.read(length))
-        data_bytes = whole(manifest["data_bytes"])
+        data_bytes = count(manifest["data_bytes"])
     except WRONG as error:
         raise _damaged(path, error) from error
     if begin + data_bytes + DIGEST_BYTES != size:
@@ -178,31 +187,16 @@ def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], i
     return manifest, begin, data_bytes
 
 
-def _check(path: Any, stream: BinaryIO, size: int, pieces: Iterable[Any] | None = None) -> None:
-    """Refuses a file whose checksum is not that of the `pieces` before it, which are read in little memory."""
+def _check(path: Any, stream: BinaryIO, size: int, body: memoryview | None = None) -> None:
+    """Raises where the checksum is not that of the bytes before it: of `body`, or read in little memory."""
+    digest = hashlib.blake2b(body or b"", digest_size=DIGEST_BYTES)
+    if body is None:
+        stream.seek(0)
+        for left in range(size - DIGEST_BYTES, 0, -_CHUNK_BYTES):
+            digest.update(stream.read(min(_CHUNK_BYTES, left)))
     stream.seek(size - DIGEST_BYTES)
-    expected = stream.read(DIGEST_BYTES)
-    stream.seek(0)
-    sizes = range(size - DIGEST_BYTES, 0, -_CHUNK_BYTES)
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for piece in (stream.read(min(_CHUNK_BYTES, left)) for left in sizes) if pieces is None else pieces:
-        digest.update(piece)
-    if digest.digest() != expected:
+    if digest.digest() != stream.read(DIGEST_BYTES):
         raise DamagedFileError(f"{path} is damaged: its checksum does not match its {size} bytes.")
-
-
-def _content(
-    path: Any, manifest: dict[str, Any], data_bytes: int, data: memoryview | None
-) -> tuple[dict[str, Any], Any]:
-    """`(summary, content)`; without `data` its outline. Whatever is wrong in the manifest is one error."""
-    try:
-        arrays = [_array(entry, data_bytes, data) for entry in manifest["arrays"]]
-        summary = manifest["summary"]
-        if not isinstance(summary, dict):
-            raise TypeError("the summary is no object")
-        return summary, decode(manifest["content"], Parts(arrays, data is None))
-    except WRONG as error:
-        raise _damaged(path, error) from error
 
 
 def _damaged(path: Any, error: BaseException) -> DamagedFileError:
@@ -241,10 +235,10 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _array(entry: Mapping[str, Any], data_bytes: int, data: memoryview | None) -> np.ndarray:
-    start, count, dtype = whole(entry["offset"]), whole(entry["bytes"]), _dtype(entry["dtype"])
-    shape = [whole(size) for size in entry["shape"]]
-    if start + count > data_bytes or math.prod(shape) * dtype.itemsize != count:
+    start, size, dtype = count(entry["offset"]), count(entry["bytes"]), _dtype(entry["dtype"])
+    shape = [count(each) for each in entry["shape"]]
+    if start + size > data_bytes or math.prod(shape) * dtype.itemsize != size:
         raise ValueError("an array does not fit into the file")
     if data is None:
         return np.broadcast_to(np.zeros((), dtype), shape)
-    return np.frombuffer(data, np.uint8, count, start).view(dtype).reshape(shape)
+    return np.frombuffer(data, np.uint8, size, start).view(dtype).reshape(shape)

@@ -58,10 +58,11 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One phrase for each thing that differs between two fingerprints; empty when the backup fits."""
 
     def of_variables(*groups: str) -> list[str]:
-        pairs = ((group, saved["variables"][group], now["variables"][group]) for group in groups)
-        return [
-            item for group, old, new in pairs for item in _variable_differences(f"{group} variable", old, new)
-        ]
+        found = []
+        for group in groups:
+            old, new = saved["variables"][group], now["variables"][group]
+            found += _variable_differences(f"{group} variable", old, new)
+        return found
 
     found = of_variables("model", "other")
     if "identity" in saved:  # the first versions wrote none
@@ -119,29 +120,16 @@ def _layout(spec: Any) -> str:
 
 
 def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]]) -> list[str]:
-    old, new = ([(_plain_path(path), shape, dtype) for path, shape, dtype in group] for group in (saved, now))
+    old, new = ([_shown(*entry) for entry in group] for group in (saved, now))
     if len(old) == len(new):
-        return [f"{kind} {_change(a, b)}" for a, b in zip(old, new) if a != b]
-    only_old = [entry for entry in old if entry not in new]
-    only_new = [entry for entry in new if entry not in old]
+        return [f"{kind} {a} in the backup, {b} now" for a, b in zip(old, new) if a != b]
     return (
         [f"{len(old)} {kind}s in the backup, {len(new)} now"]
-        + [f"{kind} {_shown(entry)} only in the backup" for entry in only_old]
-        + [f"{kind} {_shown(entry)} only now" for entry in only_new]
+        + [f"{kind} {entry} only in the backup" for entry in old if entry not in new]
+        + [f"{kind} {entry} only now" for entry in new if entry not in old]
     )
 
 
-def _plain_path(path: str) -> str:
-    """A path without the numbers that Keras appends when a process makes several models: `dense_3/kernel`."""
-    return "/".join(re.sub(r"_\d+$", "", part) for part in path.split("/"))
-
-
-def _change(old: tuple[str, list[int], str], new: tuple[str, list[int], str]) -> str:
-    if old[0] == new[0]:
-        return f"{old[0]}: {old[2]}{old[1]} in the backup, {new[2]}{new[1]} now"
-    return f"{_shown(old)} in the backup, {_shown(new)} now"
-
-
-def _shown(entry: tuple[str, list[int], str]) -> str:
-    path, shape, dtype = entry
-    return f"{path} {dtype}{shape}"
+def _shown(path: str, shape: list[int], dtype: str) -> str:
+    """A variable without the numbers that Keras appends when a process makes several models: `dense_3/kernel`."""
+    return "/".join(re.sub(r"_\d+$", "", part) for part in path.split("/")) + f" {dtype}{shape}"

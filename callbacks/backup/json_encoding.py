@@ -1,4 +1,4 @@
-"""A nest of values and arrays as JSON beside a list of arrays, and the reverse. `container.py` says which form it has."""
+"""A nest of values and arrays as JSON with a list of arrays, and the reverse. `container.py` describes the form."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Parts(NamedTuple):
+class Arrays(NamedTuple):
     """The arrays to which a content refers."""
 
     arrays: list[np.ndarray]
-    outline: bool  # whether the arrays hold zeros in place of what is in the file
+    outline: bool  # whether the arrays hold zeros instead of the data of the file
 
     def array(self, number: Any) -> np.ndarray:
         """The array with this number."""
-        return self.arrays[whole(number)]
+        return self.arrays[count(number)]
 
     def raw(self, number: Any) -> bytes:
         """Its bytes; none in an outline."""
         return b"" if self.outline else self.array(number).tobytes()
 
 
-def whole(value: Any) -> int:
-    """`value`, if it is a whole number of at least 0; else a TypeError."""
+def count(value: Any) -> int:
+    """`value`, if it is an integer of at least 0; else a TypeError."""
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r:.40} is no count")
+        raise TypeError(f"{value!r:.40} is not a count")
     return value
 
 
@@ -81,31 +81,31 @@ def _add(array: np.ndarray, arrays: list[np.ndarray]) -> int:
     return len(arrays) - 1
 
 
-def decode(value: Any, parts: Parts) -> Any:
+def decode(value: Any, arrays: Arrays) -> Any:
     """The reverse of `encode`. Raises errors of many kinds where `value` is none of its results."""
     if isinstance(value, list):
-        return [decode(item, parts) for item in value]
+        return [decode(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         (key, item), *_ = value.items()
         if key in _DECODERS:
-            return _DECODERS[key](item, parts)
-    return {key: decode(item, parts) for key, item in value.items()}
+            return _DECODERS[key](item, arrays)
+    return {key: decode(item, arrays) for key, item in value.items()}
 
 
-def _decode_objects(value: dict[str, Any], parts: Parts) -> np.ndarray:
+def _decode_objects(value: dict[str, Any], arrays: Arrays) -> np.ndarray:
     result = np.empty(len(value["items"]), object)
-    result[:] = [decode(item, parts) for item in value["items"]]
-    return result.reshape([whole(size) for size in value["shape"]])
+    result[:] = [decode(item, arrays) for item in value["items"]]
+    return result.reshape([count(size) for size in value["shape"]])
 
 
 _DECODERS = {
-    "$array": lambda i, parts: parts.array(i),
-    "$scalar": lambda i, parts: parts.array(i)[()],
-    "$bytes": lambda i, parts: parts.raw(i),
-    "$float": lambda text, parts: float(text),
-    "$tuple": lambda items, parts: tuple(decode(item, parts) for item in items),
-    "$dict": lambda pairs, parts: {decode(k, parts): decode(v, parts) for k, v in pairs},
+    "$array": lambda i, arrays: arrays.array(i),
+    "$scalar": lambda i, arrays: arrays.array(i)[()],
+    "$bytes": lambda i, arrays: arrays.raw(i),
+    "$float": lambda text, arrays: float(text),
+    "$tuple": lambda items, arrays: tuple(decode(item, arrays) for item in items),
+    "$dict": lambda pairs, arrays: {decode(k, arrays): decode(v, arrays) for k, v in pairs},
     "$objects": _decode_objects,
 }

@@ -34,7 +34,7 @@ class Owner(NamedTuple):
     token: str  # of one use of the folder
 
     def runs(self) -> bool | None:
-        """Whether it lives; None where that cannot be told from this machine."""
+        """Whether it runs; None where this machine cannot know."""
         return None if self.process is None else self.process.runs()
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ class FolderOwner:
         runs = found.runs()
         if runs and found.process == this_process():
             holder = _held.get(found.token)
-            if holder is not None and not holder._runs():  # an error has ended it, and nothing told it so
+            if holder is not None and not holder._runs():  # an error has ended it without `release`
                 holder.release()
                 return False
             return holder is not None

@@ -1,4 +1,4 @@
-"""Whether a resumed training can have the same bits, said in one sentence at the start of a fit."""
+"""Warnings at the start of a fit whose resumed run could not have the same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .generators import found_generators
 _ONE_WAY = (
     "The training data comes from a Python generator, which cannot be rewound: a resumed training draws from a new "
     "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
-    "keras.utils.PyDataset or a tf.data.Dataset to resume to the bit in any case."
+    "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
 )
 
 

@@ -1,23 +1,24 @@
-"""How a resume is settled between workers, and told."""
+"""How all workers resume from one backup."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
-from .container import WRONG, DamagedFileError, NewerFormatError
+from .container import WRONG, BackupMismatchError, DamagedFileError, NewerFormatError
 from .shard_files import own_are_enough
-from .snapshot import BackupMismatchError
-from .store import BackupStore, read_for
+from .store import Found, read_checked
 from .variable_state import variables_of
+
+# That every worker raises where the chief does. An OSError of another kind becomes a SaveError.
+_ERRORS = (NewerFormatError, BackupMismatchError, SaveError, OSError)
 
 
 @contextlib.contextmanager
@@ -34,48 +35,41 @@ def naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-class Found(NamedTuple):
-    """What was found in a directory of backups."""
-
-    path: Path | None  # of the newest good backup
-    content: Any
-    problems: list[str]  # a sentence for each newer one that was skipped
-
-
 def on_all_workers(
     model: CompiledModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
 ) -> Found:
-    """What the chief finds in `directory`, on every worker: all must resume from the same step, or raise the same error.
+    """The backup that the chief finds, on every worker: all must resume from the same step, or raise the same error.
 
-    `find` is called on the chief, with what reads the content of a backup.
+    `find` is called on the chief, with a function that reads the content of a backup.
     """
     strategy = model.distribute_strategy
     if not chief:
         answer = gather_json(None, strategy)[0]
         if "error" in answer:
-            raise (NewerFormatError if answer["newer"] else SaveError)(answer["error"])
+            raise next(kind for kind in _ERRORS if kind.__name__ == answer["kind"])(answer["error"])
         path = directory / answer["name"] if answer["name"] else None
         return Found(path, content_for(model, path) if path else None, [])
     try:
         found = find(functools.partial(content_for, model))
-    except (OSError, NewerFormatError) as error:
-        gather_json({"error": str(error), "newer": isinstance(error, NewerFormatError)}, strategy)
+    except _ERRORS as error:
+        kind = next(kind for kind in _ERRORS if isinstance(error, kind))
+        gather_json({"error": str(error), "kind": kind.__name__}, strategy)
         raise
     gather_json({"name": found.path.name if found.path else None}, strategy)
     return found
 
 
 def content_for(model: CompiledModel, path: Path) -> Any:
-    """The content of a backup, as far as this worker puts it back: of shards its own, if it can do with them."""
+    """The content of a backup, as far as this worker restores it: only its own shards where they are enough."""
     place = place_among_workers(model.distribute_strategy)
-    content = read_for(path, place[0])[1]
+    content = read_checked(path, skips_worker=lambda worker: worker != place[0])[1]
     if "parts" in content and not own_are_enough(content, variables_of(model), place):
-        content = read_for(path)[1]
+        content = read_checked(path)[1]
     return content
 
 
-def build_slots(model: CompiledModel, scope: Any) -> None:
-    """Makes the slots that a backup is put back into. In a `fit` of ours they are made before it begins."""
+def build_optimizer(model: CompiledModel, scope: Any) -> None:
+    """Makes the optimizer state that a backup is restored into. Our `fit` makes it before it begins."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         raise RuntimeError(
@@ -106,22 +100,3 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
         f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",
         flush=True,
     )
-
-
-def tell_of_others(store: BackupStore) -> None:
-    """Says that there are backups, but of other fits than this one. Context: the chief."""
-    others = store.others()
-    if others:
-        print(
-            f"{store.directory} has backups of other fits of this script, such as {others[0].name}. This is its fit "
-            f"{store.fit} in this directory, and they are left for theirs.",
-            flush=True,
-        )
-
-
-def warn_of_problems(problems: list[str], found: bool, directory: Path) -> None:
-    """Warns of backups that are skipped, and where none is left (`found` is False) that training starts anew."""
-    for problem in problems:
-        warnings.warn(f"{problem} It is skipped.")
-    if problems and not found:
-        warnings.warn(f"No backup in {directory} is good: training starts from the beginning.")

@@ -1,6 +1,6 @@
-"""What the content of a backup must be, so that nothing else is put into a model.
+"""The form of the content of a backup: nothing else is restored into a model.
 
-A right checksum does not say that a file was written by `BackupAndRestore`: it may have been made by hand.
+A right checksum does not prove that `BackupAndRestore` wrote a file: it may have been made on purpose.
 """
 
 from __future__ import annotations
@@ -14,95 +14,99 @@ from . import container, random_state
 from .container import DamagedFileError
 from .shard_files import fit_together
 
-_LATEST = 2.0**36  # seconds since 1970: in the year 4147
+_PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)
 
 
 def check(path: Any, summary: Any, content: Any) -> None:
-    """Refuses what is not the summary and the content of a backup with a DamagedFileError that says where."""
+    """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
     try:
-        _summary(summary)
-        for part, is_right in _PARTS.items():
-            if part not in content:
-                raise TypeError(f"{part} is missing")
-            is_right(content[part], part)
-        _same_variables(content)
+        _match(summary, _SUMMARY, "the summary")
+        _match(content, _CONTENT, "the content")
+        _match_variables(content)
+        for worker in content["workers"]:
+            random_state.check(worker["random"])
     except container.WRONG as error:
         raise DamagedFileError(
             f"{path} is damaged: its content is not one of a backup ({type(error).__name__}: {str(error)[:200]!a})."
         ) from error
 
 
-def _require(condition: bool, what: str) -> None:
+def _match(value: Any, form: Any, where: str) -> None:
+    """Compares a value with its form: a type, or several; a function; the form of the items of a list or of a mapping.
+
+    A mapping is from text. An item whose name ends in "?" may be missing or None. "*" stands for all other items.
+    """
+    if isinstance(form, dict):
+        right = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        _require(right, where)
+        for name in form.keys() - {"*"}:
+            key = name.removesuffix("?")
+            if key == name or value.get(key) is not None:
+                _match(value[key], form[name], f"{key} of {where}")
+        for key in value.keys() - form.keys() if "*" in form else ():
+            _match(value[key], form["*"], f"{key} of {where}")
+    elif isinstance(form, list):
+        _require(isinstance(value, list), where)
+        for item in value:
+            _match(item, form[0], f"an item of {where}")
+    elif isinstance(form, type | tuple):
+        _require(isinstance(value, form), where)
+    else:
+        _require(form(value), where)
+
+
+def _require(condition: bool, where: str) -> None:
     if not condition:
-        raise TypeError(what)
+        raise TypeError(f"{where} has another form")
 
 
-def _count(value: Any, name: str) -> None:
-    _require(type(value) is int and 0 <= value < 2**63, f"{name} is no count")
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
-def _text_keys(value: Any, name: str) -> None:
-    _require(isinstance(value, dict) and all(isinstance(key, str) for key in value), f"{name} is no dict")
+def _is_time(value: Any) -> bool:
+    return isinstance(value, float | int) and 0 <= value < 2.0**36  # seconds since 1970: until the year 4147
 
 
-def _summary(summary: Any) -> None:
-    for name in ("epoch", "step"):
-        _count(summary[name], name)
-    if summary["total_steps"] is not None:
-        _count(summary["total_steps"], "total_steps")
-    when = summary["time"]
-    _require(isinstance(when, float | int) and 0 <= when < _LATEST, "time is no time")
+def _describes_variable(value: Any) -> bool:
+    path, shape, dtype = value
+    return isinstance(path, str) and isinstance(dtype, str) and all(map(_is_count, shape))
 
 
-def _fingerprint(value: Any, name: str) -> None:
-    _text_keys(value, name)
-    _text_keys(value["variables"], "variables of the fingerprint")
-    _text_keys(value["data"], "data of the fingerprint")
-    for members in value["variables"].values():
-        for path, shape, dtype in members:
-            _require(isinstance(path, str) and isinstance(dtype, str), "a variable has no name")
-            for size in shape:
-                _count(size, "a dimension")
-    if "identity" in value:
-        _identity(value["identity"], "identity")
+def _has_arrays(value: Any) -> bool:
+    arrays = _arrays(value)
+    several = isinstance(arrays, list) and len(arrays) > 0
+    return several and all(isinstance(array, np.ndarray | np.generic) for array in arrays)
 
 
-def _identity(value: Any, name: str) -> None:
-    _text_keys(value, name)
-    for part in ("settings", "seeds", "versions"):
-        _text_keys(value[part], f"{part} of the identity")
-    for part in ("data", "validation data"):
-        if value[part] is not None:
-            _text_keys(value[part], f"{part} of the identity")
+_ANY: Callable[[Any], bool] = lambda value: True  # noqa: E731
+_SUMMARY = {"epoch": _is_count, "step": _is_count, "total_steps?": _is_count, "time": _is_time, "run?": str}
+_IDENTITY = {"settings": {}, "seeds": {}, "versions": {}, "data?": {}, "validation data?": {}}
+_CONTENT = {
+    "fingerprint": {"variables": {"*": [_describes_variable]}, "data": {}, "identity?": _IDENTITY},
+    "calendar": {
+        "epoch": _is_count,
+        "step": _is_count,
+        "in_validation": bool,
+        "stop_training": bool,
+        "step_logs": {},
+        "epoch_logs": {},
+        "plan": {},
+    },
+    "variables": {"*": [_has_arrays]},
+    "workers": [{"source": {"*": _PLAIN}, "validation?": {"*": _PLAIN}, "random": _ANY}],
+    "callbacks": [{"name": str, "state": _ANY, "purpose?": {"*": str}}],
+    "counters": {"steps_before_epoch": _is_count},
+}
 
 
-def _calendar(value: Any, name: str) -> None:
-    _text_keys(value, name)
-    for part in ("epoch", "step"):
-        _count(value[part], part)
-    for part in ("in_validation", "stop_training"):
-        _require(isinstance(value[part], bool), f"{part} is no bool")
-    for part in ("step_logs", "epoch_logs", "plan"):
-        _text_keys(value[part], part)
-
-
-def _variables(value: Any, name: str) -> None:
-    _text_keys(value, name)
-    for members in value.values():
-        _require(isinstance(members, list), "a group of variables is no list")
-        for saved in members:
-            copies = _arrays(saved)
-            _require(isinstance(copies, list) and len(copies) > 0, "a variable has no copy")
-            for array in copies:
-                _require(isinstance(array, np.ndarray | np.generic), "a variable is no array")
-
-
-def _same_variables(content: Mapping[str, Any]) -> None:
-    """The arrays are those that the fingerprint describes."""
+def _match_variables(content: Mapping[str, Any]) -> None:
+    """The arrays are those that the fingerprint describes, and there is a worker."""
+    _require(len(content["workers"]) > 0, "the list of workers")
     described = content["fingerprint"]["variables"]
-    _require(described.keys() == content["variables"].keys(), "the groups of variables differ")
+    _require(described.keys() == content["variables"].keys(), "the groups of variables")
     for group, members in content["variables"].items():
-        _require(len(members) == len(described[group]), f"{group} has another number of variables")
+        _require(len(members) == len(described[group]), f"the group {group}")
         for saved, (path, shape, dtype) in zip(members, described[group]):
             if isinstance(saved, dict) and "shards" in saved:
                 right = fit_together(saved["shards"], shape)
@@ -111,7 +115,7 @@ def _same_variables(content: Mapping[str, Any]) -> None:
             right = right and all(
                 array.dtype.name == dtype or array.dtype == object for array in _arrays(saved)
             )
-            _require(right, f"{path} has another shape or dtype")
+            _require(right, f"the variable {path}")
 
 
 def _arrays(saved: Any) -> list[Any]:
@@ -119,41 +123,3 @@ def _arrays(saved: Any) -> list[Any]:
     if not isinstance(saved, dict):
         return [saved]
     return saved["shards"] if "shards" in saved else saved["copies"]
-
-
-def _workers(value: Any, name: str) -> None:
-    _require(isinstance(value, list) and len(value) > 0, "there is no worker")
-    for worker in value:
-        plain = (bool, int, float, str, bytes, np.ndarray, np.generic)
-        for position in (worker["source"], worker.get("validation", {})):
-            _text_keys(position, "the position in the data")
-            for part in position.values():
-                _require(
-                    part is None or isinstance(part, plain), "the position in the data is no plain value"
-                )
-        random_state.check(worker["random"])
-
-
-def _callbacks(value: Any, name: str) -> None:
-    _require(isinstance(value, list), "the callbacks are no list")
-    for entry in value:
-        _require(isinstance(entry["name"], str) and "state" in entry, "a callback has no name")
-        purpose = entry.get("purpose") or {}
-        _text_keys(purpose, "the purpose of a callback")
-        _require(
-            all(isinstance(part, str) for part in purpose.values()), "the purpose of a callback is no text"
-        )
-
-
-def _counters(value: Any, name: str) -> None:
-    _count(value["steps_before_epoch"], "steps_before_epoch")
-
-
-_PARTS: dict[str, Callable[[Any, str], None]] = {
-    "fingerprint": _fingerprint,
-    "calendar": _calendar,
-    "variables": _variables,
-    "workers": _workers,
-    "callbacks": _callbacks,
-    "counters": _counters,
-}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import inspect
 import json
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from ...compat.layers import layers_within
 from ...compat.training import compile_config
@@ -23,6 +25,7 @@ from ...optimizers.held_optimizers import optimizers_of
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
 _CODE = " code "  # and a checksum of what Python compiled, which another version of Python compiles otherwise
+_VALUES = " values "  # and a checksum of those that a function is bound to; version 0.2 wrote none
 
 
 def settings_of(model: Any) -> dict[str, Any]:
@@ -54,8 +57,8 @@ def plain(value: Any) -> Any:
         return value if np.isfinite(value) else repr(value)
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
-    if inspect.isfunction(value) or inspect.ismethod(value):
-        return f"{value.__qualname__}{_CODE}{_digest(_code(value.__code__))}"
+    if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
+        return _function(value)
     if hasattr(value, "get_config"):
         return {"class": type(value).__name__, **plain(config_of(value))}
     return getattr(value, "__qualname__", type(value).__qualname__)
@@ -65,7 +68,7 @@ def config_of(value: Any) -> dict[str, Any]:
     """`value.get_config()`; empty where it has none that can be had."""
     try:
         config = value.get_config()
-    except Exception:  # a class of the user's own need not have one, and training does not need it
+    except Exception:  # a custom class may have none, and training does not need it
         return {}
     return dict(config) if isinstance(config, Mapping) else {}
 
@@ -88,8 +91,13 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
         for number, (old, new) in enumerate(zip(saved, now)):
             yield from differences(_item(what, number, old, new), old, new, same_versions)
         return
-    if not same_versions:
-        saved, now = _without_code(saved), _without_code(now)
+    if (
+        isinstance(saved, str)
+        and isinstance(now, str)
+        and not (same_versions and _VALUES in saved and _VALUES in now)
+    ):
+        mark = _VALUES if same_versions else _CODE
+        saved, now = saved.partition(mark)[0], now.partition(mark)[0]
     if saved != now:
         yield f"{what}: {_shown(saved)} in the backup, {_shown(now)} now"
 
@@ -149,12 +157,57 @@ def _lambda(value: Mapping[str, Any]) -> Any:
     """A function that Keras has turned into text, with its file and line: only what it computes counts."""
     config = value.get("config")
     packed = config.get("value", config.get("code")) if isinstance(config, Mapping) else None
-    packed = packed[0] if isinstance(packed, list | tuple) and packed else packed
+    packed, *bound = packed if isinstance(packed, list | tuple) and packed else [packed]
     try:
         code = marshal.loads(base64.b64decode(packed))  # of this process  # type: ignore[arg-type]
-        return f"<lambda>{_CODE}{_digest(_code(code))}"
+        return f"<lambda>{_CODE}{_digest(_code(code))}{_values(bound, ())}"
     except (ValueError, TypeError, EOFError):
         return "<lambda>"
+
+
+def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
+    """The name and compiled code of a function, and the values of its defaults and of what it closes over."""
+    if isinstance(value, functools.partial):
+        return f"partial{_values([value.func, value.args, *sorted(value.keywords.items())], outer)}"
+    function = getattr(value, "__func__", value)
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+    text = f"{value.__qualname__}{_CODE}{_digest(_code(function.__code__))}"
+    return text + _values([*cells, *defaults], (*outer, function))
+
+
+def _values(bound: Any, outer: tuple[Any, ...]) -> str:
+    """A checksum of values; of those that a function may change while it is used, such as lists, only their types count."""
+    texts = [_value(each, outer) for each in bound]
+    return f"{_VALUES}{_digest(json.dumps(texts).encode())}"
+
+
+def _value(value: Any, outer: tuple[Any, ...]) -> str:
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    if isinstance(value, tuple | frozenset):
+        texts = [_value(each, outer) for each in value]
+        return f"{type(value).__name__} {texts if isinstance(value, tuple) else sorted(texts)}"
+    if isinstance(value, np.ndarray | np.generic) or (
+        isinstance(value, tf.Tensor) and hasattr(value, "numpy")
+    ):
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            return f"{array.shape} {array.tolist()!r}"
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return f"{array.dtype}{array.shape} {_digest(content.data)}"
+    if any(value is each for each in outer):
+        return "itself"
+    if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
+        return _function(value, outer)
+    if inspect.isclass(value) or inspect.ismodule(value):
+        return value.__name__
+    return f"a {type(value).__qualname__}"
 
 
 def _code(code: types.CodeType) -> bytes:
@@ -168,12 +221,8 @@ def _constant(value: Any) -> str:
     return f"set {sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
 
 
-def _digest(data: bytes) -> str:
+def _digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _without_code(value: Any) -> Any:
-    return value.partition(_CODE)[0] if isinstance(value, str) else value
 
 
 def _item(what: str, number: int, old: Any, new: Any) -> str:

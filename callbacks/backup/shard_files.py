@@ -1,6 +1,6 @@
-"""The shards that other workers than the chief hold: each writes a file of its own beside the backup, at the same time.
+"""The shards of workers other than the chief: each writes its own file next to the backup, at the same time.
 
-    each other worker   writes its part whole, then tells the chief the part's checksum
+    each other worker   writes its part whole, then sends the chief the checksum of its part
     the chief           waits for all of them, then writes the backup, which names the parts: only now there is one
 
 A backup whose parts are not those that it names is damaged. Parts without a backup are left over from a save that was
@@ -106,7 +106,7 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
     """Writes this worker's part of the backup `path` and tells the chief. Context: the writing thread of a worker.
 
     Raises:
-        SaveError: it cannot be written; the chief is told so, too.
+        SaveError: it cannot be written; the chief raises the same.
     """
     own, key = part_path(path, worker), f"unisono/backup/{save}/{worker}"
     try:
@@ -126,36 +126,27 @@ def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
     found, until = [], time.monotonic() + _LONGEST * peer_timeout()
     for worker in range(1, workers):
         try:
-            told = json.loads(
+            answer = json.loads(
                 get_value(f"unisono/backup/{save}/{worker}", max(0.1, until - time.monotonic()))
             )
         except tf.errors.DeadlineExceededError:
-            told = {"error": f"it did not come within {_LONGEST * peer_timeout():g} s"}
-        if "error" in told:
+            answer = {"error": f"it did not come within {_LONGEST * peer_timeout():g} s"}
+        if "error" in answer:
             raise SaveError(
-                f"{path} was not written, because worker {worker} could not write its part ({told['error']}); earlier "
+                f"{path} was not written, because worker {worker} could not write its part ({answer['error']}); earlier "
                 "backups are unchanged. All workers must be able to write to the directory."
             )
-        found.append(told)
+        found.append(answer)
     return found
 
 
-def joined(
-    path: Path,
-    content: Any,
-    read: Callable[[Path], tuple[dict[str, Any], Any]],
-    only: int | None = None,
-) -> Any:
-    """The content of a backup with the shards of its parts.
+def with_parts(path: Path, content: Any, skips: Callable[[int], bool]) -> Any:
+    """The content of the backup `path` with the shards of its parts.
 
-    Args:
-        path: of the backup.
-        content: of its own file.
-        read: reads a file.
-        only: a worker's number; of the parts of others every byte is checked, and nothing is kept: they hold zeros.
+    Of the parts of a worker that is skipped every byte is checked, and nothing is kept: they hold zeros.
 
     Raises:
-        DamagedFileError: a part is not there, or not the one that belongs to it.
+        DamagedFileError: a part is missing, or belongs to another backup.
     """
     if not isinstance(content, dict) or "parts" not in content:
         return content
@@ -166,7 +157,7 @@ def joined(
             own = path.with_name(part["name"])
             if own.name != part["name"] or not own.name.endswith(f".part-{worker}.unisono"):
                 raise ValueError(f"{part['name']!a} is no name of a part of worker {worker}")
-            shards = (read if only in (None, worker) else container.read_outline)(own)[1]["shards"]
+            shards = container.read(own, outline=skips(worker))[1]["shards"]
             if container.checksum(own).hex() != part["checksum"]:
                 raise container.DamagedFileError(f"{own} belongs to another save")
             for group, members in shards.items():

@@ -19,15 +19,12 @@ from ..fit_state import FitState
 from ..trained_model import CompiledModel
 from . import callback_state, container, random_state, variable_state
 from .callback_state import named
+from .container import BackupMismatchError
 from .fingerprint import differences, fingerprint
 from .generators import GLOBAL_GENERATORS, found_generators
 from .shard_files import held_here
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
-
-
-class BackupMismatchError(ValueError):
-    """The backup is good, but belongs to another model, optimizer or data set."""
 
 
 def capture(
@@ -135,7 +132,7 @@ def _position_for_validation(fit_state: FitState) -> dict[str, Any]:
 def check(
     content: dict[str, Any], model: CompiledModel, fit_state: FitState, who: dict[str, Any], path: Any
 ) -> None:
-    """Refuses a backup of something else, on all workers, with a BackupMismatchError that lists what differs."""
+    """Raises BackupMismatchError for a backup of something else, on all workers, with a list of the differences."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
     by_index = getattr(type(fit_state.source), "resume_by", None) == "index"
     now_is = fingerprint(model, fit_state, fit_state.source.state() if by_index else {}, who)

@@ -8,9 +8,10 @@ import dataclasses
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...distribute.storage import local_path
 from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
@@ -32,6 +33,7 @@ class BackupInfo:
     total_steps: int | None = None  # optimizer steps since the beginning of training
     time: float | None = None  # seconds since 1970, when it was taken
     size: int = 0  # bytes
+    run: str | None = None  # the same for all backups of a run, however often it was resumed
     problem: str | None = None  # what is wrong with a file that is not good
 
     def __fspath__(self) -> str:
@@ -59,13 +61,15 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
     """
-    return read_for(local_path("path", path))
+    return read_checked(local_path("path", path))
 
 
-def read_for(path: Path, worker: int | None = None) -> tuple[dict[str, Any], Any]:
-    """`read_backup`; with a worker's number the shards in the parts of other workers hold zeros, in no memory."""
-    summary, content = container.read(path)
-    content = shard_files.joined(path, content, container.read, worker)
+def read_checked(
+    path: Path, outline: bool = False, skips_worker: Callable[[int], bool] = lambda worker: False
+) -> tuple[dict[str, Any], Any]:
+    """`read_backup`. Arrays of an `outline`, and the shards of workers that are skipped, are checked and not kept."""
+    summary, content = container.read(path, outline)
+    content = shard_files.with_parts(path, content, skips_worker)
     schema.check(path, summary, content)
     return summary, content
 
@@ -86,6 +90,14 @@ def _place(name: str) -> tuple[int, int] | None:
     return (int(match[1] or 1), int(match[2])) if match else None
 
 
+class Found(NamedTuple):
+    """The backup from which a run resumes."""
+
+    path: Path | None
+    content: Any
+    problems: list[str]  # a sentence for each newer backup that was skipped
+
+
 class BackupStore:
     """Writes and finds the backups of one run; owns the names in its directory. One process writes.
 
@@ -96,6 +108,7 @@ class BackupStore:
     def __init__(self, directory: str | os.PathLike, keep: int):
         self.directory = Path(directory)
         self.fit = 1
+        self._run: dict[str, str] = {}  # what a summary says of the run
         self._keep = keep  # files that remain after a save, at least 1
 
     def prepare(self) -> None:
@@ -129,25 +142,41 @@ class BackupStore:
             if not shard_files.backup_of(part).exists():
                 _remove(part)
 
-    def newest_good(
-        self, read: Callable[[Path], Any] = lambda path: read_backup(path)[1]
-    ) -> tuple[Path | None, Any, list[str]]:
-        """`(path, content, problems)` of the newest backup that is complete; None and None where there is none.
-
-        There is one problem, a sentence, for each newer one that was skipped. `read` gives the content of a backup.
+    def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
+        """The newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
 
         Raises:
             NewerFormatError: a newer version wrote the newest one.
+            BackupMismatchError: another backup belongs to another run.
         """
         problems: list[str] = []
         for path in backup_paths(self.directory, self.fit):
             try:
-                return path, read(path), problems
+                content = read(path)
             except OSError as error:
                 problems.append(str(error))
             except MemoryError:
                 problems.append(f"{path} is too large for the memory of this machine.")
-        return None, None, problems
+            else:
+                self._run = {"run": self._run_of(path)}
+                return Found(path, content, problems)
+        self._run = {"run": uuid.uuid4().hex}
+        return Found(None, None, problems)
+
+    def _run_of(self, newest: Path) -> str:
+        """The run that the newest good backup belongs to, and with it all others of this fit."""
+        run = container.read_summary(newest).get("run")
+        if run is None:  # version 0.2 wrote none
+            return uuid.uuid4().hex
+        for path in backup_paths(self.directory, self.fit):
+            with contextlib.suppress(OSError, container.NewerFormatError):
+                other = container.read_summary(path).get("run", run)
+                if other != run and container.read(path, outline=True):  # a damaged one says nothing
+                    raise container.BackupMismatchError(
+                        f"{path} belongs to another run than {newest} ({str(other)[:8]!a} and {run[:8]}), although both "
+                        "are in one directory: move the files of one of the runs to a directory of its own."
+                    )
+        return run
 
     def write(
         self, content: Any, summary: Mapping[str, Any], check: Callable[[], object] = lambda: None
@@ -158,7 +187,7 @@ class BackupStore:
         """
         check()
         path = self.path_of(self.fit, self.next_number())
-        stamped = {**summary, "time": time.time()}
+        stamped = {**summary, "time": time.time(), **self._run}
         write_safely(path, lambda stream: container.write(stream, content, stamped), check)
         for old in backup_paths(self.directory, self.fit)[self._keep :]:
             _remove(old)
@@ -195,14 +224,12 @@ def _inspect(path: Path) -> BackupInfo:
     size = 0
     try:
         size = sum(file.lstat().st_size for file in [path, *shard_files.parts_beside(path)])
-        summary, content = container.read_outline(path)
-        content = shard_files.joined(path, content, container.read_outline)
-        schema.check(path, summary, content)
+        summary, _ = read_checked(path, outline=True, skips_worker=lambda worker: True)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))
     except (OSError, MemoryError) as error:
         return BackupInfo(
             path, "damaged", size=size, problem=str(error) or f"{path} is too large for the memory."
         )
-    fields = {name: summary.get(name) for name in ("epoch", "step", "total_steps", "time")}
+    fields = {name: summary.get(name) for name in ("epoch", "step", "total_steps", "time", "run")}
     return BackupInfo(path, "good", size=size, **fields)

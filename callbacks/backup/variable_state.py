@@ -4,10 +4,10 @@ Five kinds of distributed variables differ in what their "value" is:
 
 | kind | copies | saved | restored on another number of replicas |
 |---|---|---|---|
-| mirrored (weights, slots) | equal | one copy | that copy everywhere |
+| mirrored (weights, optimizer state) | equal | one copy | that copy everywhere |
 | summed when read (metrics) | parts of a sum | every copy | the sum on the first replica, zero elsewhere |
 | each replica's own (carried errors) | parts of a sum | every copy | the same |
-| sharded (slots, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
+| sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
 | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 """
 
@@ -59,9 +59,9 @@ def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[A
         metrics: whether those of the metrics belong to it.
 
     Returns:
-        dict with "model" (weights, other layer state, seed generators), "optimizer" (slots, loss scale,
+        dict with "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale,
         accumulators, averages, iterations, learning rate; of each that the model holds), "metrics", and "other"
-        (variables and generators that layers hold in objects of the user's own, or that functions of the user's own name).
+        (variables and generators that layers hold in custom objects, or that custom functions name).
     """
     seen: set[int] = set()
 
@@ -98,7 +98,7 @@ def capture(
         variable: `keras.Variable` or `tf.Variable`.
         strategy: of the model.
         keep: `keep(copy number, array)` returns an array that does not change while training goes on.
-        equal: whether the copies are known to be equal (weights and slots are, by construction); others are
+        equal: whether the copies are known to be equal (weights and optimizer state are, by construction); others are
             compared.
         num_workers: int; workers that capture together: with several, even a single part of a sum is kept as a copy.
     """

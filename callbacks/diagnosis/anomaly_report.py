@@ -30,8 +30,8 @@ class AnomalyWarning(UserWarning):
 class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
     """Ends training at the first step whose loss or gradient is not finite, and says where that came from.
 
-    The step is skipped before it changes anything, so the model keeps the state of the step before. The step is then
-    computed again, eagerly, on the same batch, which shows the first layer whose output or gradient is not finite.
+    The step is skipped before it changes anything, so the model keeps the state of the step before. The step then
+    runs once more, eagerly, on the same batch, which shows the first layer whose output or gradient is not finite.
     Every batch is copied once, and gradients are read once more: use it to find an anomaly, not in every training. Under
     a dynamic loss scale gradients that overflow are normal and not reported. With parameter servers the report names the
     gradients, and the step in the order of updates, but neither the layer nor the batch.
@@ -41,12 +41,12 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
 
     Attributes:
         report: None, or a dict with "epoch", "step" (1-based, in the epoch), "exact" (False: that step or one of those
-            before it in the same execution), "first" (a sentence: what was not finite first), "gradients" (paths of the
+            before it in the same compiled call), "first" (a sentence: what was not finite first), "gradients" (paths of the
             variables whose gradient is not finite) and "batch" (statistics of each part).
     """
 
     waits_for_compiled_calls = (
-        True  # the compiled step itself stops; the host finds out when the execution ends
+        True  # the compiled step itself stops; the host finds out when the compiled call ends
     )
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -93,7 +93,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         self._epoch, self._last_step = epoch, state.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Checks whether a guard tripped, or the loss was not finite, during the execution."""
+        """Checks whether a guard tripped, or the loss was not finite, during the compiled call."""
         step = self._fit_state(batch=batch).step
         if self.report is not None:  # a step that parameter servers had already begun
             return
@@ -113,7 +113,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             self._steps_before = 0
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Removes the guards, in a loop of the user's own."""
+        """Removes the guards, in a custom loop."""
         if not self._in_fit:
             self.on_fit_exit()
 
@@ -178,7 +178,7 @@ class BatchWatch:
     def __init__(self, spec: Any, guards: Sequence[GradientWatch]) -> None:
         self._spec = spec
         self._guards = list(guards)
-        self._kept: list[Any] = [_room_for(s) for s in tf.nest.flatten(spec)]
+        self._kept: list[Any] = [_variable_for(s) for s in tf.nest.flatten(spec)]
 
     def look(self, batch: Any) -> None:
         """Keeps `batch`, a global batch. Context: cross-replica, while the step is traced."""
@@ -203,7 +203,7 @@ class BatchWatch:
         return tf.nest.pack_sequence_as(self._spec, [kept.read_value() for kept in self._kept])
 
 
-def _room_for(spec: Any) -> Any:
+def _variable_for(spec: Any) -> Any:
     if not isinstance(spec, tf.TensorSpec) or spec.dtype in (tf.resource, tf.variant):
         return None
     shape = [size or 0 for size in (spec.shape.as_list() if spec.shape.rank is not None else [0])]

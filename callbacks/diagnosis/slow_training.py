@@ -73,13 +73,13 @@ class Diagnosis(CustomLoopSupport, keras.callbacks.Callback):
         self._before = self._measured()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes, in a loop of the user's own, how long its batch was waited for."""
+        """In a custom loop, notes how long its batch was waited for."""
         self._fit_state(lap="input")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether the step was compiled again, and why."""
         self._fit_state(batch=batch, lap="compute")
-        if not self._in_fit:  # the compiled function is the user's
+        if not self._in_fit:  # a custom loop compiles its own step
             return
         compiled = self.model.train_function.compilations()
         if compiled == self._compiled:
@@ -177,9 +177,9 @@ def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> s
 def layout(fit_state: FitState) -> list[tuple[str, str]]:
     """(name, dtype and shape) of each part of the last batch, for instance ("x", "float32 (32, 8)")."""
     names = part_names(fit_state.source.spec)
-    if fit_state.execution is None:  # the steps run on the workers of a coordinator
+    if fit_state.compiled_call is None:  # the steps run on the workers of a coordinator
         return [(name, "") for name in names]
-    leaves = tf.nest.flatten(fit_state.execution.chunks[-1].inputs)
+    leaves = tf.nest.flatten(fit_state.compiled_call.chunks[-1].inputs)
     if len(leaves) < len(names) or not all(hasattr(leaf, "shape") for leaf in leaves):
         return [(name, "") for name in names]
     return [(name, f"{leaf.dtype.name} {tuple(leaf.shape)}") for name, leaf in zip(names, leaves)]

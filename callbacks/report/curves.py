@@ -13,7 +13,7 @@ _OTHERS: dict[str, Callable[[Run], Points]] = {
     "gradient norm": lambda run: run.value("gradient_norm"),
     "loss scale": lambda run: run.log_ending_with("loss_scale"),
     "skipped steps": lambda run: run.log_ending_with("skipped_steps"),
-    "samples per second": lambda run: run.rows_per_second(),
+    "samples per second": lambda run: run.samples_per_second(),
 }
 _FROM_ZERO = ("samples per second", "skipped steps")
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -68,26 +69,12 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str:
-    """The commit that is checked out in `folder` or above it; empty: none, or it cannot be read."""
-    for place in (folder, *folder.parents):
-        git = place / ".git"
-        if not git.exists():
-            continue
-        with contextlib.suppress(OSError, IndexError, UnicodeDecodeError):
-            if git.is_file():  # a work tree or a submodule: the file says where the folder is
-                git = (place / git.read_text(encoding="utf-8").split(":", 1)[1].strip()).resolve()
-            head = (git / "HEAD").read_text(encoding="utf-8").strip()
-            if not head.startswith("ref: "):
-                return head
-            common = git / "commondir"
-            shared = (git / common.read_text(encoding="utf-8").strip()).resolve() if common.exists() else git
-            reference = head.removeprefix("ref: ")
-            if (shared / reference).exists():
-                return (shared / reference).read_text(encoding="utf-8").strip()
-            packed = (shared / "packed-refs").read_text(encoding="utf-8").splitlines()
-            return next((line.split()[0] for line in packed if line.endswith(f" {reference}")), "")
+    """The commit that is checked out in `folder`; empty without a repository or without git."""
+    try:
+        command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return ""
 
 
 def memory_bytes() -> dict[str, int]:
@@ -138,7 +125,9 @@ def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
         "global batch": fit_state.usual_rows or "unknown",
         "input": "unknown" if fit_state.custom_loop else _users_name(_INPUTS, type(fit_state.source)),
-        "steps per execution": "auto" if getattr(model, "_auto_steps", False) else model.steps_per_execution,
+        "steps per compiled call": "auto"
+        if getattr(model, "_auto_steps", False)
+        else model.steps_per_execution,
         "loss": _name(getattr(model, "loss", None)),
     }
     optimizer = getattr(model, "optimizer", None)

@@ -26,7 +26,7 @@ _PARTS = {
     "unaccounted": "outside of what is measured",
 }
 _NEWS_SECONDS = 60.0  # a run that is at work and has written nothing for so long is said to be without news
-_MOST_REPLICAS = 4096  # of a worker: a file that says more was made by hand
+_MOST_REPLICAS = 4096  # of a worker: no real file has more
 _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
 
 
@@ -46,7 +46,7 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
     While a single run is in progress the browser reloads it every `refresh_seconds`; None: never.
     """
     one = len(runs) == 1
-    title = runs[0].title if one else f"{len(runs)} trainings"
+    title = runs[0].title if one else f"{len(runs)} training runs"
     refresh = ""
     if one and refresh_seconds and not runs[0].how:
         refresh = f'<meta http-equiv="refresh" content="{max(2, round(refresh_seconds))}">'
@@ -91,7 +91,7 @@ def _several(runs: Sequence[Run]) -> str:
         "state": [run.how or "running or killed" for run in runs],
         "epochs": [number(run.epochs_done) for run in runs],
         "time": [duration(run.now - run.began) for run in runs],
-        "samples per second": [number((run.rows_per_second() or [(0.0, None)])[-1][1]) for run in runs],
+        "samples per second": [number((run.samples_per_second() or [(0.0, None)])[-1][1]) for run in runs],
         **{name: [number(run.last(name)) for run in runs] for name in metrics},
     }
     if len(columns) > len(runs) and len(runs) <= 6:  # the longer side of the table goes down
@@ -102,7 +102,7 @@ def _several(runs: Sequence[Run]) -> str:
     differences = _differences(runs)
     different = _table(["", *names], differences) if differences else "<p>Nothing.</p>"
     return (
-        f"<header><h1>{len(runs)} trainings side by side</h1></header>"
+        f"<header><h1>{len(runs)} training runs side by side</h1></header>"
         f"{_section('Results', results)}"
         f"{_section('What is different in their configuration', different)}"
         f"{_section('Metrics', metric_curves(runs), '')}{_section('Course', other_curves(runs), 'charts')}"
@@ -110,14 +110,14 @@ def _several(runs: Sequence[Run]) -> str:
 
 
 def _tiles(run: Run) -> str:
-    """What is asked first. A metric has its validation beside it."""
+    """What is asked first. A metric is followed by its validation."""
     tiles = [(f"{run.epochs_done} of {run.facts['configuration']['epochs']}", "epochs done")]
     for name in run.metric_names()[:3]:
         training, validation = run.log(name, fine=not run.epochs), run.last(f"val_{name}")
         if training:
             beside = "" if validation is None else f" (validation {number(validation)})"
             tiles.append((number(training[-1][1]), f"{name}{beside}"))
-    rows = run.rows_per_second()
+    rows = run.samples_per_second()
     if rows:
         tiles.append((number(rows[-1][1]), "samples per second"))
     tiles.append((number(run.facts["strategy"]["replicas"]), "replicas"))
@@ -196,7 +196,7 @@ def _facts(run: Run) -> str:
 
 
 def _differences(runs: Sequence[Run]) -> list[list[str]]:
-    """The facts that are not the same in all runs, one row each."""
+    """The facts that are not the same in all runs."""
     flat = [
         {f"{part}: {key}": number(value) for part in _FACTS for key, value in run.facts.get(part, {}).items()}
         for run in runs

@@ -65,16 +65,23 @@ class Run:
         return self._points(lambda line: line["logs"].get(name), fine)
 
     def recent(self, name: str) -> Points:
-        """(epochs done, value) of one log within epochs: its mean over the steps since the point before.
+        """(epochs done, value) of one log within epochs: its mean over the steps since the line before.
 
-        Where that is not known, its value so far in the epoch, of those epochs that have more than one.
+            running mean m after a steps, n after b steps:    mean of the steps between = (b n - a m) / (b - a)
+
+        A log that is not a mean has its value so far in the epoch.
         """
-        points = []
+        points: Points = []
+        epoch, steps, total = -1, 0, 0.0
         for line in sorted(self._lines(), key=self._position):
-            within = line.get("within") or {}
-            for step, value in zip(within.get("steps", []), within.get("means", {}).get(name, [])):
-                if value is not None:
-                    points.append((self._position({**line, "event": "step", "step": step}), float(value)))
+            if name not in line.get("means", ()):
+                continue
+            if line["epoch"] != epoch:
+                epoch, steps, total = line["epoch"], 0, 0.0
+            if line["step"] > steps:
+                now = line["step"] * float(line["logs"][name])
+                points.append((self._position(line), (now - total) / (line["step"] - steps)))
+                steps, total = line["step"], now
         return points or (self.log(name) if any(name in line["logs"] for line in self.steps) else [])
 
     def log_ending_with(self, suffix: str) -> Points:
@@ -91,8 +98,8 @@ class Run:
         """(epochs done, value) of "learning_rate" or "gradient_norm"."""
         return self._points(lambda line: line.get(name), fine=True)
 
-    def rows_per_second(self) -> Points:
-        """(epochs done, rows per second over the epoch), validation and callbacks included."""
+    def samples_per_second(self) -> Points:
+        """(epochs done, samples per second over the epoch), validation and callbacks included."""
         return [
             (line["epoch"] + 1.0, line["steps"] * line["rows_per_step"] / line["elapsed"])
             for line in self.epochs
@@ -173,7 +180,7 @@ def find_runs(folder: Path) -> list[Run]:
     """Every run below `folder` (or in the file `folder`), ordered by start time; other .jsonl files are skipped.
 
     Raises:
-        ValueError: the file, or every .jsonl file of the folder, is none of a training.
+        ValueError: the file, or every .jsonl file of the folder, has no run.
     """
     if not folder.is_dir():
         return [read_run(folder)]

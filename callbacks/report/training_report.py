@@ -1,4 +1,4 @@
-"""`TrainingReport`: one HTML page about a training, updated while it runs."""
+"""`TrainingReport`: one HTML page about a training run, updated while it runs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from ..json_lines import LineFile
 from ..safe_file import begins_with_json, check_overwrite, write_safely
 from . import Run, is_page, read_run, render
 from .facts import facts_of, memory_bytes
-from .recent_means import RecentMeans, running_means
 
 _MOST_POINTS = 400
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
 
 
 class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
-    """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training.
+    """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training run.
 
     The page is one file that loads nothing else: it can be mailed, printed, and read on a phone. The numbers are stored
-    beside it, one JSON object per line, from which `python -m unisono report` can rebuild it. With several workers the
+    next to it, one JSON object per line, from which `python -m unisono report` can rebuild it. With several workers the
     chief writes both; every worker must have the callback, because they exchange their times at the end of each epoch.
 
     Args:
         path: of the page; the numbers are written under the same name with `.jsonl`. Files of these names that no
-            `TrainingReport` has written are refused.
+            `TrainingReport` wrote are rejected.
         title: str; None: the model's name.
         refresh_seconds: float; the page is written at most this often while training runs, and at its end. It is
             written less often where writing it would take more than a hundredth of the time.
@@ -58,7 +57,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self.path = local_path("path", path)
         if self.path.suffix not in (".html", ".htm"):
             raise ValueError(
-                f"`path` must end in .html; the numbers are written beside it as .jsonl. Received: {str(path)!r}"
+                f"`path` must end in .html; the numbers are written next to it as .jsonl. Received: {str(path)!r}"
             )
         self.title = None if title is None else str(title)
         self.refresh_seconds = number("refresh_seconds", refresh_seconds, least=0)
@@ -70,7 +69,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._watch: Any = None
         self._epoch = 0
         self._run: Run | None = None
-        self._recent: RecentMeans | None = None
+        self._means: set[str] | None = None  # the names of the logs that are running means
         self._own_seconds = self._render_seconds = 0.0
 
     def get_state(self) -> dict[str, int]:
@@ -81,17 +80,9 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         """On resume: continues there, and notes the restart."""
         self._resumed = self._file.continue_at(state["size"]) or self._resumed
 
-    def set_model(self, model: Any) -> None:
-        """Begins a `fit` (Keras calls this). On parameter servers steps are not told: each would be an execution."""
-        super().set_model(model)
-        self.__dict__.pop("on_train_steps_end", None)
-        strategy = getattr(model, "distribute_strategy", None)
-        if strategy is not None and not on_parameter_servers(strategy):
-            self.on_train_steps_end = self._note_steps
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement to the step, before it is compiled."""
-        self._resumed, self._began, self._watch, self._recent = False, None, None, None
+        self._resumed, self._began, self._watch, self._means = False, None, None, None
         self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
         self._watch_plain_fit()
         if self._fit_state().chief:
@@ -112,12 +103,10 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             event = "restart" if state.step or self._resumed else "begin"
             self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
-        if self._recent is not None:
-            self._recent.begin_epoch(state.step)
         self._times_before = dict(state.times.seconds)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes, in a loop of the user's own, how long its batch was waited for."""
+        """In a custom loop, notes how long its batch was waited for."""
         self._fit_state(lap="input")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -150,7 +139,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             rows *= len(workers)
         self._write(
             "epoch",
-            **self._numbers(logs, whole=True),
+            **self._numbers(logs),
             steps=steps,
             rows_per_step=rows,
             elapsed=self._clock() - self._epoch_began,
@@ -177,9 +166,12 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._file.close()
         self._began = None
 
-    def _numbers(self, logs: Any, whole: bool = False) -> dict[str, Any]:
-        """The numbers that every line has; `whole`: the epoch has ended."""
+    def _numbers(self, logs: Any) -> dict[str, Any]:
+        """The numbers of every line."""
         state = self._fit_state()
+        if self._means is None:  # elsewhere the steps of an epoch are counted differently
+            counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
+            self._means = running_means(self.model, logs or {}) if counted else set()
         learning_rate = getattr(self._optimizer, "learning_rate", None)
         values = {name: _scalar(value) for name, value in (logs or {}).items()}
         result = {
@@ -187,32 +179,13 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             "step": state.step,
             "steps_per_epoch": state.steps_per_epoch,
             "logs": values,
-            "within": self._within(state.step, values, whole),
+            "means": sorted(self._means & values.keys()),
             "learning_rate": None if learning_rate is None else _scalar(learning_rate),
         }
         if self._watch is not None:
             with self._scope():
                 result["gradient_norm"] = self._watch.norm
         return result
-
-    def _within(self, step: int, logs: dict[str, Any], whole: bool) -> dict[str, Any]:
-        """The points within the epoch that are not yet written; they end with this step where steps were not told."""
-        recent = self._recent_means(logs)
-        recent.add(step - 1, {name: [value] for name, value in logs.items() if value is not None}, whole)
-        return recent.take()
-
-    def _recent_means(self, logs: Mapping[str, Any]) -> RecentMeans:
-        """What makes means over a few steps; of nothing where the steps of an epoch are counted otherwise."""
-        if self._recent is None:
-            counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
-            self._recent = RecentMeans(running_means(self.model, logs) if counted else set(), _MOST_POINTS)
-            self._recent.begin_epoch(self._epoch_first_step)
-        return self._recent
-
-    def _note_steps(self, first: int, logs: Mapping[str, Any]) -> None:
-        """Takes the logs of every step of an execution, which is not ended for their sake."""
-        if self._fit_state().chief:
-            self._recent_means(logs).add(first, logs)
 
     def _write(self, event: str, **values: Any) -> None:
         if not self._fit_state().chief:
@@ -245,3 +218,32 @@ def _scalar(value: Any) -> float | None:
         return float(np.mean(np.asarray(value)))
     except (TypeError, ValueError):
         return None
+
+
+def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
+    """The logs that are means over the epoch so far: of `Mean` metrics, in a model with Keras' own step."""
+    for method in ("train_step", "compute_metrics"):
+        if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):
+            return set()
+    kinds = {metric.name: _is_mean(metric) for metric in _all_metrics(model.metrics)}
+    found = set()
+    for log in logs:
+        # An output's name comes before that of its metric.
+        fitting = [name for name in kinds if log == name or log.endswith(f"_{name}")]
+        if fitting and all(kinds[name] for name in fitting):
+            found.add(log)
+    return found
+
+
+def _is_mean(metric: Any) -> bool:
+    """Whether its result is the mean itself; that of RootMeanSquaredError, say, is not."""
+    return isinstance(metric, keras.metrics.Mean) and type(metric).result is keras.metrics.Mean.result
+
+
+def _all_metrics(metrics: Any) -> list[Any]:
+    """Without those that hold others."""
+    found = []
+    for metric in metrics:
+        inner = getattr(metric, "metrics", None)
+        found += _all_metrics(inner) if isinstance(inner, list) else [metric]
+    return found

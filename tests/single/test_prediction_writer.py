@@ -130,7 +130,7 @@ def test_outputs_and_places_that_cannot_be_written_are_refused(tmp_path):
     for kind, size, message in (
         (Rows, 23, "is a RaggedTensor.*to_tensor"),
         (Text, 23, "is text"),
-        (Wider, 5, r"after rows \[5\] of float32 the model gave \[3\]"),
+        (Wider, 5, r"after samples \[5\] of float32 the model gave \[3\]"),
     ):
         model = kind([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile(steps_per_execution=1)

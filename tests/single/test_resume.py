@@ -226,7 +226,7 @@ def test_other_numbers_of_replicas_go_on(tmp_path):
 
 
 DIFFERENT = [
-    ({"units": 7}, {}, r"dense/kernel: float32\[4, 6\] in the backup, float32\[4, 7\] now"),
+    ({"units": 7}, {}, r"dense/kernel float32\[4, 6\] in the backup, dense/kernel float32\[4, 7\] now"),
     ({"optimizer": "sgd"}, {}, r"optimizer: Adam in the backup, SGD now"),
     ({"optimizer": "adam 0.5"}, {}, r"optimizer beta_1: 0.9 in the backup, 0.5 now"),
     ({}, {"rows": 33}, r"data rows: 48 in the backup, 33 now"),
@@ -256,6 +256,19 @@ def test_another_training_is_refused_with_what_differs(backups):
         assert "backup-000004.unisono belongs to another training" in str(caught.value)
         assert bits(model)[:4] == before
     assert callbacks.latest_backup(backups).status == "good"
+
+
+def test_backup_of_another_run_with_equal_settings_and_data_is_refused(backups, tmp_path):
+    interrupted(tmp_path / "other", 3)
+    mixed = shutil.copy(callbacks.latest_backup(tmp_path / "other"), backups / "backup-000009.unisono")
+    model = make_model()
+    model.build((None, 4))
+    before = bits(model)[:4]
+    with pytest.raises(callbacks.BackupMismatchError, match="belongs to another run than") as caught:
+        resumed(backups, model=model)
+    assert str(mixed) in str(caught.value) and bits(model)[:4] == before
+    mixed.unlink()
+    assert resumed(backups)
 
 
 def test_more_epochs_are_the_same_training(tmp_path):

@@ -11,8 +11,8 @@ import pytest
 from keras.src.saving import saving_lib
 
 import unisono
-from unisono.callbacks import chief_files
-from unisono.callbacks.chief_files import only_chief_writes
+from unisono.callbacks import output_paths
+from unisono.callbacks.output_paths import only_chief_writes
 
 X = np.ones((4, 2), "float32")
 
@@ -128,7 +128,7 @@ def test_tool_that_pickles_in_its_own_way_copies_our_models_as_ours(monkeypatch)
 
 @pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
 def test_profile_of_a_worker_is_kept_next_to_that_of_the_chief(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(chief_files, "worker_index", lambda: 1)
+    monkeypatch.setattr(output_paths, "worker_index", lambda: 1)
     folder = tmp_path / "logs" / "plugins" / "profile" / "2026_01_01"
     folder.mkdir(parents=True)
     (folder / "host.xplane.pb").write_text("the chief's")

@@ -17,6 +17,7 @@ from backup_content import SUMMARY, backup_content
 from helpers import Clock
 
 from unisono.callbacks import (
+    BackupMismatchError,
     checkpoint_files,
     latest_backup,
     list_backups,
@@ -26,7 +27,7 @@ from unisono.callbacks import (
 )
 from unisono.callbacks.backup import container, shard_files
 from unisono.callbacks.backup.container import NewerFormatError
-from unisono.callbacks.backup.store import BackupStore, backup_paths, read_for
+from unisono.callbacks.backup.store import BackupStore, backup_paths, read_checked
 from unisono.callbacks.backup.writer_thread import BackgroundWriter
 from unisono.callbacks.process_identity import this_process
 from unisono.commands.backups import main
@@ -220,6 +221,50 @@ def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
     ]
 
 
+def run_with(directory, count):
+    """As a run makes backups: it first looks for those from which it resumes."""
+    store = BackupStore(directory, 9)
+    store.prepare()
+    store.newest_good()
+    for i in range(count):
+        store.write(backup_content(i=i), SUMMARY)
+    return store
+
+
+def test_backups_of_a_run_know_it_however_often_it_is_resumed(tmp_path):
+    for directory in (tmp_path / "a", tmp_path / "b"):
+        for _ in range(2):
+            run_with(directory, 2)
+    runs = {info.run for info in list_backups(tmp_path / "a")}
+    assert len(runs) == 1 and runs.isdisjoint(info.run for info in list_backups(tmp_path / "b"))
+    second = run_with(tmp_path / "a", 0)
+    second.finished()
+    assert (
+        run_with(tmp_path / "a", 1).newest_good().path.name == "backup-fit2-000001.unisono"
+    )  # a run of its own
+
+
+@pytest.mark.parametrize("name", ["backup-000001.unisono", "backup-000002.unisono", "backup-000007.unisono"])
+def test_backup_of_another_run_among_those_of_a_run_is_an_error_that_names_it(tmp_path, name):
+    run_with(tmp_path / "a", 2)
+    run_with(tmp_path / "b", 1)
+    mixed = tmp_path / "a" / name
+    shutil.copy(tmp_path / "b" / "backup-000001.unisono", mixed)
+    store = BackupStore(tmp_path / "a", 2)
+    with pytest.raises(BackupMismatchError, match=r"belongs to another run than .*move the files") as caught:
+        store.newest_good()
+    assert str(mixed) in str(caught.value)
+    damage_flip(mixed)  # a damaged one is skipped, whatever it says
+    assert store.newest_good().path is not None
+
+
+def test_backups_of_version_0_2_which_know_no_run_are_continued(tmp_path):
+    store_with(tmp_path, 2)
+    assert {info.run for info in list_backups(tmp_path)} == {None}
+    run_with(tmp_path, 1)
+    assert run_with(tmp_path, 1).newest_good().path.name == "backup-000004.unisono"
+
+
 def test_deleted_file_is_no_matter(tmp_path):
     store = store_with(tmp_path, 3)
     backup_paths(tmp_path)[0].unlink()
@@ -361,7 +406,7 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
     """On as many workers its own are enough: those of others are checked, and read into no memory."""
     path = tmp_path / "backup-000001.unisono"
     _, number = write_with_parts(path)
-    read = read_for(path, 2)[1]
+    read = read_checked(path, skips_worker=lambda worker: worker != 2)[1]
     shards = read["variables"]["optimizer"][number]["shards"]
     assert [float(shard[0]) for shard in shards] == [0.0, 0.0, 2.0]
     assert shards[1].strides == (0,), "the outline of worker 1's"
@@ -376,7 +421,7 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
     )
     damage_flip(shard_files.part_path(path, 1))
     with pytest.raises(container.DamagedFileError):
-        read_for(path, 2)
+        read_checked(path, skips_worker=lambda worker: worker != 2)
 
 
 def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
@@ -384,7 +429,7 @@ def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
     other.parent.mkdir()
     (one, two), _ = write_with_parts(path)
     write_with_parts(other, run=10.0)
-    assert read_for(path) and [info.status for info in list_backups(tmp_path)] == ["good"]
+    assert read_checked(path) and [info.status for info in list_backups(tmp_path)] == ["good"]
     wrong = [
         5,
         -1,
@@ -409,7 +454,7 @@ def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
     for named in wrong:
         write_with_parts(path, named=named)
         with pytest.raises(container.DamagedFileError, match=f"{path.name} is damaged") as caught:
-            read_for(path)
+            read_checked(path)
         assert not isinstance(caught.value.__cause__, AssertionError)
         assert [info.status for info in list_backups(tmp_path)] == ["damaged"]
     write_with_parts(path)
@@ -418,11 +463,11 @@ def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
         kept = part.read_bytes()
         shutil.copy(shard_files.part_path(other, worker), part)
         with pytest.raises(container.DamagedFileError, match=f"{path.name} .*{part.name} belongs to another"):
-            read_for(path)
+            read_checked(path)
         part.write_bytes(kept)
     shutil.copy(other, path)
     with pytest.raises(container.DamagedFileError, match=r"part-1.unisono belongs to another save"):
-        read_for(path)
+        read_checked(path)
 
 
 @pytest.mark.parametrize(
@@ -439,4 +484,4 @@ def test_part_with_a_forged_content_is_refused(tmp_path, shards):
     write_with_parts(path, named=named)
     own.write_bytes(kept)
     with pytest.raises(container.DamagedFileError, match=f"{path.name} is damaged"):
-        read_for(path)
+        read_checked(path)

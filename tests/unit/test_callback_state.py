@@ -321,10 +321,23 @@ def test_loss_of_the_user_is_known_by_what_it_computes():
 
     assert found(loss_of(1), loss_of(1)) == []
     assert len(found(loss_of(1), loss_of(-1))) == 1
+
+    def power(exponent, factor=1.0):
+        return lambda y, p, offset=factor: offset * (p - y) ** exponent
+
+    assert found(power(2), power(2)) == []
+    assert len(found(power(2), power(4))) == len(found(power(2), power(2, 3.0))) == 1
     # The order of a set is another in every process; these two stand for it.
     assert found(lambda y, p: p if 8 in {0, 8} else y, lambda y, p: p if 8 in {8, 0} else y) == []
     # Another version of Python compiles the same function to other code.
     assert found(loss_of(1), loss_of(-1), versions={"keras": "3", "python": "3.12"}) == []
+
+
+def test_functions_in_backups_of_version_0_2_have_no_values_of_theirs():
+    old, now = ("f code 0123", "f code 0123 values 4567")
+    assert list(settings.differences("loss", old, now)) == list(settings.differences("loss", now, old)) == []
+    assert len(list(settings.differences("loss", "f code 89", now))) == 1
+    assert len(list(settings.differences("loss", now.replace("7", "8"), now))) == 1
 
 
 def test_layers_of_a_model_without_settings_are_looked_at():

@@ -1,6 +1,7 @@
 """What tells one input from another: the same for the same data made again, another for any other."""
 
 import contextlib
+import functools
 import random
 import threading
 
@@ -140,6 +141,56 @@ NUMBERED = {
         (lambda: iter("ab")) if n == 1 else (lambda: iter("abc")), output_signature=tf.TensorSpec([])
     ),
 }
+
+
+def bound(value, name):
+    """A pipeline that calls a function of Python with a value in its closure or its defaults."""
+    inner = lambda y: value  # noqa: E731
+    functions = {
+        "closure": lambda x: x + value,
+        "default": lambda x, other=value: x + other,
+        "keyword": lambda x, *, other=value: x + other,
+        "function in it": lambda x: inner(x),
+        "generator": lambda: iter([value, value]),
+    }
+    if name == "generator":
+        return tf.data.Dataset.from_generator(functions[name], output_signature=tf.TensorSpec([], tf.int64))
+    return called(functions[name])
+
+
+@pytest.mark.parametrize("name", ["closure", "default", "keyword", "function in it", "generator"])
+def test_pipeline_is_known_by_the_values_that_its_functions_are_bound_to(name):
+    def graph(value):
+        return pipeline_checksum(bound(value, name), content.text_of_function)
+
+    for first, second in (
+        (1, 2),
+        ("a", "b"),
+        ((1, (2,)), (1, (3,))),
+        (np.arange(3), np.arange(1, 4)),
+        (None, 0),
+    ):
+        assert graph(first) == graph(first) != graph(second), first
+    for first, second in ((tf.constant([1.0]), tf.constant([2.0])), (frozenset("ab"), frozenset("ac"))):
+        assert graph(first) != graph(second), first
+
+
+def test_what_a_function_changes_while_it_is_used_says_nothing():
+    calls, state, itself = [], {"n": 0}, []
+    function = lambda x: (calls, state, itself, x)[-1]  # noqa: E731
+    itself.append(function)
+    before = content.text_of_function(function)
+    calls.append(1)
+    state["n"] = 1
+    assert content.text_of_function(function) == before
+
+    partial = [content.text_of_function(functools.partial(np.add, value)) for value in (1, 1, 2)]
+    assert partial[0] == partial[1] != partial[2]
+
+    def recursive(x):
+        return recursive(x)
+
+    assert content.text_of_function(recursive) == content.text_of_function(recursive)
 
 
 @pytest.mark.parametrize("kind", NUMBERED)

@@ -4,6 +4,7 @@ import importlib
 import json
 import pkgutil
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from unisono.callbacks.json_lines import LineFile, jsonable
 from unisono.callbacks.report import facts, find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
 from unisono.callbacks.report.facts import git_commit
-from unisono.callbacks.report.recent_means import RecentMeans
 from unisono.commands import report as command
 
 FACTS = {
@@ -81,43 +81,23 @@ def test_run_positions_steps_within_their_epoch(tmp_path):
     run = read_run(write(tmp_path / "r.jsonl", LINES))
     assert [x for x, _ in run.log("loss")] == [0.5, 1.0, 1.5, 2.0]
     assert run.log("val_loss", fine=False) == [(1.0, 1.5), (2.0, 1.25)]
-    assert run.rows_per_second() == [(1.0, 160.0), (2.0, 160.0)]
+    assert run.samples_per_second() == [(1.0, 160.0), (2.0, 160.0)]
     assert run.metric_names() == ["loss"]
     assert run.how == "finished"
 
 
-def test_values_within_epochs_are_means_since_the_point_before_where_they_are_known(tmp_path):
-    within = {"within": {"steps": [2, 5], "means": {"loss": [5.0, 4.0]}}}
-    known = [{**line, **within} if line["event"] == "step" else line for line in LINES]
+def test_values_within_epochs_are_means_since_the_line_before_where_they_are_known(tmp_path):
+    known = [{**line, "means": ["loss"]} if "logs" in line else line for line in LINES]
     run = read_run(write(tmp_path / "r.jsonl", known))
-    assert run.recent("loss") == [(0.2, 5.0), (0.5, 4.0), (1.2, 5.0), (1.5, 4.0)]
+    assert run.recent("loss")[:3] == [
+        (0.5, 2.0),
+        (1.0, 0.0),
+        (1.5, 0.9),
+    ]  # 5 steps of 2, then 5 more: 10 of 1
+    assert np.isnan(run.recent("loss")[3][1])
     assert [x for x, _ in read_run(write(tmp_path / "s.jsonl", LINES)).recent("loss")] == [0.5, 1.0, 1.5, 2.0]
     page = render([run])
     assert 'class="line c0 faint"' in page and ">within epochs<" in page
-
-
-def test_points_within_epochs_stand_for_more_steps_the_more_there_are():
-    recent = RecentMeans({"loss"}, most_points=8)
-    values, told = np.random.default_rng(1).normal(size=40), []
-    means = np.cumsum(values) / np.arange(1, 41)
-    recent.begin_epoch(0)
-    for first, last in ((0, 3), (3, 20), (20, 21), (21, 40)):  # executions
-        recent.add(first, {"loss": means[first:last], "other": means[first:last]}, whole=last == 40)
-        told.append(recent.take())
-    steps = [step for points in told for step in points.get("steps", [])]
-    assert steps[:8] == [1, 2, 3, 4, 5, 6, 7, 8] and steps[-1] == 40 and len(steps) < 20
-    found = [value for points in told if points for value in points["means"]["loss"]]
-    wanted = [part.mean() for part in np.split(values, steps[:-1])]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_points_within_an_epoch_that_is_continued_begin_after_the_first_step_that_is_told():
-    recent = RecentMeans({"loss"})
-    recent.begin_epoch(10)
-    recent.add(10, {"loss": [1.0, 2.0]})
-    assert recent.take() == {"steps": [12], "means": {"loss": [13.0]}} and recent.take() == {}
-    recent.add(19, {"loss": [3.0]})  # of one step alone, others were not told
-    assert recent.take() == {"steps": [20], "means": {"loss": [4.5]}}
 
 
 def test_metrics_of_several_outputs_stand_in_groups_under_short_names(tmp_path):
@@ -221,24 +201,21 @@ def test_users_names_are_those_of_classes_that_exist():
     assert type(tf.distribute.get_strategy()).__name__ in facts._STRATEGIES
 
 
-def test_commit_of_a_folder_is_found_above_it_in_a_work_tree_and_packed(tmp_path):
-    below = tmp_path / "a" / "b"
+def test_commit_of_a_folder_below_a_repository_of_a_work_tree_and_of_none(tmp_path):
+    def git(*arguments):
+        person = ["-c", "user.name=n", "-c", "user.email=e"]
+        command = ["git", "-C", tmp_path / "main", *person, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    below = tmp_path / "main" / "a" / "b"
     below.mkdir(parents=True)
-    git = tmp_path / ".git"
-    git.mkdir()
-    (git / "HEAD").write_text("ref: refs/heads/main\n")
     assert git_commit(below) == ""
-    (git / "packed-refs").write_text("# pack-refs\n1234 refs/heads/main\n")
-    assert git_commit(below) == "1234"
-    (git / "refs" / "heads").mkdir(parents=True)
-    (git / "refs" / "heads" / "main").write_text("5678\n")
-    assert git_commit(below) == "5678"
-    (git / "worktrees" / "w").mkdir(parents=True)
-    (git / "worktrees" / "w" / "HEAD").write_text("ref: refs/heads/main\n")
-    (git / "worktrees" / "w" / "commondir").write_text("../..\n")
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w" / ".git").write_text(f"gitdir: {git}/worktrees/w\n")
-    assert git_commit(tmp_path / "w") == "5678"
+    git("init")
+    assert git_commit(below) == ""
+    git("commit", "--allow-empty", "-m", "first")
+    git("worktree", "add", "--detach", tmp_path / "tree")
+    assert git_commit(below) == git_commit(tmp_path / "tree") == git("rev-parse", "HEAD")
+    assert git_commit(tmp_path / "missing") == ""
 
 
 def test_time_is_shared_out_between_compute_and_waiting_for_sums(tmp_path):

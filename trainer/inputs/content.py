@@ -46,7 +46,7 @@ def checksum(structure: Any) -> str | None:
 
 
 def text_of_function(function: Any) -> str:
-    """The name and compiled code of a function of Python, without its decorators."""
+    """The name, compiled code and bound values of a function of Python, without its decorators."""
     return str(plain(inspect.unwrap(function)))
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import keras
 
-from ...callbacks.chief_files import only_chief_writes
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
-from ...callbacks.output_paths import check_launched_alone, check_output_paths
+from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
 from ...distribute.devices import wait_for_accelerators
@@ -294,7 +293,7 @@ def train_steps(
     begun_again = False
     for execution in executions(state.source, length.next, workers):
         lap("input")
-        state.execution = execution
+        state.compiled_call = execution
         if not begun_again:
             callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
