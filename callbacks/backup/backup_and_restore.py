@@ -21,8 +21,14 @@ from . import interruption, shard_files
 from . import snapshot as fit_snapshot
 from .fingerprint import identity
 from .owner import FolderOwner
-from .reproducibility import warn_if_inexact, warn_of_own_states
-from .resuming import announce, build_optimizer, naming, on_all_workers
+from .resuming import (
+    announce,
+    build_optimizer,
+    naming,
+    on_all_workers,
+    warn_if_inexact,
+    warn_of_own_states,
+)
 from .save_schedule import SaveSchedule
 from .store import BackupStore, Found
 from .variable_state import HostBuffers

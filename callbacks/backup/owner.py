@@ -22,7 +22,7 @@ _held: dict[str, FolderOwner] = {}  # the owners in this process, by token
 
 
 class FolderInUseError(SaveError):
-    """Another training uses the folder."""
+    """Another training run uses the folder."""
 
 
 class Owner(NamedTuple):
@@ -77,7 +77,7 @@ class FolderOwner:
         """Takes the folder, from a dead owner too.
 
         Raises:
-            FolderInUseError: another training uses it; the message says which, since when, and how to take over.
+            FolderInUseError: another run uses it; the message says which, since when, and how to take over.
             SaveError: the folder cannot be written, or has another file of that name.
         """
         self.release()
@@ -99,7 +99,7 @@ class FolderOwner:
         self._ticker.start()
 
     def check(self) -> None:
-        """Raises FolderInUseError if another training has taken the folder over. Does nothing before `acquire`."""
+        """Raises FolderInUseError if another run has taken the folder over. Does nothing before `acquire`."""
         if self._mine is None:
             return
         found = read_owner(self._directory)

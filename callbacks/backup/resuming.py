@@ -1,36 +1,46 @@
-"""How all workers resume from one backup."""
+"""How all workers resume from one backup, and warnings where a resumed run could not have the same bits."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ...compat.random_operations import drawing_operations
+from ...compat.variables import raw_value
 from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
+from .callback_state import named
 from .container import WRONG, BackupMismatchError, DamagedFileError, NewerFormatError
+from .generators import found_generators
 from .shard_files import own_are_enough
 from .store import Found, read_checked
-from .variable_state import variables_of
+from .variable_state import held_by, variables_of
 
-# That every worker raises where the chief does. An OSError of another kind becomes a SaveError.
-_ERRORS = (NewerFormatError, BackupMismatchError, SaveError, OSError)
+_ONE_WAY = (
+    "The training data comes from a Python generator, which cannot be rewound: a resumed run draws from a new "
+    "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
+    "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
+)
+# That every worker raises where the chief does; another OSError is a SaveError elsewhere.
+_ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside, what a content of a wrong kind raises becomes a DamagedFileError that names the backup."""
+    """Turns the errors of a content of the wrong form into a DamagedFileError that names the backup."""
     try:
         yield
     except BackupMismatchError:
         raise
     except WRONG as error:
         raise DamagedFileError(
-            f"{path} cannot be resumed: putting its content back failed ({type(error).__name__}: {str(error)[:200]!a}). "
+            f"{path} cannot be resumed: restoring its content failed ({type(error).__name__}: {str(error)[:200]!a}). "
             "Move the file away to resume from an older one, if no callback of yours has raised this."
         ) from error
 
@@ -51,8 +61,8 @@ def on_all_workers(
         return Found(path, content_for(model, path) if path else None, [])
     try:
         found = find(functools.partial(content_for, model))
-    except _ERRORS as error:
-        kind = next(kind for kind in _ERRORS if isinstance(error, kind))
+    except (*_ERRORS, OSError) as error:
+        kind = next((kind for kind in _ERRORS if isinstance(error, kind)), SaveError)
         gather_json({"error": str(error), "kind": kind.__name__}, strategy)
         raise
     gather_json({"name": found.path.name if found.path else None}, strategy)
@@ -99,4 +109,74 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
     print(
         f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",
         flush=True,
+    )
+
+
+def warn_if_inexact(model: CompiledModel, fit_state: FitState) -> None:
+    """Warns of the first reason for which this training cannot be resumed exactly, if there is one."""
+    reasons = [_why_inexact(fit_state.source), _why_inexact(fit_state.validation)]
+    if reasons[1]:
+        reasons[1] = reasons[1].replace("x is", "validation_data is", 1)
+    others = [_cut(fit_state.validation), _drawn_by_several(model, fit_state)]
+    found = next(filter(None, [*reasons, *others]), None)
+    if found:
+        warnings.warn(found, stacklevel=2)
+
+
+def warn_of_own_states(model: CompiledModel) -> None:
+    """Warns where the steps, which have been compiled, draw from random operations that nothing can save."""
+    graph = getattr(model.train_function, "graph", lambda: None)()
+    names = [] if graph is None else drawing_operations(graph)
+    if names:
+        warnings.warn(
+            f"The model draws random numbers by an operation whose state TensorFlow keeps to itself ({names[0]}): a "
+            "resumed training cannot be exact; draw with keras.random and a SeedGenerator, or from a tf.random.Generator.",
+            stacklevel=2,
+        )
+
+
+def _why_inexact(source: Any) -> str | None:
+    if source is None:
+        return None
+    return getattr(source, "inexact", None) if getattr(source, "rewinds", True) else _ONE_WAY
+
+
+def _cut(validation: Any) -> str | None:
+    """The sentence where every pass of the validation leaves a pipeline that has drawn further than it is read."""
+    steps = validation.calendar.given_steps if getattr(validation, "owned", ()) else None
+    if steps is None:
+        return None
+    return (
+        f"validation_data is a tf.data pipeline that draws from a generator, and validation_steps ({steps}) ends each pass "
+        "while it is read ahead: a resumed run cannot be exact; leave validation_steps out, and use Dataset.take."
+    )
+
+
+def _drawn_by_several(model: CompiledModel, fit_state: FitState) -> str | None:
+    """The sentence where an input and something else draw from one generator."""
+    inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
+    owners = [
+        (name, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for name, source in inputs
+    ]
+    if not any(owned for _, owned in owners):
+        return None
+    callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
+    model_draws = found_generators(held_by(model))
+    callbacks_draw = found_generators(callbacks)
+    variables = {v.name: v for group in variables_of(model).values() for v in group if v.name is not None}
+    users = [("the model", {**model_draws, **variables}), ("a callback", callbacks_draw)]
+    for place, owned in owners:
+        for user, drawn in users:
+            for name, each in drawn.items():
+                if id(raw_value(each)) in owned:
+                    return _shared(place, user, name)
+    if owners[0][1] & owners[1][1]:
+        return _shared("x", "validation_data", "one generator")
+    return None
+
+
+def _shared(place: str, user: str, name: str) -> str:
+    return (
+        f"{place} and {user} draw from the same random numbers ({name}), in an order that depends on how far the input is "
+        "read ahead: a resumed run cannot be exact; give each a generator of its own."
     )

@@ -1,7 +1,7 @@
 """The whole state of a `fit` between two steps as one tree, and the reverse.
 
 It contains every variable of the model, the optimizer and the metrics; the random generators; the position in the data;
-the calendar with the choices of the loop; the state of the callbacks; and a fingerprint of what it belongs to.
+the position in `fit` with the choices of the loop; the state of the callbacks; and a fingerprint of its program and data.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def check(
     if found:
         listed = "".join(f"\n  - {item}" for item in found)
         raise BackupMismatchError(
-            f"{path} belongs to another training and cannot be resumed. It differs in:{listed}\n"
-            "Use a separate directory for this training, or remove the backups in this one."
+            f"{path} belongs to another training run and cannot be resumed. It differs in:{listed}\n"
+            "Use a separate directory for this run, or remove the backups in this one."
         )
 
 
@@ -165,7 +165,7 @@ def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: Fit
 
 
 def restore_position(content: dict[str, Any], model: CompiledModel, fit_state: FitState) -> None:
-    """Sets the calendar and the position in the data."""
+    """Sets the position in `fit` and in the data."""
     calendar = content["calendar"]
     fit_state.epoch, fit_state.step = calendar["epoch"], calendar["step"]
     fit_state.plan.update(calendar["plan"])

@@ -226,7 +226,11 @@ def test_other_numbers_of_replicas_go_on(tmp_path):
 
 
 DIFFERENT = [
-    ({"units": 7}, {}, r"dense/kernel float32\[4, 6\] in the backup, dense/kernel float32\[4, 7\] now"),
+    (
+        {"units": 7},
+        {},
+        r"dense/kernel float32\[4, 6\] in the backup, sequential/dense/kernel float32\[4, 7\] now",
+    ),
     ({"optimizer": "sgd"}, {}, r"optimizer: Adam in the backup, SGD now"),
     ({"optimizer": "adam 0.5"}, {}, r"optimizer beta_1: 0.9 in the backup, 0.5 now"),
     ({}, {"rows": 33}, r"data rows: 48 in the backup, 33 now"),

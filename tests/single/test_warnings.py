@@ -52,8 +52,8 @@ NEIGHBOURS = {
         "callbacks/diagnosis/slow_training.py _warn",
     ],
     "resumed fit": [
-        "callbacks/backup/reproducibility.py warn_if_inexact",
-        "callbacks/backup/reproducibility.py warn_of_own_states",
+        "callbacks/backup/resuming.py warn_if_inexact",
+        "callbacks/backup/resuming.py warn_of_own_states",
         "callbacks/backup/backup_and_restore.py _resume",
         "callbacks/backup/backup_and_restore.py on_fit_exit",
         "callbacks/backup/callback_state.py _set_csv_state",

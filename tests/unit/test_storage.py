@@ -50,7 +50,7 @@ def test_url_is_rejected_when_the_callback_is_made(name):
 
 
 def test_each_callback_that_writes_is_among_those_that_were_tried():
-    named = {kind.__name__ for kind in output_paths._PLACES}
+    named = {kind.__name__ for kind in output_paths._OUTPUTS}
     assert named <= {*WRITERS, "CSVLogger", "OrbaxCheckpoint", "TensorBoard"}
 
 
