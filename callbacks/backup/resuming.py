@@ -130,7 +130,7 @@ def warn_of_own_states(model: CompiledModel) -> None:
     if names:
         warnings.warn(
             f"The model draws random numbers by an operation whose state TensorFlow keeps to itself ({names[0]}): a "
-            "resumed training cannot be exact; draw with keras.random and a SeedGenerator, or from a tf.random.Generator.",
+            "resumed run cannot be exact; draw with keras.random and a SeedGenerator, or from a tf.random.Generator.",
             stacklevel=2,
         )
 
