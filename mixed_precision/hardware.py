@@ -48,18 +48,18 @@ def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: 
         if not slow:
             return None
         have, need = min(slow), GPU_CAPABILITY[dtype]
-        cure = f"'mixed_{other}' or " if min(known) >= GPU_CAPABILITY[other] else ""
+        instead = f"'mixed_{other}' or " if min(known) >= GPU_CAPABILITY[other] else ""
         return (
             f"Policy 'mixed_{dtype}' saves memory but is not faster on a GPU of compute capability "
-            f"{have[0]}.{have[1]}: it needs {need[0]}.{need[1]} or more; use {cure}'float32' for speed."
+            f"{have[0]}.{have[1]}: it needs {need[0]}.{need[1]} or more; use {instead}'float32' for speed."
         )
     if not flags or flags & set(CPU_INSTRUCTIONS[dtype]):
         return None
     usable = sorted(flags & set(CPU_INSTRUCTIONS[other]))
-    cure = f"'mixed_{other}' (this CPU has {usable[0]}) or " if usable else ""
+    instead = f"'mixed_{other}' (this CPU has {usable[0]}) or " if usable else ""
     needed = " or ".join(CPU_INSTRUCTIONS[dtype][:2])
     return (
-        f"Policy 'mixed_{dtype}' is not faster on this CPU, which lacks {needed}: use {cure}'float32' for "
+        f"Policy 'mixed_{dtype}' is not faster on this CPU, which lacks {needed}: use {instead}'float32' for "
         f"speed, or a GPU of compute capability {'.'.join(map(str, GPU_CAPABILITY[dtype]))} or more."
     )
 

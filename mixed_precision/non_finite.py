@@ -199,7 +199,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _tensors(batch: Any) -> Any:
-    """The batch in tensors, of which one has an axis for rows at least."""
+    """The batch in tensors, of which one has an axis for samples at least."""
     try:
         tensors = tf.nest.map_structure(_to_tensor, batch)
         ranks = [each.shape.rank for each in tf.nest.flatten(tensors) if each is not None]

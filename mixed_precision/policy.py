@@ -44,7 +44,7 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
         name: one of the names above, the name of any other policy that Keras knows (a quantized one, say), or a
             `keras.DTypePolicy`.
         loss_scale: how `compile` scales the loss of a model that computes in float16. `"dynamic"`: see
-            `LossScaleOptimizer`. A number above 0: always that scale. None: not at all. A number is refused with a policy
+            `LossScaleOptimizer`. A number above 0: always that scale. None: not at all. A number is invalid with a policy
             that needs no scale.
 
     Raises:
@@ -52,7 +52,7 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
             not go with `loss_scale`; or `loss_scale` is not positive.
         TypeError: `name` or `loss_scale` has a wrong type.
 
-    Context: host, before the model is built; `compile` refuses a model that was built before.
+    Context: host, before the model is built; `compile` raises for a model that was built before.
     """
     policy = _make_policy(name, loss_scale)
     outgoing = keras.config.dtype_policy()
@@ -106,9 +106,9 @@ def loss_scale_of(policy: Policy) -> LossScale:
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Refuses a model that was built before the current mixed policy was set.
+    """Raises for a model that was built before the current mixed policy was set.
 
-    A model that computes in float32 because it says so itself is not refused: one built in a `policy_scope`, with
+    A model that computes in float32 because it says so itself is valid: one built in a `policy_scope`, with
     `dtype="float32"`, or read from a file.
 
     Args:
@@ -194,8 +194,8 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         )
     if policy.name == "float16":
         raise ValueError(
-            "Policy 'float16' would keep the variables in float16, in which small updates are lost, and is "
-            "refused: use 'mixed_float16' (float16 computations, float32 variables); for inference only "
+            "Policy 'float16' is invalid: it would keep the variables in float16, in which small updates are lost. "
+            "Use 'mixed_float16' (float16 computations, float32 variables); for inference only "
             "there is keras.config.set_dtype_policy('float16')."
         )
     if isinstance(loss_scale, float) and policy.compute_dtype != "float16":

@@ -52,9 +52,9 @@ def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = Non
             for the error.
 
     Raises:
-        LossScaleError: `MAX_SKIPPED_IN_A_ROW` steps in a row were skipped, or the scale has fallen to its floor.
+        LossScaleError: `MAX_SKIPPED_IN_A_ROW` consecutive steps were skipped, or the scale has fallen to its floor.
 
-    Context: host, after an execution.
+    Context: host, after a compiled call.
     """
     for each in _scaled(optimizer):
         in_a_row, scale = int(each.skipped_in_a_row.numpy()), float(each.dynamic_scale.numpy())

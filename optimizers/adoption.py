@@ -4,8 +4,8 @@
 working and what it inherits is ours. A subclass's own `update_step`, `apply` or `_backend_update_step` therefore reaches
 our methods with `super()`.
 
-The classes written by hand (the base class, and those of Keras' optimizers that wrap others) register themselves here, so
-this module imports none of them.
+The hand-written classes (the base class, and those of Keras' optimizers that wrap others) register themselves here, so this
+module imports none of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def register_class(cls: type, own: type) -> None:
 def publish(cls: type, module: str) -> type:
     """Our class for one of Keras' classes, as a public class of `module`.
 
-    An instance with a transformer or an aggregator is saved as `unisono>Name`, which plain Keras refuses to open without
+    An instance with a transformer or an aggregator is saved as `unisono>Name`, which plain Keras does not open without
     unisono; as Keras' own class it would silently train differently.
     """
     own = class_for(cls)
@@ -63,7 +63,7 @@ def publish(cls: type, module: str) -> type:
 
 
 def adopt(optimizer: Any) -> Any:
-    """Converts an instance of any Keras optimizer in place, so that it runs our stages; slots and settings are kept.
+    """Converts an instance of any Keras optimizer in place, so that it runs our stages; its state and settings are kept.
 
     Args:
         optimizer: any `keras.optimizers.Optimizer`, including user-defined subclasses and built instances; or what

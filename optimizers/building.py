@@ -19,7 +19,7 @@ _lock = threading.RLock()
 
 
 def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Builds `optimizer` for the trainable `variables`, in the order of the slots, unless it is built.
+    """Builds `optimizer` for the trainable `variables`, in the order of its state, unless it is built.
 
     It can be called where variables cannot be created: while a `tf.function`, a branch or a loop body is traced, inside
     `strategy.run`, inside a `keras.StatelessScope`. All of these belong to a thread, so the variables are then created

@@ -1,8 +1,7 @@
-"""Checks of an optimizer's arguments and of what a user's own stage returns, before any variable changes."""
+"""Checks of an optimizer's arguments and of the results of custom stages, before any variable changes."""
 
 from __future__ import annotations
 
-import collections
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -35,12 +34,8 @@ def built_variables(optimizer: Any, count: int) -> list[Any]:
     return variables
 
 
-def given_pairs(grads_and_vars: Any) -> Pairs:
-    """What was given to `apply_gradients` as a list.
-
-    Raises:
-        ValueError: it is not (gradient, variable) pairs, or a gradient has another shape than its variable.
-    """
+def as_pairs(grads_and_vars: Any) -> Pairs:
+    """The argument as a list of pairs; a ValueError if it is anything else."""
     rule = "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`"
     try:
         pairs = list(grads_and_vars)
@@ -52,35 +47,28 @@ def given_pairs(grads_and_vars: Any) -> Pairs:
         gradient, variable = pair
         if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
             raise ValueError(f"{rule}. Received: {shown(gradient)} with the variable {shown(variable)}")
+    return [(gradient, variable) for gradient, variable in pairs]
+
+
+def checked_pairs(grads_and_vars: Any) -> Pairs:
+    """The argument as a list of pairs.
+
+    Raises:
+        ValueError: it is anything else, a variable is in it twice, or a gradient has another shape than its variable.
+    """
+    pairs, seen = as_pairs(grads_and_vars), set()
+    for gradient, variable in pairs:
         shape = getattr(gradient, "shape", None)
         if shape is not None and not tf.TensorShape(variable.shape).is_compatible_with(shape):
             raise ValueError(
                 f"`grads_and_vars` has a gradient of shape {tuple(shape)} for {name_of(variable)} of shape "
                 f"{tuple(variable.shape)}: give each variable its own gradient."
             )
-    return pairs
-
-
-def as_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-    """The argument as a list of pairs; a ValueError if it is anything else."""
-    try:
-        return [(g, v) for g, v in grads_and_vars]
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`. "
-            f"Received: {shown(grads_and_vars)}"
-        ) from error
-
-
-def checked_pairs(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-    """The argument as a list of (gradient, variable) pairs, each variable once; a ValueError if it is anything else."""
-    pairs = as_pairs(grads_and_vars)
-    count = collections.Counter(id(variable) for _, variable in pairs)
-    for _, variable in pairs:
-        if count[id(variable)] > 1:
+        if id(variable) in seen:
             raise ValueError(
                 f"`grads_and_vars` contains the variable {name_of(variable)} twice: add its gradients up first."
             )
+        seen.add(id(variable))
     return pairs
 
 
@@ -123,7 +111,7 @@ def checked_stages(stages: Any, argument: str) -> list[Any]:
 
 
 def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
-    """The pairs that have a gradient; the others are named in one warning. A ValueError if no pair has one."""
+    """The pairs that have a gradient; the others are listed in one warning. A ValueError if no pair has one."""
     missing = [name_of(v) for g, v in pairs if g is None]
     if len(missing) == len(pairs):
         raise ValueError(

@@ -60,7 +60,7 @@ def apply_contributions(
     Args:
         optimizer: `unisono.optimizers.Optimizer`.
         grads_and_vars: this replica's pairs.
-        weight_total: scalar W of this (micro-)batch, for exact accumulation; None: the rows of the step.
+        weight_total: scalar W of this (micro-)batch, for exact accumulation; None: the samples of the step.
 
     Context: replica.
     """

@@ -13,8 +13,8 @@ from ..compat.layers import layers_of
 def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
     """The optimizers among the attributes of a model, each once, that of `compile` first.
 
-    Attributes may be lists, tuples and dicts of them, if their names are public. Where a step of the user's own trains the
-    model, those of its layers and of models within it count too, since such a step may use them.
+    Attributes may be lists, tuples and dicts of them, if their names are public. Where a custom step trains the model,
+    those of its layers and of models within it count too, since such a step may use them.
 
     Args:
         model: a model, of ours or not.

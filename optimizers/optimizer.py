@@ -34,8 +34,8 @@ Stage = Callable[[Pairs], Pairs]
 class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     """A Keras optimizer whose gradients pass through the stages of `optimizers.stages`.
 
-    A subclass writes `build` and `update_step`, as for Keras; both see what they see on one device. This class owns the
-    way from gradients to `update_step`; the rule itself, its slots and its configuration are Keras' or the subclass's.
+    A subclass writes `build` and `update_step`, as for Keras; both get what they get on one device. This class owns the
+    stages between gradients and `update_step`; the rule, its state and its configuration are Keras' or the subclass's.
 
     Args:
         learning_rate: float, schedule or callable without arguments.
@@ -87,7 +87,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         return self.__dict__.setdefault("_unisono_arguments", {})
 
     def _mark_if_extended(self) -> None:
-        """An optimizer with stages of its own cannot be opened by plain Keras and does not pretend to be Keras'."""
+        """An optimizer with custom stages cannot be opened by plain Keras and does not pretend to be Keras'."""
         extended = getattr(type(self), "_unisono_extended_class", None)
         if extended is not None and (self.gradient_transformers or self.gradient_aggregator is not None):
             object.__setattr__(self, "__class__", extended())
@@ -108,13 +108,13 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
 
         Args:
             grads_and_vars: (gradient, variable) pairs of this replica; a gradient may be `tf.IndexedSlices`. Variables
-                without gradient (None) are named in one warning and stay as they are.
+                without gradient (None) are listed in one warning and not changed.
             name: accepted for compatibility; unused.
             skip_gradients_aggregation: True if the gradients come from `aggregate_gradients`, or are the same on every
                 replica already.
             experimental_aggregate_gradients: the old name of its opposite.
             weight_total: scalar, only with `gradient_accumulation_steps`: what this micro-batch's loss was divided by over
-                all replicas, where micro-batches are unequal. None: the rows of the step in `fit`, else 1 for each.
+                all replicas, where micro-batches are unequal. None: the samples of the step in `fit`, else 1 for each.
 
         Returns:
             The number of calls so far (what Keras returns); `iterations` is the number of updates.
@@ -125,7 +125,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         Context: replica; or cross-replica, where `PerReplica` gradients are each replica's own and others are the total.
         """
         del name
-        pairs = checks.given_pairs(grads_and_vars)
+        pairs = checks.checked_pairs(grads_and_vars)
         outer = current_options()
         skip = checks.skips_aggregation(skip_gradients_aggregation, experimental_aggregate_gradients)
         options = CallOptions(
@@ -226,7 +226,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     stages = stages_of
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the slots, as in Keras."""
+        """Creates the optimizer state, as in Keras."""
         super().build(variables)
         register_shards(self, variables)
         create_errors(self, variables)
@@ -236,7 +236,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     def add_variable_from_reference(
         self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
     ) -> Any:
-        """A slot, as in Keras; on parameter servers it lives beside its variable, and it may be held in parts."""
+        """A state variable, as in Keras; on parameter servers it is placed next to its variable, and it may be sharded."""
         shards, rows = created_as_shards(reference_variable, initializer), created_in_rows(reference_variable)
         with created_beside(reference_variable), shards, rows:
             return super().add_variable_from_reference(reference_variable, name, initializer)
@@ -263,18 +263,12 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         """The variables that have had a gradient, by key."""
         return self._ours().setdefault("has_accumulated", {})
 
-    @property
-    def is_inner(self) -> bool:
-        """Whether another optimizer holds this one, and with its own variables saves and loads this one's."""
-        return self._ours().get("is_inner", False)
-
-    @is_inner.setter
-    def is_inner(self, value: bool) -> None:
-        self._ours()["is_inner"] = value
+    is_inner = False
+    """Whether another optimizer holds this one, and with its own variables saves and loads this one's."""
 
     @property
     def warned_missing(self) -> list[list[str]]:
-        """Lists of variables without gradient that were named in a warning."""
+        """Lists of variables without gradient that were listed in a warning."""
         return self._ours().setdefault("warned_missing", [])
 
     def _get_current_learning_rate(self) -> Any:

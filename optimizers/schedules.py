@@ -38,8 +38,8 @@ def scaled(
 
     Args:
         learning_rate: float or schedule that suits `reference_batch_size`.
-        reference_batch_size: rows; the global batch that the rate was tuned for.
-        global_batch_size: rows of one update now, such as `unisono.distribute.global_batch_size(64)`; with accumulation,
+        reference_batch_size: samples; the global batch that the rate was tuned for.
+        global_batch_size: samples of one update now, such as `unisono.distribute.global_batch_size(64)`; with accumulation,
             of all its micro-batches together.
         rule: `"linear"` (momentum SGD) or `"sqrt"` (Adam and its kin).
         warmup_steps: updates; 0: none.

@@ -16,54 +16,36 @@ import tensorflow as tf
 from ..compat.optimizers import own_learning_rate
 from ..distribute.arguments import number, shown, takes_arguments, truth, whole_number
 
-_SHARE = {"least": 0, "most": 1}
-_BELOW_ONE = {"least": 0, "below": 1}
-_NOT_NEGATIVE = {"least": 0}
-_LIMIT = {"above": 0, "optional": True}
-_NUMBERS: dict[str, dict[str, Any]] = {
-    "adam_beta_1": _BELOW_ONE,
-    "adam_beta_2": _BELOW_ONE,
-    "adam_weight_decay": {"least": 0, "optional": True},
-    "adam_lr_ratio": _NOT_NEGATIVE,
-    "beta": _NOT_NEGATIVE,
-    "beta_1": _BELOW_ONE,
-    "beta_2": _BELOW_ONE,
-    "beta_2_decay": {"most": 0},
-    "clip_threshold": {"above": 0},
-    "clipnorm": _LIMIT,
-    "clipvalue": _LIMIT,
-    "ema_momentum": _SHARE,
-    "epsilon": _NOT_NEGATIVE,
-    "epsilon_1": _NOT_NEGATIVE,
-    "epsilon_2": _NOT_NEGATIVE,
-    "global_clipnorm": _LIMIT,
-    "initial_accumulator_value": _NOT_NEGATIVE,
-    "l1_regularization_strength": _NOT_NEGATIVE,
-    "l2_regularization_strength": _NOT_NEGATIVE,
-    "l2_shrinkage_regularization_strength": _NOT_NEGATIVE,
-    "learning_rate_power": {"most": 0},
-    "loss_scale_factor": _LIMIT,
-    "momentum": _SHARE,
-    "muon_a": {},
-    "muon_b": {},
-    "muon_c": {},
-    "rho": _SHARE,
-    "weight_decay": {"least": 0, "optional": True},
+_number, _whole_number = (functools.partial(functools.partial, check) for check in (number, whole_number))
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    name: check
+    for check, names in [
+        (_number(least=0, below=1), "adam_beta_1 adam_beta_2 beta_1 beta_2"),
+        (_number(least=0, most=1), "ema_momentum momentum rho"),
+        (_number(least=0), "adam_lr_ratio beta epsilon epsilon_1 epsilon_2 initial_accumulator_value"),
+        (_number(least=0), "l1_regularization_strength l2_regularization_strength"),
+        (_number(least=0), "l2_shrinkage_regularization_strength"),
+        (_number(least=0, optional=True), "adam_weight_decay weight_decay"),
+        (_number(most=0), "beta_2_decay learning_rate_power"),
+        (_number(above=0), "clip_threshold"),
+        (_number(above=0, optional=True), "clipnorm clipvalue global_clipnorm loss_scale_factor"),
+        (_number(), "muon_a muon_b muon_c"),
+        # 0 means never, as None.
+        (_whole_number(least=0, optional=True), "ema_overwrite_frequency gradient_accumulation_steps"),
+        (_whole_number(least=1), "ns_steps"),
+        (_whole_number(least=0), "warmup_steps"),
+        (truth, "amsgrad centered exclude_embeddings nesterov relative_step use_ema"),
+        (lambda name, rate: check_learning_rate(rate), "learning_rate"),
+    ]
+    for name in names.split()
 }
-_WHOLE_NUMBERS: dict[str, dict[str, Any]] = {
-    "ema_overwrite_frequency": {"least": 0, "optional": True},  # 0 is never, as None
-    "gradient_accumulation_steps": {"least": 0, "optional": True},
-    "ns_steps": {"least": 1},
-    "warmup_steps": {"least": 0},
-}
-_TRUTHS = ("amsgrad", "centered", "exclude_embeddings", "nesterov", "relative_step", "use_ema")
 _OTHER_NAMES = {"lr": "learning_rate", "wd": "weight_decay", "eps": "epsilon", "clip_norm": "clipnorm"}
 _OF_EVERY_OPTIMIZER = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor")
 _OURS = ("gradient_transformers", "gradient_aggregator")
 
 
 class CheckedSettings(keras.optimizers.Optimizer):
-    """Refuses settings that no training can have. A base of our optimizers; owns no state."""
+    """Rejects settings with which no training run is possible. A base of our optimizers; owns no state."""
 
     @property
     def learning_rate(self) -> Any:
@@ -77,13 +59,13 @@ class CheckedSettings(keras.optimizers.Optimizer):
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuses settings of an optimizer that was made as Keras' own, or by a class of the user's.
+    """Rejects settings of an optimizer that was created as Keras' own, or by a user's class.
 
     Raises:
         ValueError: see `check_settings`.
     """
     settings = dict(vars(optimizer))
-    if not type(optimizer).__module__.startswith("keras."):  # what the user's own settings mean is not known
+    if not type(optimizer).__module__.startswith("keras."):  # the meaning of the user's settings is unknown
         settings = {name: settings[name] for name in _OF_EVERY_OPTIMIZER if name in settings}
     rate = own_learning_rate(optimizer)
     if isinstance(rate, keras.Variable):
@@ -94,7 +76,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def with_checked_arguments(cls: type) -> Callable[..., None]:
-    """`cls.__init__` of one of Keras' classes, which refuses arguments before Keras uses them."""
+    """`cls.__init__` of one of Keras' classes, which checks arguments before Keras uses them."""
     init = cls.__init__
     signature = inspect.signature(init)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
@@ -105,10 +87,10 @@ def with_checked_arguments(cls: type) -> Callable[..., None]:
         unknown = [name for name in kwargs if name not in known]
         if unknown and takes_any:
             name = unknown[0]
-            close = [_OTHER_NAMES.get(name, "")] + difflib.get_close_matches(name, known, 1, 0.6)
-            close = [each for each in close if each in known]
-            cure = f"did you mean `{close[0]}`?" if close else f"it takes {', '.join(known[1:])}."
-            raise ValueError(f"`{name}` ({shown(kwargs[name])}) is no argument of {cls.__name__}: {cure}")
+            close = [_OTHER_NAMES.get(name, ""), *difflib.get_close_matches(name, known, 1, 0.6)]
+            meant = next((each for each in close if each in known), None)
+            fix = f"did you mean `{meant}`?" if meant else f"it takes {', '.join(known[1:])}."
+            raise ValueError(f"`{name}` ({shown(kwargs[name])}) is no argument of {cls.__name__}: {fix}")
         try:
             arguments = signature.bind_partial(self, *args, **kwargs).arguments
         except TypeError:  # Python's own message says what is missing or too much
@@ -116,16 +98,16 @@ def with_checked_arguments(cls: type) -> Callable[..., None]:
         try:
             check_settings(arguments)
         except ValueError as error:
-            raise _in_words_of_keras(error, init, self, *args, **kwargs) from None
+            raise _as_keras_says(error, init, self, *args, **kwargs) from None
         init(self, *args, **kwargs)
 
     return __init__
 
 
-def _in_words_of_keras(error: ValueError, init: Any, optimizer: Any, *args: Any, **kwargs: Any) -> ValueError:
-    """What Keras' own `__init__` says of the argument that `error` refuses, where it refuses it too, and its value."""
+def _as_keras_says(error: ValueError, init: Any, optimizer: Any, *args: Any, **kwargs: Any) -> ValueError:
+    """The message of Keras' `__init__` for the argument that `error` is about, if it has one, with the value."""
     _, name, rest = str(error).split("`", 2)
-    if name == "learning_rate":  # of which Keras says that a function takes the step, and calls it without
+    if name == "learning_rate":  # Keras says that a function takes the step, and calls it without
         return error
     try:
         init(optimizer, *args, **kwargs)
@@ -133,33 +115,25 @@ def _in_words_of_keras(error: ValueError, init: Any, optimizer: Any, *args: Any,
         if name in str(theirs):
             value = "" if "Received" in str(theirs) else f" Received{rest.partition('Received')[2]}"
             return ValueError(f"{theirs}{value}")
-    except Exception:  # a value of another kind, which Keras stumbles over
+    except Exception:  # a value of another kind, which Keras does not expect
         return error
     return error
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuses settings of Keras' optimizers that are of a wrong kind or out of range; tensors are taken as they are.
+    """Rejects settings of Keras' optimizers that are of a wrong kind or out of range; tensors are not checked.
 
     Raises:
         ValueError: one sentence with the setting, its value and the range.
     """
     for name, value in settings.items():
         value = value[()] if isinstance(value, np.ndarray) else value  # a number, where the array has no axis
-        if _is_tensor(value) or value is False:
-            continue
-        if name == "learning_rate":
-            check_learning_rate(value)
-        elif name in _NUMBERS:
-            number(name, value, **_NUMBERS[name])
-        elif name in _WHOLE_NUMBERS:
-            whole_number(name, value, **_WHOLE_NUMBERS[name])
-        elif name in _TRUTHS:
-            truth(name, value)
+        if name in _CHECKS and not _is_tensor(value) and value is not False:
+            _CHECKS[name](name, value)
 
 
 def check_learning_rate(rate: Any) -> None:
-    """Refuses a rate that is negative, not finite or no rate at all.
+    """Rejects a rate that is negative, not finite or no rate at all.
 
     Raises:
         ValueError: see above; of a schedule, its rate at the first update.

@@ -44,7 +44,7 @@ def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Itera
 
 
 def _next_to_state(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """The shards of a whole variable whose state is sharded by rows: the new rows are then written at once."""
+    """The shards of a whole variable whose state is sharded by rows of the matrix: the new ones are then written at once."""
     first, new = 0, []
     whole, key = tf.convert_to_tensor(copy), variable_key(optimizer, variable)
     for index, (device, rows) in enumerate(zip(state_devices(variable), rows_per_shard(variable))):

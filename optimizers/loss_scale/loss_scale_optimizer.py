@@ -42,9 +42,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
 
         scaled gradient = gradient of (S * loss)             no longer underflows in float16
         gradient        = sum over replicas / S              in float32
-        verdict         = is all of it finite?               one answer for every replica, after the sum
+        finite check    = is all of it finite?               one answer for every replica, after the sum
 
-    If the verdict is no, the step is skipped: no bit of the weights, slots or counts of the inner optimizer changes.
+    If it is not, the step is skipped: no bit of the weights, state or counts of the inner optimizer changes.
     `scale_rule.next_state` says how S moves. With `gradient_accumulation_steps` of the inner optimizer the k calls of one
     update are one step: if any of them overflows, the whole update is skipped and the scale halved once.
 
@@ -59,7 +59,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
     Args:
         inner_optimizer: any Keras optimizer; it is converted in place (`adopt`).
         initial_scale: the first scale, above 0.
-        dynamic_growth_steps: finite steps in a row after which the scale doubles.
+        dynamic_growth_steps: consecutive finite steps after which the scale doubles.
         name: name of the optimizer.
         min_scale: the scale never goes below. None: 2**-14, or `initial_scale` where that is lower.
         max_scale: the scale never goes above. None: 2**127. A fixed scale: `min_scale = max_scale = initial_scale`.
@@ -143,7 +143,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             grads: gradients of the scaled loss, one for each variable; dense, `tf.IndexedSlices` or None.
             trainable_variables: None: those that the optimizer was built with.
 
-        Context: replica, or cross-replica as in `run_stages`. The verdict is appended to
+        Context: replica, or cross-replica as in `run_stages`. The finite check is appended to
         `current_step().verdicts`.
         """
         if len(grads) == 0:
@@ -158,12 +158,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         pairs = [(_widen_gradient(g), v) for g, v in given]
         scale = self._scale_of_gradients()
         if not inner.gradient_accumulation_steps:
-            verdict = run_stages(inner, pairs, scale=scale, check_finite=True, options=options)
-            self._write(lambda finite: scale_variables.write(self, self._next(finite)), verdict)
+            finite = run_stages(inner, pairs, scale=scale, check_finite=True, options=options)
+            self._write(lambda finite: scale_variables.write(self, self._next(finite)), finite)
             return
         veto = _read_copy(self.overflowed) > 0
-        verdict = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto, options=options)
-        self._write(self._close_call, verdict)
+        finite = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto, options=options)
+        self._write(self._close_call, finite)
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """As `optimizers.Optimizer.aggregate_gradients`, with gradients of the scaled loss: they are unscaled here too."""
@@ -188,7 +188,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         """After one of the k calls of an accumulated update; at the last one the scale moves.
 
         A call that was not applied has counted nothing: the count is moved on here, so that the update stays due at its
-        k-th call, and back to where the update began if it was skipped. `finite`, the verdict of this call, is false also
+        k-th call, and back to where the update began if it was skipped. `finite`, the check of this call, is false also
         if an earlier call of this update overflowed. Context: replica.
         """
         inner, steps = self.inner_optimizer, self.inner_optimizer.gradient_accumulation_steps

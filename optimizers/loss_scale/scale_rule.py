@@ -20,7 +20,7 @@ CEILING = 2.0**127
 class ScaleRule(NamedTuple):
     """How the scale moves; constants of a run."""
 
-    growth_steps: int = 2000  # finite steps in a row after which the scale doubles
+    growth_steps: int = 2000  # consecutive finite steps after which the scale doubles
     min_scale: float = FLOOR  # the scale never goes below
     max_scale: float = CEILING  # nor above; equal to `min_scale`: a fixed scale
 

@@ -114,7 +114,7 @@ def to_keras_layout(optimizer: Any) -> list[np.ndarray]:
     """The values for Keras' four variables of a `LossScaleOptimizer`, in its order.
 
     Keras keeps an iteration count and a learning rate there that nothing reads (both are the inner optimizer's). They
-    carry the skipped steps, and the skipped steps in a row with a half for an overflow in the update under way.
+    carry the skipped steps, and the consecutive skipped steps with a half for an overflow in the update under way.
     """
     in_a_row = float(optimizer.skipped_in_a_row.numpy()) + float(optimizer.overflowed.numpy()) / 2
     return [

@@ -43,11 +43,11 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
     they are summed unchanged.
     """
     pairs = _summed(optimizer, pairs, options, weight)
-    if has_user_code(optimizer, [v for _, v in pairs]):  # it may update the named rows alone
+    if has_user_code(optimizer, [v for _, v in pairs]):  # it may update the named rows of the table alone
         return [(unique_rows(g), v) for g, v in pairs]
     if is_on_gpu():
         return [(merged_rows(g), v) for g, v in pairs]
-    # Several replicas could decide differently: outside of a graph each names other rows.
+    # Several replicas could decide differently: outside of a graph the slices of each name other rows.
     if num_replicas() == 1 and makes_slices_dense(optimizer):
         pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), 1), v) for g, v in pairs]
     step = current_step()

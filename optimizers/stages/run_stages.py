@@ -31,7 +31,7 @@ from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
 from ..call_options import CallOptions, call_options, current_options, frozen_iterations
-from ..recomputation import compute_again
+from ..rematerialization import rematerialize
 from .accumulation import accumulate, if_true, only_counted_on_device
 from .aggregators import aggregate, without_overwriting
 from .error_feedback import with_errors
@@ -73,7 +73,7 @@ def run_stages(
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs, stages = checks.with_gradients(optimizer, pairs), optimizer.stages(options)
-    compute_again()
+    rematerialize()
     weight_total, weight = options.divisor(), options.replica_weight()
 
     watch = optimizer.__dict__.get("_gradient_watch")

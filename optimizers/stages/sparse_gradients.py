@@ -1,9 +1,9 @@
 """Gradients are dense tensors or `tf.IndexedSlices`; these functions treat both alike.
 
-`tf.IndexedSlices` can name a row several times, and then means the sum. Squares and norms are wrong until the duplicates
-are added up, so `run_stages` does that once, right after aggregation.
+Slices (`tf.IndexedSlices`) can name a row of the table several times, and then mean the sum. Squares and norms are wrong
+until the duplicates are added up, so `run_stages` does that once, right after aggregation.
 
-On a GPU no size may depend on which rows are named: the host would wait for the GPU to report it.
+On a GPU no size may depend on which rows slices name: the host would wait for the GPU to report it.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def shorter(gradient: Gradient, shape: Sequence[int], replicas: int) -> Gradient
 
 
 def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
-    """The same gradient with each row named once; a dense one is returned unchanged.
+    """The same gradient with each row of slices named once; a dense one is returned unchanged.
 
     With `densely` slices become one tensor, unless it would have more than `DENSEST` times the rows they name. For XLA,
-    which sorts the rows several times to name each once.
+    which sorts the rows of sparse gradients several times to name each once.
     """
     if not is_sparse(gradient):
         return gradient
@@ -101,7 +101,7 @@ def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
 def merged_rows(gradient: Gradient) -> Gradient:
     """`unique_rows` for a GPU: the slices name as many rows as before, so the host waits for no count.
 
-    The spare places hold 0, and name the lowest row.
+    The spare places of the slices hold 0, and name the lowest row.
     """
     if not is_sparse(gradient):
         return gradient

@@ -66,7 +66,7 @@ def skips_by_selecting(optimizer: Any, variables: Sequence[Any]) -> bool:
 def makes_slices_dense(optimizer: Any) -> bool:
     """Whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient.
 
-    Others, such as SGD's and Adagrad's, write only those rows of the weights that it names.
+    Others, such as SGD's and Adagrad's, write only those rows of the matrix that it names.
     """
     rules = inner_optimizers(optimizer) or [optimizer]
     return all(isinstance(rule, _DENSE_RULES) for rule in rules)

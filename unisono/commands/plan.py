@@ -177,9 +177,10 @@ def as_text(
 
     precision = "half precision" if model.half_precision else "full precision"
     each = "on one device" if devices == 1 else f"on {devices} devices"
+    state = in_words(model.slots)
     lines = [
         f"{name}: weights {in_words(model.weights)} ({in_words(model.trained)} trained), optimizer state "
-        f"{in_words(model.slots)}, activations {in_words(model.activations)} for each sample, in {precision}",
+        f"{state}, activations {in_words(model.activations)} for each sample, in {precision}",
         f"{samples} samples a step {each} of {in_words(memory)}",
         "",
         *_table(plans, memory, in_words),

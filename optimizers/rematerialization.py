@@ -1,12 +1,12 @@
-"""Activations that the backward pass computes again instead of keeping them: `keras.RematScope`, `keras.remat`, in a graph.
+"""Rematerialization (activation checkpointing) in a graph: `keras.RematScope` and `keras.remat`.
 
-A tensor in a graph lives from where it is made to its last use, and the backward pass uses what the forward pass made. For
-what a call under `keras.remat` made it is given a second tensor: the same operations on the same inputs, computed when the
-backward pass comes there. The user's code runs once, the graph is changed after the gradient was taken, and each operation
-that draws, reads or writes is left as it is: masks, averages and counts are those of the one pass.
+A tensor in a graph lives until its last use, and the backward pass uses the activations of the forward pass. Instead of the
+activations of a call under `keras.remat` it gets a second copy: the same operations on the same inputs, computed when the
+backward pass needs them. The user's code runs once, the graph is changed after the gradient was taken, and each operation
+that draws, reads or writes is left alone: masks, averages and counts are those of the one pass.
 
-Kept are what goes into the call, its results, and what its operations with effects, functions, branches and loops make. Of
-calls inside of one another the outermost is meant, unless it is that of a whole model with such calls inside.
+Kept are the inputs and results of the call, and the outputs of its functions, branches, loops and operations with side
+effects. Of nested calls the outermost counts, unless it is that of a whole model with such calls inside.
 
 TensorFlow's own `tf.recompute_grad` runs the user's code twice: random layers draw again, averages move twice. In a graph it
 takes no keyword arguments, which Keras gives it.
@@ -35,15 +35,15 @@ from ..compat.replaced import wrap
 from ..distribute.replicas import local_replica_index
 from ..distribute.step_context import current_step
 
-_KEPT = ("Const", "Placeholder", "ReadVariableOp")  # what takes no memory of its own, or little
+_KEPT = ("Const", "Placeholder", "ReadVariableOp")  # they take little or no memory
 
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """One call that is computed again.
+    """One call under `keras.remat`.
 
     Attributes:
-        graph: in which it was made.
+        graph: that of its operations.
         first, last: its operations have numbers from `first` to before `last`.
         results: its tensors.
         of_model: whether a model was called.
@@ -61,12 +61,12 @@ class _Call:
 
 
 def _remat(original: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
-    """What `remat` of Keras' TensorFlow backend gives: TensorFlow's own, but for what it refuses, and in steps of ours."""
-    recomputed = original(f)
+    """`remat` of Keras' TensorFlow backend: TensorFlow's own outside of our steps, where it works."""
+    of_tensorflow = original(f)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if current_step() is None and (tf.executing_eagerly() or not kwargs):
-            return recomputed(*args, **kwargs)
+            return of_tensorflow(*args, **kwargs)
         if current_step() is None or tf.executing_eagerly():
             return f(*args, **kwargs)
         graph = tf.compat.v1.get_default_graph()
@@ -83,8 +83,8 @@ def _remat(original: Callable[..., Any], f: Callable[..., Any]) -> Callable[...,
 wrap("remat", _remat)
 
 
-def compute_again() -> None:
-    """Lets the backward pass of this replica, as far as it was made, compute again what was made in calls that say so.
+def rematerialize() -> None:
+    """Lets the backward pass of this replica, as far as it is in the graph, rematerialize the activations of such calls.
 
     Context: replica, where gradients were taken and before they are used; nothing happens in eager mode.
     """
@@ -92,12 +92,12 @@ def compute_again() -> None:
         return
     graph = tf.compat.v1.get_default_graph()
     for call in _outermost([each for each in _calls_in(graph) if each.graph is graph]):
-        _Again(call).change()
+        _Rematerialized(call).change()
 
 
 def _calls_in(graph: Any) -> list[_Call]:
-    """The calls of this replica in a graph. Graphs inside of it, and around it, are handed what it holds."""
-    return graph.get_collection_ref(f"calls computed again, replica {local_replica_index()}")
+    """The calls of this replica in a graph; a graph shares its collections with those inside of it, and around it."""
+    return graph.get_collection_ref(f"calls under keras.remat, replica {local_replica_index()}")
 
 
 def _outermost(calls: Sequence[_Call]) -> list[_Call]:
@@ -105,14 +105,14 @@ def _outermost(calls: Sequence[_Call]) -> list[_Call]:
     return [each for each in parts if not any(other.is_around(each) for other in parts)]
 
 
-class _Again:
-    """The second computation of one call, for the operations of the backward pass that use what it made."""
+class _Rematerialized:
+    """The second computation of one call, for the operations of the backward pass that use its activations."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call
         self._results = {tensor.ref() for tensor in call.results}
         self._inside = self._operations()
-        self._twins: dict[Any, tf.Tensor] = {}
+        self._copies: dict[Any, tf.Tensor] = {}
 
     def change(self) -> None:
         """Changes the graph; nothing happens where no gradient was taken."""
@@ -127,17 +127,17 @@ class _Again:
             tf.control_dependencies([tensor.op for tensor in self._arriving(first)]),
         ):
             for op in self._needed([tensor for _, tensor in reads]):
-                inputs = [self._again(tensor) for tensor in op.inputs]
-                self._twins.update({old.ref(): new for old, new in zip(op.outputs, made_again(op, inputs))})
+                inputs = [self._copy_of(tensor) for tensor in op.inputs]
+                self._copies.update({old.ref(): new for old, new in zip(op.outputs, made_again(op, inputs))})
         for op, tensor in reads:
-            read_instead(op, tensor, self._twins[tensor.ref()])
+            read_instead(op, tensor, self._copies[tensor.ref()])
 
     def _arriving(self, op: tf.Operation) -> list[tf.Tensor]:
         """The gradients that an operation of the backward pass reads: numbers that were made after the call."""
         return [t for t in op.inputs if _is_of_numbers(t) and number_of(t.op) >= self._call.last]
 
     def _operations(self) -> dict[str, tf.Operation]:
-        """What the results are computed with, as far as it was made in the call and can be computed again."""
+        """The operations of the call that lead to its results and can be rematerialized."""
         found: dict[str, tf.Operation] = {}
         todo = [tensor.op for tensor in self._call.results]
         while todo:
@@ -149,9 +149,9 @@ class _Again:
         return {name: op for name, op in found.items() if op.type not in _KEPT and is_stateless(op)}
 
     def _reads(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-        """The operations of the backward pass that use what is not kept, and what they use.
+        """The operations of the backward pass that use activations that are not kept, and these activations.
 
-        Those that look at its shape alone do so during the forward pass, and hold nothing.
+        Operations that read only a shape do so during the forward pass, and keep nothing alive.
         """
         for tensor in itertools.chain.from_iterable(op.outputs for op in self._inside.values()):
             if tensor.ref() not in self._results:
@@ -160,7 +160,7 @@ class _Again:
                         yield op, tensor
 
     def _needed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """What must be computed again for these, in the order in which it was made."""
+        """The operations to rematerialize for these tensors, in their order."""
         needed: dict[str, tf.Operation] = {}
         todo = list(tensors)
         while todo:
@@ -170,14 +170,14 @@ class _Again:
                 todo.extend(tensor for tensor in op.inputs if tensor.ref() not in self._results)
         return sorted(needed.values(), key=number_of)
 
-    def _again(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What stands for a tensor in the second computation: a kept one waits until the backward pass is there."""
+    def _copy_of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The copy of a tensor in the second computation; that of a kept one waits until the backward pass needs it."""
         if tensor.op.type == "Const":
             return tensor
-        if tensor.ref() not in self._twins:
+        if tensor.ref() not in self._copies:
             with tf.device(tensor.op.device):
-                self._twins[tensor.ref()] = tf.identity(tensor)
-        return self._twins[tensor.ref()]
+                self._copies[tensor.ref()] = tf.identity(tensor)
+        return self._copies[tensor.ref()]
 
 
 def _is_of_numbers(tensor: tf.Tensor) -> bool:

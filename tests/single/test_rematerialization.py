@@ -14,7 +14,7 @@ import tensorflow as tf
 import unisono
 from unisono.compat.edges import made_in_backward_pass, number_of
 from unisono.distribute.step_context import StepContext, step_scope
-from unisono.optimizers.recomputation import compute_again
+from unisono.optimizers.rematerialization import rematerialize
 
 layers = keras.layers
 rng = np.random.default_rng(3)
@@ -93,7 +93,7 @@ def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tup
         for _ in range(gradients):
             found += tape.gradient(loss, blocks[0].trainable_variables)
             with step_scope(StepContext(0, 1, 8, 8)):
-                compute_again()
+                rematerialize()
         return found
 
     graph = step.get_concrete_function(tf.TensorSpec((8, 4, 6))).graph
