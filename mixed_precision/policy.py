@@ -194,9 +194,9 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         )
     if policy.name == "float16":
         raise ValueError(
-            "Policy 'float16' is invalid: it would keep the variables in float16, in which small updates are lost. "
-            "Use 'mixed_float16' (float16 computations, float32 variables); for inference only "
-            "there is keras.config.set_dtype_policy('float16')."
+            "Policy 'float16' is invalid for training, because float16 variables lose small updates: use 'mixed_float16' "
+            "(float16 computations, float32 variables); for inference only there is "
+            "keras.config.set_dtype_policy('float16')."
         )
     if isinstance(loss_scale, float) and policy.compute_dtype != "float16":
         raise ValueError(

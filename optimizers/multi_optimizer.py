@@ -11,6 +11,7 @@ from ..compat.optimizers import index_of_optimizer, wrapped_optimizers
 from ..distribute.arguments import shown, takes_arguments
 from .adoption import adopt, register_class
 from .optimizer import Optimizer
+from .saved_state import config_of_stages, with_stages
 from .stages.error_feedback import create_errors
 
 
@@ -79,23 +80,12 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Keras' configuration, and the aggregator if there is one."""
-        config = keras.optimizers.MultiOptimizer.get_config(self)
-        if self.gradient_aggregator is not None:
-            config["gradient_aggregator"] = keras.saving.serialize_keras_object(self.gradient_aggregator)
-        return config
+        return super().get_config() | config_of_stages(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """The reverse of `get_config`."""
-        config = dict(config)
-        if config.get("gradient_aggregator") is not None:
-            config["gradient_aggregator"] = keras.saving.deserialize_keras_object(
-                config["gradient_aggregator"], custom_objects=custom_objects
-            )
-        config["optimizer_map"] = keras.saving.deserialize_keras_object(
-            config["optimizer_map"], custom_objects=custom_objects
-        )
-        return cls(**config)
+        return super().from_config(with_stages(config, custom_objects), custom_objects)
 
 
 register_class(keras.optimizers.MultiOptimizer, MultiOptimizer)

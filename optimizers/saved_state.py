@@ -12,6 +12,24 @@ from ..compat.optimizers import own_variables
 from ..compat.serialization import pickled
 from .adoption import rebuild
 
+_STAGES = ("gradient_transformers", "gradient_aggregator")
+
+
+def config_of_stages(optimizer: Any) -> dict[str, Any]:
+    """The configuration of the two arguments, if they are given."""
+    transformers, aggregator = optimizer.gradient_transformers or None, optimizer.gradient_aggregator
+    given = zip(_STAGES, (transformers, aggregator))
+    return {name: keras.saving.serialize_keras_object(stage) for name, stage in given if stage is not None}
+
+
+def with_stages(config: dict[str, Any], custom_objects: dict[str, Any] | None) -> dict[str, Any]:
+    """A configuration with the two arguments as objects."""
+    given = {name: config[name] for name in _STAGES if config.get(name) is not None}
+    return config | {
+        name: keras.saving.deserialize_keras_object(stage, custom_objects=custom_objects)
+        for name, stage in given.items()
+    }
+
 
 class SavedState(keras.optimizers.Optimizer):
     """The state and the configuration of an optimizer. Context: its methods run on the host."""
@@ -48,23 +66,12 @@ class SavedState(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Keras' configuration, and the two arguments if they are given."""
-        config = super().get_config()
-        if self.gradient_transformers:
-            config["gradient_transformers"] = keras.saving.serialize_keras_object(self.gradient_transformers)
-        if self.gradient_aggregator is not None:
-            config["gradient_aggregator"] = keras.saving.serialize_keras_object(self.gradient_aggregator)
-        return config
+        return super().get_config() | config_of_stages(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """The reverse of `get_config`."""
-        config = dict(config)
-        for key in ("gradient_transformers", "gradient_aggregator"):
-            if config.get(key) is not None:
-                config[key] = keras.saving.deserialize_keras_object(
-                    config[key], custom_objects=custom_objects
-                )
-        return super().from_config(config, custom_objects=custom_objects)
+        return super().from_config(with_stages(config, custom_objects), custom_objects=custom_objects)
 
     def __reduce__(self) -> Any:
         """Copies keep our stages: what is saved as a Keras optimizer is adopted again."""

@@ -6,6 +6,7 @@ All run in replica context. The default is `all_reduce_sum_pairs`.
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from .sparse_gradients import (
 )
 from .user_code import has_user_code, makes_slices_dense
 
+_Piece = typing.TypeVar("_Piece")
 SMALL = 16 * 1024
 """Elements below which a dense gradient shares a collective with others: copying it costs less than a collective."""
 
@@ -155,14 +157,19 @@ class Piece:
         return cls(**config)
 
 
+@typing.dataclass_transform(frozen_default=True)
+def piece(cls: type[_Piece]) -> type[_Piece]:
+    """A decorator: makes `cls` a frozen dataclass that Keras can save."""
+    return keras.saving.register_keras_serializable("unisono")(dataclasses.dataclass(frozen=True)(cls))
+
+
 @keras.saving.register_keras_serializable("unisono")
 def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
     """For gradients that are already the same on every replica, because the caller has reduced them."""
     return as_pairs(grads_and_vars)
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class PackedAggregation(Piece):
     """The sum over replicas in as few collectives as the limit allows.
 
@@ -184,8 +191,7 @@ class PackedAggregation(Piece):
         return all_reduce_sum_pairs(grads_and_vars, self.max_elements)
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class HalfPrecisionAggregation(Piece):
     """The sum over replicas in 16 bits: half the bytes on the wire; the result has the gradient's own dtype again.
 

@@ -6,7 +6,6 @@ whose rows are unique here. All replicas hold the same gradients, so a piece mus
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,14 +17,13 @@ from ...distribute.replicas import local_copy
 from ..call_options import updates_so_far
 from ..checks import as_pairs
 from . import clipping
-from .aggregators import Piece
+from .aggregators import Piece, piece
 from .sparse_gradients import Pairs, dense, map_values
 
 GradsAndVars = Iterable[tuple[Any, Any]]
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class ClipByGlobalNorm(Piece):
     """Scales all gradients together down to a Euclidean norm of at most c.
 
@@ -48,8 +46,7 @@ class ClipByGlobalNorm(Piece):
         return [(g, v) for g, (_, v) in zip(clipped, pairs)]
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class ClipByNorm(Piece):
     """Scales each gradient down to a Euclidean norm of at most c.
 
@@ -68,8 +65,7 @@ class ClipByNorm(Piece):
         return [(clipping.by_norm(g, self.clip_norm), v) for g, v in grads_and_vars]
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class ClipByValue(Piece):
     """Limits each number to the range from -c to c.
 
@@ -88,8 +84,7 @@ class ClipByValue(Piece):
         return [(clipping.by_value(g, self.clip_value), v) for g, v in grads_and_vars]
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class AdaptiveClip(Piece):
     """Scales the gradient of each unit down where it is large compared to the unit's weights.
 
@@ -150,8 +145,7 @@ def _centered(gradient: Any) -> Any:
     return gradient - tf.reduce_mean(gradient, list(range(gradient.shape.rank - 1)), keepdims=True)
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class AddDecayedWeights(Piece):
     """Adds the gradient of an L2 penalty, `rate / 2 * |w|^2`.
 
@@ -184,8 +178,7 @@ class AddDecayedWeights(Piece):
         return gradient + self.rate * tf.cast(local_copy(variable), gradient.dtype)
 
 
-@keras.saving.register_keras_serializable("unisono")
-@dataclasses.dataclass(frozen=True)
+@piece
 class GradientNoise(Piece):
     """Adds normal noise that fades with the updates t.
 
