@@ -194,7 +194,7 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         )
     if policy.name == "float16":
         raise ValueError(
-            "Policy 'float16' is invalid for training, because float16 variables lose small updates: use 'mixed_float16' "
+            "Policy 'float16' is invalid for training: in its variables small updates are lost; use 'mixed_float16' "
             "(float16 computations, float32 variables); for inference only there is "
             "keras.config.set_dtype_policy('float16')."
         )

@@ -352,7 +352,7 @@ def test_cli_says_when_there_is_nothing(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     checkpoint_files.write_checkpoint(tmp_path / "best.keras", archive)
     assert main([str(tmp_path)]) == 0
-    assert "best.keras  490 B  good" in capsys.readouterr().out
+    assert "best.keras  490 bytes  good" in capsys.readouterr().out
 
 
 def test_background_job_runs_beside_and_its_error_is_raised_once():

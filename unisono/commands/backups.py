@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .parser import Parser, local
+from .parser import Parser, columns, local
 
 if TYPE_CHECKING:
     from ..callbacks import BackupInfo
@@ -43,6 +42,7 @@ def main(argv: list[str]) -> int:
     from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
     from ..callbacks.backup.owner import read_owner
     from ..callbacks.checkpoint_files import checkpoints_in
+    from ..distribute.device_memory import in_words
 
     owner = read_owner(directory)
     if owner is not None:
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     good = _print_backups(backups) if backups else 0
     for path in checkpoints:
         state = _state(path)
-        size = _size(path.lstat().st_size) if state != "missing" else ""
+        size = in_words(path.lstat().st_size) if state != "missing" else ""
         print(f"{path.name if path.name.isprintable() else ascii(path.name)}  {size}  {state}")
         good += state == "good"
     if good == len(backups) + len(checkpoints):
@@ -77,24 +77,15 @@ def _state(path: Path) -> str:
 
 def _print_backups(backups: list[BackupInfo]) -> int:
     header = ("backup", "epoch", "step", "total steps", "time", "size", "state")
-    rows = [header, *map(_row, backups)]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-    for problem in filter(None, (info.problem for info in backups)):
-        print(problem)
+    problems = filter(None, (info.problem for info in backups))
+    print(*columns([header, *map(_row, backups)]), *problems, sep="\n")
     return sum(info.status == "good" for info in backups)
 
 
 def _row(info: BackupInfo) -> tuple[str, ...]:
+    from ..distribute.device_memory import in_words
+
     when = "" if info.time is None else f"{datetime.datetime.fromtimestamp(info.time):%Y-%m-%d %H:%M:%S}"
     epoch = None if info.epoch is None else info.epoch + 1  # as in the lines of `fit`
     numbers = ("" if n is None else str(n) for n in (epoch, info.step, info.total_steps))
-    return (info.path.name, *numbers, when, _size(info.size), info.status)
-
-
-def _size(size: int) -> str:
-    if size < 1000:
-        return f"{size} B"
-    power = min(int(math.log10(size)) // 3, 3)
-    return f"{size / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"
+    return (info.path.name, *numbers, when, in_words(info.size), info.status)

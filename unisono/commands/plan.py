@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .parser import Parser
+from .parser import Parser, columns
 
 if TYPE_CHECKING:
     from ..distribute.memory_plan import MemoryPlan, ModelMemory
@@ -207,14 +207,7 @@ def _table(plans: Sequence[MemoryPlan], memory: float, in_words: Any) -> list[st
     for plan in plans:
         share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
         cells.append([_title(plan), *(in_words(getattr(plan, kind)) for kind in kinds), share])
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join(
-            cell.ljust(width) if not i else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        )
-        for row in cells
-    ]
+    return columns(cells, str.rjust)
 
 
 def _title(plan: MemoryPlan) -> str:
