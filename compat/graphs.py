@@ -129,6 +129,7 @@ def converted(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
     return tf_convert(fn, status, convert_by_default=False)
 
 
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _NOT_COMPUTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
 _VIEWS = ("ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
 
@@ -148,7 +149,7 @@ def bytes_kept_for_backward(graph: Any) -> int:
     kept: dict[str, Any] = {}
     total = 0
     for operation in graph.get_operations():
-        if "gradient_tape/" in operation.name:
+        if "gradient_tape/" in operation.name and operation.type not in _SHAPES:
             for tensor in map(_seen_through_views, operation.inputs):
                 if "gradient_tape/" not in tensor.op.name and tensor.op.type not in _NOT_COMPUTED:
                     kept[tensor.name] = tensor

@@ -45,6 +45,13 @@ def keep_sizes_on_host(operation: tf.Operation) -> None:
                 _put_on_host(tensor.op)
 
 
+def size_on_host(size: tf.Tensor) -> tf.Tensor:
+    """The tensor, which the host has computed: what is computed of it and of shapes stays there."""
+    if not tf.executing_eagerly():
+        _known(size.op)[size.op.name] = True
+    return size
+
+
 def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
     """Whether a new operation of a graph compares whole numbers of 32 bits, which a GPU has: TensorFlow does it on the host.
 
@@ -69,7 +76,7 @@ def widened(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], 
     }
 
 
-def _known(operation: tf.Operation) -> dict[str, bool]:
+def _known(operation: Any) -> dict[str, bool]:
     """The operations of its graph that compute whole numbers out of shapes (true) or of constants alone (false)."""
     graph: Any = operation.graph
     if not hasattr(graph, "_unisono_sizes"):

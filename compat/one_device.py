@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import pathlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.ops import control_flow_util_v2
 from tensorflow.python.ops.handle_data_util import (
@@ -28,24 +31,41 @@ _LEFT_OUT = (
 
 
 _graphs_of_definitions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_LIBRARIES = (
+    "/keras/src/",
+    "/tensorflow/python/",
+    "<frozen",
+    "/threading.py",
+    "/contextlib.py",
+    "/functools.py",
+)
+_OURS = str(pathlib.Path(__file__).parents[1])
 _BETWEEN_SEEDS = 1_000_003
 _numbers = itertools.count()
 
 
-def traced_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], name: str = "step") -> Any:
+def traced_on_one_device(
+    fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], name: str = "step", for_xla: bool = False
+) -> Any:
     """The graph of `fn(*tensors)` as the default strategy traces it: of each distributed variable the first copy is read.
 
     Args:
         fn: called once with placeholders; returns a list of tensors.
         specs: of the tensors.
         name: of the graph.
+        for_xla: whether XLA will compile it, so that loops know the size of their lists.
 
     Returns:
         A `FuncGraph` whose `inputs` begin with the placeholders and whose `outputs` are what `fn` returned.
     """
     with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
         graph: Any = tf.__internal__.FuncGraph(name)
-    with graph.as_default(), as_on_one_device(), graph.control_dependencies(None):
+    with (
+        graph.as_default(),
+        as_on_one_device(),
+        graph.control_dependencies(None),
+        OptionalXlaContext(for_xla),
+    ):
         inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
         graph.inputs.extend(inputs)
         outputs = fn(*inputs)
@@ -148,7 +168,10 @@ def copied_into_graph(
     is_loop = "T" in attributes
     for name in (("T", "output_shapes") if is_loop else ("Tin",)) if more else ():
         _append(attributes, name, more)
-    with graph.control_dependencies(list(controls)):
+    with (
+        graph.control_dependencies(list(controls)),
+        graph._original_op(op),
+    ):  # errors name the line of user code
         return graph._create_op_internal(
             op.type,
             list(inputs),
@@ -263,6 +286,14 @@ def _shape(tensor: Any) -> tf.TensorShape:
         return tensor.shape
     described = get_resource_handle_data(tensor).shape_and_type
     return tf.TensorShape(described[0].shape if len(described) == 1 else None)
+
+
+def line_of_user(op: tf.Operation) -> tuple[str, str]:
+    """The line of user code that made an operation: `file.py:41` and its text; empty where none is known."""
+    for frame in reversed(op.traceback or ()):
+        if not any(part in frame.filename for part in _LIBRARIES) and not frame.filename.startswith(_OURS):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
+    return "", ""
 
 
 def constant_of(op: tf.Operation) -> np.ndarray:

@@ -25,7 +25,6 @@ from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow import random as backend_random
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.losses import loss as loss_module
 from keras.src.models import cloning
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
@@ -58,24 +57,14 @@ class Changed(NamedTuple):
 
 REPLACED = (
     Changed(
-        loss_module,
-        "scale_loss_for_distribution",
-        "a replica computes as one device does, and the step joins",
-    ),
-    Changed(
-        loss_module,
-        "unscale_loss_for_distribution",
-        "a replica computes as one device does, and the step joins",
-    ),
-    Changed(
         keras.losses.Loss,
         "__call__",
-        "in a loop of the user's own it is a share of the mean over the global batch",
+        "what it is divided by is noted, for optimizers that accumulate and for micro-batches",
     ),
     Changed(
         keras.layers.Layer,
         "_maybe_build",
-        "a layer that replicas call first is built once, and not in their graph",
+        "a layer that a traced step calls first is built outside of its graph",
     ),
     Changed(
         tf.GradientTape,
@@ -115,7 +104,11 @@ REPLACED = (
         "a GPU works out itself what it draws with, and is not waited for",
     ),
     Changed(backend_numpy, "take", "rows of a variable are taken where they are, on a parameter server"),
-    Changed(backend_nn, "_compute_moments_sync", "synchronized batch normalization counts no borrowed row"),
+    Changed(
+        backend_nn,
+        "_compute_moments_sync",
+        "a difference of squares cancels digits, which replicas would show",
+    ),
     Changed(Function, "__call__", "writes inside of it are writes of the step"),
     Changed(cond_module, "cond", "writes inside of a branch are writes of the step"),
     Changed(while_module, "while_loop", "writes inside of a loop are writes of the step"),

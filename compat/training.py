@@ -46,15 +46,6 @@ def flat_losses(model: Any) -> list[Any]:
     return [] if loss is None else [entry.loss for entry in loss._flat_losses]
 
 
-def with_each_loss(compiled: Any, replace: Callable[[Any], Callable[..., Any]]) -> Any:
-    """The compiled loss with `replace(loss)` in place of the loss of each output. Only after its first call."""
-    changed = object.__new__(type(compiled))  # Keras' own copying would serialize it
-    vars(changed).update(vars(compiled))
-    entries = ((path, replace(loss), *rest) for path, loss, *rest in compiled._flat_losses)
-    vars(changed)["_flat_losses"] = [type(compiled).Loss(*entry) for entry in entries]
-    return changed
-
-
 def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     """What `loss.call` gives, and the mask of its entries or None: `Loss.__call__` up to the reduction."""
     in_mask = get_keras_mask(y_pred)
@@ -97,6 +88,11 @@ def loss_tracker(model: Any) -> Any:
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
     """`model.compute_loss`, with or without the argument `training`, as the user wrote it."""
     return model._compute_loss(*args, **kwargs)
+
+
+def overrides_compute_loss(model: Any) -> bool:
+    """Whether the model has a custom `compute_loss`."""
+    return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
 
 
 def aggregated_loss(model: Any, loss: Any) -> Any:

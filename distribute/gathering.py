@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -9,8 +10,8 @@ import tensorflow as tf
 
 from ..compat.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from .arguments import shown
-from .replicas import all_reduce_sum_packed, check_not_in_xla, num_replicas
-from .step_context import WEIGHTED, StepContext, current_step, this_step
+from .replicas import all_reduce_sum_packed, num_replicas
+from .step_context import StepContext, current_step, this_step
 
 
 def gather(values: Any) -> Any:
@@ -46,12 +47,8 @@ def gather(values: Any) -> Any:
         raise TypeError(
             f"`values` must be a tensor `[rows, ...]` or a nest of them. Received: {shown(values)}"
         )
-    step = current_step()
-    if step is not None and not step.shares:
-        if step.num_replicas == 1:
-            return values
-        check_not_in_xla("`unisono.distribute.gather`")
-        return gather_for_step(values, each_its_own=True)
+    if current_step() is not None:  # the program of one device
+        return values
     context = tf.distribute.get_replica_context()
     if context is None:
         if in_symbolic_scope():  # a layer of a model that is being made: the samples are not known
@@ -69,57 +66,32 @@ def gather(values: Any) -> Any:
     own = StepContext(
         context.replica_id_in_sync_group, num_replicas(), tf.shape(first)[0], tf.reduce_sum(counts), before
     )
-    return keras.tree.map_structure(
-        lambda value: _gather(value, own, tf.constant(1 / num_replicas(), tf.float64), each_its_own=True),
-        values,
-    )
+    return keras.tree.map_structure(functools.partial(_gather, step=own, is_data=False), values)
 
 
-def gather_for_step(structure: Any, is_data: bool = False, each_its_own: bool = False) -> Any:
-    """Gathers every tensor of `structure` over the replicas, along the samples, in the order of the replicas.
-
-    The result's samples that belong to this replica are its own tensors; those of the others are constants. The gradient
-    that flows into the own samples is divided by this replica's share: the step weights what a replica computes with its
-    share, and of a number that is the same on all replicas, each has the gradient of its own samples alone. So the replicas'
-    gradients add up to that of one device, those of variables that are used next to the samples included. A replica without
-    samples adds none. Keras masks are gathered along.
+def gather_for_step(structure: Any) -> Any:
+    """Gathers every tensor of a batch over the replicas, along the samples, in the order of the replicas.
 
     Args:
-        structure: nest of tensors `[rows, ...]`; None stays None, scalars stay as they are. Strings, integers, ragged and
-            sparse tensors have no gradient.
-        is_data: whether `structure` is data, of which nobody wants the gradient.
-        each_its_own: whether each replica may compute another number from the result. Then the gradient of a sample is the
-            sum of what all of them give it.
+        structure: nest of tensors `(samples, ...)`, of which nobody wants the gradient; None stays None, scalars stay as
+            they are. Keras masks are gathered along.
 
     Returns:
-        The same nest with `[global_rows, ...]` instead of each tensor.
-
-    Raises:
-        TypeError: for ragged or sparse tensors of floating point numbers that are no data: collectives cannot carry their
-            gradient.
+        The same nest with `(samples of the global batch, ...)` instead of each tensor.
 
     Context: replica, inside a `StepContext` with several replicas.
     """
-    step = this_step()
-    share = step.share(tf.float64)
-
-    def gathered(value: Any) -> Any:
-        return _gather(value, step, share, is_data, each_its_own)
-
-    return keras.tree.map_structure(gathered, structure)
+    return keras.tree.map_structure(functools.partial(_gather, step=this_step(), is_data=True), structure)
 
 
-def _gather(
-    value: Any, step: StepContext, share: Any, is_data: bool = False, each_its_own: bool = False
-) -> Any:
+def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
     if value is None:
         return None
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         if value.dtype.is_floating and not is_data:
             raise TypeError(
-                "A custom loss or metric needs the samples of all replicas, and a "
-                f"{type(value).__name__} cannot be gathered. Received: {value}. Convert it to a dense tensor, or declare "
-                "the function with `unisono.rowwise` if it treats every sample by itself."
+                f"A {type(value).__name__} of floating point numbers cannot be gathered. Received: {value}. "
+                "Convert it to a dense tensor."
             )
         step.shapes_vary = True
         return _gather_batch(_trimmed(value, step), step)
@@ -128,10 +100,11 @@ def _gather(
         return value
     if not isinstance(step.rows, int) or not value.shape.is_fully_defined():
         step.shapes_vary = True
-    if not value.dtype.is_floating:
-        return tf.ensure_shape(_all_gather(_trimmed(value, step)), [None, *value.shape[1:]])
+    own, first = _trimmed(value, step), step.rows_before * (tf.shape(value)[0] // tf.maximum(step.rows, 1))
+    differentiable = value.dtype.is_floating and not is_data
+    everyone = _with_gradient_of_all(own, first) if differentiable else _all_gather(own)
+    result = tf.ensure_shape(everyone, [None, *value.shape[1:]])
     mask = get_keras_mask(value)
-    result = _gather_dense(value, step, share, each_its_own)
     if mask is not None:
         set_keras_mask(result, _all_gather(_trimmed(mask, step)))
     return result
@@ -147,43 +120,20 @@ def _trimmed(value: Any, step: StepContext) -> Any:
     return value[: tf.where(step.alive, tf.shape(value)[0], 0)]
 
 
-def _gather_dense(value: tf.Tensor, step: StepContext, share: Any, each_its_own: bool) -> tf.Tensor:
-    first = step.rows_before * (tf.shape(value)[0] // tf.maximum(step.rows, 1))
-    own = _trimmed(value, step)
-    if each_its_own:
-        weighted = bool(step.notes.get(WEIGHTED))
-        result = _with_gradient_of_all(own, first, tf.ones_like(share) if weighted else share)
-    else:
-        own = _with_gradient_over_share(own, tf.cast(share, value.dtype))
-        everyone = _all_gather(tf.stop_gradient(own))
-        result = tf.concat([everyone[:first], own, everyone[first + tf.shape(own)[0] :]], 0)
-    return tf.ensure_shape(result, [None, *value.shape[1:]])
-
-
 @tf.custom_gradient
-def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor, share: tf.Tensor) -> Any:
-    """The samples of all; the gradient of one is the sum of what the replicas give it, weighted with their shares.
-
-    It is divided by this replica's share, with which it will be weighted in turn. A share is 1 where that is done already.
-    """
+def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor) -> Any:
+    """The samples of all; the gradient of one is the sum of what the replicas give it."""
 
     def gradient(upstream: Any) -> Any:
         wide = tf.cast(tf.convert_to_tensor(upstream), tf.float64 if own.dtype == tf.float64 else tf.float32)
-        weight = tf.cast(share, wide.dtype)
-        (total,) = all_reduce_sum_packed([tf.math.multiply_no_nan(wide, weight)])
-        mine = total[first : first + tf.shape(own)[0]]
-        return tf.cast(tf.math.divide_no_nan(mine, weight), own.dtype), None, None
+        (total,) = all_reduce_sum_packed([wide])
+        return tf.cast(total[first : first + tf.shape(own)[0]], own.dtype), None
 
     return _all_gather(own), gradient
 
 
-@tf.custom_gradient
-def _with_gradient_over_share(value: tf.Tensor, share: tf.Tensor) -> Any:
-    return tf.identity(value), lambda gradient: (tf.math.divide_no_nan(gradient, share), None)
-
-
 def gather_outputs(outputs: Any, step: StepContext) -> Any:
-    """The samples of all replicas, in order, on every replica.
+    """The rows of all replicas, in order, on every replica.
 
     Args:
         outputs: nest of dense, ragged or sparse tensors `[step.rows, ...]` of any dtype.

@@ -57,8 +57,8 @@ def global_mean(
     Raises:
         ValueError: unknown `reduction`, or weights that do not fit the values.
 
-    Context: replica; or no strategy, where it is the plain mean. Inside a step of `unisono.Model` (an overridden
-    `train_step`) the part is divided by this replica's share of the samples, the unit that such steps are in.
+    Context: replica; or no strategy, where it is the plain mean. In a step of `unisono.Model` and of
+    `replica_step`, which are programs of one device, it is the plain mean, too.
 
     Examples:
         >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
@@ -85,15 +85,9 @@ def global_mean(
         total = tf.reduce_sum(values * weights)
         if reduction == "mean_with_sample_weight":
             count = tf.reduce_sum(tf.broadcast_to(weights, tf.shape(values)))
-    step = current_step()
-    if step is not None and step.shares:
-        step = None
-    if step is not None and not (isinstance(step.rows, int) and step.rows > 0):
-        count = tf.where(step.alive, count, tf.zeros_like(count))
-    if replica:  # else Keras finds out the shapes of a layer's outputs
+    if replica and current_step() is None:  # a step is the program of one device
         (count,) = all_reduce_sum([count])
-    part = tf.math.divide_no_nan(total, count)
-    return part if step is None else tf.math.divide_no_nan(part, step.share(part.dtype))
+    return tf.math.divide_no_nan(total, count)
 
 
 def numeric_tensor(name: str, value: Any) -> tf.Tensor:

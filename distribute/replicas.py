@@ -78,20 +78,6 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     return result
 
 
-def check_not_in_xla(what: str) -> None:
-    """Rejects a collective in a part of the step that XLA compiles.
-
-    Raises:
-        ValueError: if the current step is being compiled.
-    """
-    step = current_step()
-    if step is not None and step.in_xla and step.num_replicas > 1:
-        raise ValueError(
-            f"jit_compile=True cannot be used with {step.num_replicas} replicas here: {what} needs values of the other "
-            'replicas in the middle of the compiled part. Compile the model with jit_compile="auto" or False.'
-        )
-
-
 def _is_slices_of_unknown_number(tensor: Any) -> bool:
     return isinstance(tensor, tf.IndexedSlices) and tensor.indices.shape.num_elements() is None
 

@@ -75,15 +75,11 @@ class ReplicaRows:
         return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
 
 
-WEIGHTED = "weighted"
-"""In the notes of a step: each replica's loss is weighted with its share before its gradient is taken."""
-
-
 ON_FIRST_REPLICA = "on the first replica"
 """In the notes of a step that the first replica computes on the whole batch: what it writes counts."""
 
 NOT_AGGREGATED = "not aggregated"
-"""In the notes of a step whose gradients are taken: the error for code that aggregates them itself."""
+"""In the notes of a step whose gradients are taken: `fn(optimizer)`, an error for code that aggregates them, or None."""
 
 
 @dataclasses.dataclass
@@ -120,11 +116,11 @@ class StepContext(ReplicaRows):
         notes: what objects keep for the rest of this step, under keys of their own.
         shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
             TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
+        builds_under: None or the strategy under which layers that have no variables yet are built.
         take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
         calls: for an optimizer, by its id: its calls since its last update before this step; int32 scalar on the host.
             Of one that is not there only the device knows.
-        shares: bool; whether numbers that the code on a replica computes are its shares of those of the global batch,
-            which add up: the convention of custom loops. False: they are means over its samples.
+        of_custom_loop: bool; whether it is a step of a custom loop.
     """
 
     compute: Any = None
@@ -134,36 +130,16 @@ class StepContext(ReplicaRows):
     verdicts: list[Any] = dataclasses.field(default_factory=list)
     notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
+    builds_under: Any = None
     take_gradients: Any = None
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
-    shares: bool = False
+    of_custom_loop: bool = False
 
     def count(self, what: str) -> int:
         """How many times this was asked for `what` in this step before."""
         number = self.notes.get(what, 0)
         self.notes[what] = number + 1
         return number
-
-    @contextlib.contextmanager
-    def noting(self, what: str) -> Iterator[None]:
-        """Inside, `notes[what]` is true."""
-        outer = self.notes.get(what, False)
-        self.notes[what] = True
-        try:
-            yield
-        finally:
-            self.notes[what] = outer
-
-    def on_all_rows(self) -> StepContext:
-        """The step of one replica that holds all samples: for code that is given the gathered samples."""
-        return dataclasses.replace(
-            self,
-            replica_id=0,
-            num_replicas=1,
-            rows=self.global_rows,
-            first_row=None,
-            notes={"gathered_in": self},
-        )
 
     @property
     def weight_total(self) -> Any:

@@ -43,11 +43,11 @@ class CallOptions:
     def replica_weight(self) -> Any:
         """The factor of this replica's gradients; None: 1.
 
-        It is None outside of a step, in a step of shares, and where the loss or the caller has applied it. Inside a step
+        It is None outside of a step, on one replica, and where the loss or the caller has applied it. Inside a step
         the gradients are means over this replica's samples.
         """
         step = current_step()
-        if step is None or step.shares or self.skip_aggregation or self.contributions:
+        if step is None or step.num_replicas == 1 or self.skip_aggregation or self.contributions:
             return None
         return step.share(tf.float64)
 

@@ -15,7 +15,7 @@ from ..callbacks.trained_model import TrainedModel
 from ..compat.functional import paired_inputs
 from ..compat.layers import layers_of
 from ..compat.strategies import give_collectives_a_group
-from ..compat.training import strategy_of
+from ..compat.training import overrides_compute_loss, strategy_of
 from ..compat.variables import raw_value
 from ..distribute.arguments import shown, truth, whole_number
 from ..distribute.devices import check_exist
@@ -25,7 +25,6 @@ from .compile_checks import takes_numbers
 from .inputs.checks import alone
 from .inputs.make_source import checked_shuffle, kind_of
 from .inputs.structure import is_standard, unpack
-from .step.step_loss import overrides_compute_loss
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,

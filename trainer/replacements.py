@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import keras
@@ -17,45 +16,24 @@ from ..compat.replaced import provide
 from ..compat.variables import direct_writes, raw_value, stateless_scope
 from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import all_reduce_sum_packed, check_not_in_xla, once_per_copy, shares_variables
-from ..distribute.step_context import current_step, drawing_step, step_scope
+from ..distribute.replicas import once_per_copy, shares_variables
+from ..distribute.step_context import current_step, drawing_step
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
 from .step import nested_graphs, xla_random
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
-from .step.global_loss import loss_of_rows, reduces_by_itself
+from .step.global_loss import loss_of_samples, reduces_by_itself
 
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
-
-
-def _scaling(original: Any) -> Any:
-    def scale(value: Any) -> Any:
-        step = current_step()
-        return original(value) if step is None or step.shares else value
-
-    return scale
-
-
-def _unscaling(original: Any) -> Any:
-    def unscale(value: Any) -> Any:
-        step = current_step()
-        if step is None:
-            return original(value)
-        return tf.math.divide_no_nan(value, step.share(value.dtype)) if step.shares else value
-
-    return unscale
 
 
 def _loss(original: Any) -> Any:
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        if step is None or not step.shares or not reduces_by_itself(self):
+        if step is None or step.totals is None or not reduces_by_itself(self):
             return original(self, y_true, y_pred, sample_weight)
-        own = dataclasses.replace(step, shares=False)
-        with step_scope(own):
-            loss = loss_of_rows(self, own, y_true, y_pred, sample_weight)
-        return tf.math.multiply_no_nan(loss, step.share(loss.dtype))
+        return loss_of_samples(self, step, y_true, y_pred, sample_weight)
 
     return call
 
@@ -63,8 +41,8 @@ def _loss(original: Any) -> Any:
 def _maybe_build(original: Any) -> Any:
     def maybe_build(self: Any, call_spec: Any) -> None:
         step = current_step()
-        if step is not None and step.shares and not self.built:
-            build_outside(self, call_spec)
+        if step is not None and step.builds_under is not None and not self.built:
+            build_outside(self, call_spec, step.builds_under)
         original(self, call_spec)
 
     return maybe_build
@@ -73,7 +51,7 @@ def _maybe_build(original: Any) -> Any:
 def _apply(original: Any) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         step = current_step()
-        if step is None or step.shares or isinstance(self, Optimizer):
+        if step is None or isinstance(self, Optimizer):
             return original(self, grads, trainable_variables)
         return Optimizer.apply(
             adopt(self), grads, trainable_variables
@@ -86,7 +64,7 @@ def _seed(original: Any) -> Any:
     def next(self: Any, ordered: bool = True) -> Any:
         step = drawing_step()
         # No two workers draw with the same number.
-        if step is not None and step.shares and on_parameter_servers():
+        if step is not None and step.of_custom_loop and on_parameter_servers():
             with direct_writes():
                 return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
         elif step is not None and current_step() is None and shares_variables():
@@ -117,21 +95,10 @@ def _handle(original: Any) -> Any:
 
 def _synchronized_moments(original: Any) -> Any:
     def moments(x: Any, axes: Any, keepdims: Any) -> Any:
-        step = current_step()
-        if step is None:
+        """Those of the global batch, by TensorFlow's two passes: Keras' difference of squares cancels digits."""
+        if current_step() is None:
             return original(x, axes, keepdims)
-        check_not_in_xla("a synchronized BatchNormalization")
-        alive = tf.cast(step.alive, x.dtype)
-        total = tf.reduce_sum(x, axis=axes, keepdims=True)
-        count = tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True)
-        total, count = all_reduce_sum_packed([total * alive, count * alive])
-        mean = total / count
-        own = tf.reduce_sum(tf.math.squared_difference(x, mean), axis=axes, keepdims=True)
-        (squares,) = all_reduce_sum_packed([own * alive])
-        variance = squares / count
-        if keepdims:
-            return mean, variance
-        return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+        return tf.nn.moments(x, axes, keepdims=keepdims)
 
     return moments
 
@@ -228,8 +195,6 @@ def _register_gradient(original: Any) -> Any:
 
 
 for _key, _make in {
-    "loss.scale_loss_for_distribution": _scaling,
-    "loss.unscale_loss_for_distribution": _unscaling,
     "Layer._clear_losses": _clear_losses,
     "Layer.add_loss": _add_loss,
     "Variable.handle": _handle,

@@ -1,8 +1,7 @@
-"""`replica_step`: what makes a training loop of the user's own exact. It wraps the function that `strategy.run` is given.
+"""`replica_step`: what makes a custom training loop exact. It wraps the function that `strategy.run` is given.
 
-    rows of each replica -> the function, as a step -> writes, joined
+    samples of all replicas -> the function, as the step of one device -> partitioned -> each replica's share of its results
 
-A replica's code computes its shares of the numbers of the global batch, which add up: the convention of `strategy.run`.
 `docs/design/0015-custom-loops.md` gives the reasons.
 """
 
@@ -11,17 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from ..callbacks.backup.generators import reached
 from ..compat.graphs import control_status_ctx, converted, left_as_written
+from ..compat.layers import layers_of
 from ..compat.parameter_servers import num_workers_of
 from ..compat.random_state import thread_state
 from ..distribute.arguments import shown
+from ..distribute.gathering import gather_for_step
 from ..distribute.parameter_servers.updates import on_parameter_servers
-from ..distribute.replicas import all_reduce_sum, replica_id, runs_in_threads
+from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id, runs_in_threads
 from ..distribute.step_context import (
     ReplicaRows,
     StepContext,
@@ -31,16 +34,20 @@ from ..distribute.step_context import (
     step_scope,
 )
 from ..distribute.workers.agreement import spans_workers
-from .inputs.rows import row_count
+from .inputs.rows import batch_spec, row_count
 from .parameter_servers.step_results import ReadOnce, write_state
-from .step.collected_writes import SETTLED, CollectedWrites, make_writes
-from .step.every_metric import every_metric_exact
+from .partition.labels import SHARES
+from .partition.step import Step
+from .partition.step_partition import StepPartition
+from .partition.whole_step import WholeStep
+from .step.collected_writes import CollectedWrites, make_writes
+from .step.train_step import Tracing, run_on_replica
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def replica_step(fn: Function) -> Function:
-    """Makes a step of your own training loop exact: wraps the function that you give to `strategy.run`.
+    """Makes a step of a custom training loop exact: wraps the function that you give to `strategy.run`.
 
         @unisono.replica_step
         def train_step(x, y):
@@ -51,22 +58,23 @@ def replica_step(fn: Function) -> Function:
 
         loss = strategy.reduce("SUM", strategy.run(train_step, args=batch), axis=None)
 
-    What a replica computes is its share of the number of the global batch, so that the sum over the replicas is that number.
-    Inside of the function, on any number of replicas with any numbers of rows:
+    The function is the program of one device: traced once, for the samples of all replicas, and partitioned.
+    On any number of replicas with any numbers of samples:
 
-    - A loss of Keras is this replica's share of the loss of the global batch, whatever its weights, masks and reduction, and
-      also where a loss of your own looks across rows. So is `unisono.distribute.global_mean`, and `model.losses` divided by
-      the number of replicas.
-    - A metric counts the rows of all replicas once. `Mean` and `Sum` take a single number for a share.
+    - A number that it computes is that of the global batch. What `strategy.run` returns on each replica is its share: the
+      sum of the shares is the number. Tensors with the samples of the batch stay where these are.
+    - `strategy.num_replicas_in_sync` is 1 in it, `unisono.distribute.gather` and all-reduces change nothing.
     - Dropout and noise differ from replica to replica, and depend on the seed alone.
-    - `BatchNormalization` and other layers with a state keep one state, that of the global batch.
+    - `BatchNormalization` uses the samples of the replica, unless it is `synchronized`, and keeps one state.
     - Layers may be called for the first time.
-    - With a loss scale, a skipped step leaves no trace at all.
+    - With a loss scale, a skipped step has no side effects.
     - On parameter servers every scheduled step counts once in metrics and states, and no two draw the same random numbers.
 
+    What cannot be partitioned is computed on one replica, with a warning that says why.
+
     Args:
-        fn: takes this replica's rows: tensors `[rows, ...]` or nests of them, which have the same rows, and anything else.
-            Where it takes none, all replicas count alike.
+        fn: takes this replica's samples: tensors `(samples, ...)` or nests of them, which have the same samples, and
+            anything else, the same on every replica.
 
     Returns:
         The function to give to `strategy.run`. With one replica, or without a strategy, it does the same.
@@ -81,38 +89,176 @@ def replica_step(fn: Function) -> Function:
         )
     if not callable(fn):
         raise TypeError(f"`fn`: `replica_step` takes a function. Received: {shown(fn)}")
+    partitioned = _Partitioned(fn)
 
     @functools.wraps(fn)
     def on_replica(*args: Any, **kwargs: Any) -> Any:
-        return _run(fn, args, kwargs)
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            raise RuntimeError(
+                "A function that `replica_step` has wrapped was called outside of `strategy.run`: give it to `strategy.run`."
+            )
+        if current_step() is not None:
+            raise RuntimeError(
+                "A function that `replica_step` has wrapped was called in a step of `fit`, which is exact by itself, "
+                "or in another such function: wrap the outermost one alone."
+            )
+        if context.num_replicas_in_sync == 1:
+            return _alone(fn, args, kwargs)
+        return context.merge_call(left_as_written(partitioned), args=(args, kwargs))
 
     return cast(Function, left_as_written(on_replica))
 
 
-def _run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if tf.distribute.get_replica_context() is None:
-        raise RuntimeError(
-            "A function that `replica_step` has wrapped was called outside of `strategy.run`: give it to `strategy.run`."
-        )
-    if current_step() is not None:
-        raise RuntimeError(
-            "A function that `replica_step` has wrapped was called in a step of `fit`, which is exact by itself, "
-            "or in another such function: wrap the outermost one alone."
-        )
-    own = _at_start(_rows_in((args, kwargs)))
-    step = StepContext(**vars(own.rows), totals=WeightTotals(), shares=True)
+def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The step on the only replica; on a worker of parameter servers, which has no other."""
+    samples = _samples_in([leaf for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
+    autograph = control_status_ctx()
+    step = StepContext(0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True)
     writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
-    with step_scope(step), every_metric_exact():
+    with step_scope(step):
         with writes:
             step.writes = writes
-            result = converted(fn, own.autograph)(*args, **kwargs)
+            result = converted(fn, autograph)(*args, **kwargs)
         if isinstance(writes, ReadOnce):
             applied = tf.constant(True) if step.applied is None else step.applied
             alone = num_workers_of(tf.distribute.get_strategy()) == 1
             write_state(writes.items(), writes.before, applied, alone, writes.sums)
         else:
-            make_writes(writes.items(), step, step.notes.get(SETTLED, set()))
+            make_writes(writes.items(), step, set())
     return result
+
+
+class _Partitioned:
+    """The step on several replicas.
+
+    Args:
+        fn: the user's function.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._said: set[str] = set()
+        self._partitions: dict[Any, _Arguments] = {}
+
+    def __call__(self, strategy: tf.distribute.Strategy, args: Any, kwargs: Any) -> Any:
+        """The shares of the results, `PerReplica`. Context: cross-replica, in the `merge_call` of all replicas."""
+        leaves = tf.nest.flatten((args, kwargs))
+        local = [strategy.experimental_local_results(leaf) for leaf in leaves]
+        varies = [_is_tensor(each[0]) for each in local]
+        static = [None if is_tensor else each[0] for is_tensor, each in zip(varies, local)]
+        structure = str(tf.nest.map_structure(lambda _: 0, (args, kwargs)))
+        key = id(strategy), structure, tuple(varies), tuple(map(_identity, static))
+        if key not in self._partitions:
+            self._partitions[key] = _Arguments(self._fn, strategy, (args, kwargs), static, varies, self._said)
+        return self._partitions[key]([each for each, is_tensor in zip(local, varies) if is_tensor])
+
+
+class _Arguments:
+    """The step for arguments that differ in their tensors alone."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        strategy: tf.distribute.Strategy,
+        structure: Any,
+        static: list[Any],
+        varies: list[bool],
+        said: set[str],
+    ) -> None:
+        self._fn, self._strategy, self._structure = fn, strategy, structure
+        self._static, self._varies = static, varies
+        self._autograph = control_status_ctx()
+        roots = {"fn": fn, "arguments": static}
+        layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
+        metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
+        metrics += [metric for layer in layers for metric in getattr(layer, "metrics", ())]
+        self._metrics = [variable for metric in metrics for variable in metric.variables]
+        variables = [v for layer in layers for v in layer.variables]
+        name = f"The step `{getattr(fn, '__name__', fn)}`"
+        step = Step(
+            self._call, strategy, name, layers, [*variables, *self._metrics], SHARES, notes_weights=True
+        )
+        self._partition = StepPartition(step, said)
+
+    def __call__(self, tensors: list[tuple[Any, ...]]) -> Any:
+        """The shares of the results, for the tensors of each replica of this worker."""
+        self._autograph = control_status_ctx()
+        strategy = self._strategy
+        count = len(strategy.extended.worker_devices)
+        given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
+        samples = [_samples_in(each) for each in given]
+        eager = tf.executing_eagerly()
+        step = self._partition.whole() if eager else self._partition.of(_spec(given))
+        tracing = Tracing(enter_thread=thread_state().enter if runs_in_threads(strategy) else None)
+        metrics = {id(variable) for variable in self._metrics}
+
+        def on_replica() -> Any:
+            rows, own = _rows_of_replica(strategy, samples), given[local_replica_index()]
+            if isinstance(step, WholeStep):
+                with step_scope(StepContext(**vars(rows))):
+                    own = gather_for_step(own)
+                first = rows.replica_id == 0
+                rows.rows, rows.first_row = (rows.global_rows, 0) if first else (0, rows.global_rows)
+            else:
+                own = [_with_a_sample(tensor, rows.rows) for tensor in own]
+            return run_on_replica(step, own, rows, tracing, metrics)
+
+        return strategy.run(on_replica)
+
+    def _call(self, tensors: list[Any]) -> Any:
+        """Calls the user's function with these tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if varies else leaf for varies, leaf in zip(self._varies, self._static)]
+        args, kwargs = tf.nest.pack_sequence_as(self._structure, leaves)
+        return converted(self._fn, self._autograph)(*args, **kwargs)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    """Whether an argument is a tensor, or an array that becomes one."""
+    if isinstance(leaf, tf.Variable | keras.Variable):
+        return False
+    return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
+
+
+def _tensor(leaf: Any) -> Any:
+    return leaf if tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+
+
+def _identity(leaf: Any) -> Any:
+    """What tells an argument that is no tensor from others."""
+    return (type(leaf), leaf) if isinstance(leaf, bool | int | float | str | bytes | None) else id(leaf)
+
+
+def _samples_in(tensors: list[Any]) -> Any:
+    """The samples of one replica: an int where they are known while tracing."""
+    with_samples = [tensor for tensor in tensors if tensor.shape.rank != 0]
+    return row_count(with_samples) if with_samples else 1
+
+
+def _spec(of_replicas: list[list[Any]]) -> list[Any]:
+    """The specs of tensors, whatever the number of samples."""
+    specs = [batch_spec(tensors) for tensors in of_replicas]
+    return [functools.reduce(lambda a, b: a.most_specific_common_supertype([b]) or a, s) for s in zip(*specs)]
+
+
+def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
+    """The tensor, with a sample of zeros where a replica has none: it computes with one that counts for nothing."""
+    if tensor.shape.rank == 0 or (isinstance(samples, int) and samples > 0):
+        return tensor
+    shape = tf.concat([[tf.where(samples > 0, 0, 1)], tf.shape(tensor)[1:]], 0)
+    nothing = tf.zeros(shape, tensor.dtype)
+    return tf.ensure_shape(tf.concat([tensor, nothing], 0), [None, *tensor.shape[1:]])
+
+
+def _rows_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaRows:
+    """Which samples of the global batch are this replica's. Context: replica."""
+    replicas, here = strategy.num_replicas_in_sync, local_replica_index()
+    if not spans_workers(strategy):
+        return ReplicaRows(here, replicas, samples[here], sum(samples), sum(samples[:here]))
+    me = int(tf.get_static_value(replica_id()))
+    (counts,) = all_reduce_sum([tf.one_hot(me, replicas, dtype=tf.int32) * tf.cast(samples[here], tf.int32)])
+    return ReplicaRows(me, replicas, samples[here], tf.reduce_sum(counts), tf.reduce_sum(counts[:me]))
 
 
 def draws_of_replica() -> contextlib.AbstractContextManager[None]:
@@ -122,50 +268,5 @@ def draws_of_replica() -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     me = replica_id() if replicas > 1 else 0
     known = tf.get_static_value(me)
-    return draws_of(StepContext(me if known is None else int(known), replicas, 1, replicas, shares=True))
-
-
-class _Start(NamedTuple):
-    """What a replica knows when its step begins."""
-
-    rows: ReplicaRows
-    autograph: Any
-
-
-def _rows_in(arguments: Any) -> Any:
-    """This replica's rows: an int where they are known while tracing."""
-    leaves = [leaf for leaf in tf.nest.flatten(arguments) if _has_rows(leaf)]
-    return row_count(leaves) if leaves else 1
-
-
-def _has_rows(leaf: Any) -> bool:
-    """Whether an argument is a tensor `[rows, ...]`."""
-    if isinstance(leaf, tf.Variable | keras.Variable):
-        return False
-    return (tf.is_tensor(leaf) or hasattr(leaf, "__array__")) and leaf.shape.rank != 0
-
-
-def _at_start(rows: Any) -> _Start:
-    """The rows of this replica among those of all. Replicas in threads of their own take over the caller's state."""
-    strategy = tf.distribute.get_strategy()
-    replicas = strategy.num_replicas_in_sync
-    if not runs_in_threads(strategy):
-        return _Start(ReplicaRows(0, 1, rows, rows), control_status_ctx())
-
-    def of_all(strategy: tf.distribute.Strategy, rows: Any) -> tuple[Any, ...]:
-        return strategy.experimental_local_results(rows), thread_state(), control_status_ctx()
-
-    context = tf.distribute.get_replica_context()
-    each, state, autograph = context.merge_call(left_as_written(of_all), args=(rows,))
-    state.enter()
-    if replicas == 1:
-        return _Start(ReplicaRows(0, 1, rows, rows), autograph)
-    me = replica_id()
-    if spans_workers(strategy):
-        (counts,) = all_reduce_sum([tf.one_hot(me, replicas, dtype=tf.int32) * tf.cast(rows, tf.int32)])
-        return _Start(
-            ReplicaRows(me, replicas, rows, tf.reduce_sum(counts), tf.reduce_sum(counts[:me])), autograph
-        )
-    counts = each if len(each) == replicas else each * replicas
-    me = int(tf.get_static_value(me))
-    return _Start(ReplicaRows(me, replicas, rows, sum(counts), sum(counts[:me])), autograph)
+    step = StepContext(me if known is None else int(known), replicas, 1, replicas, of_custom_loop=True)
+    return draws_of(step)

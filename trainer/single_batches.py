@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import checks
-from .run.on_batch import on_batch, predict_on_batch
+from .partition.explain import StepExplanation
+from .run.on_batch import explain_step, on_batch, predict_on_batch
 from .runner import runner_of
 from .step.variable_placement import bring_along
 
@@ -52,6 +53,27 @@ class SingleBatches:
         """
         self._ready("test_on_batch")
         return on_batch(self, runner_of(self), False, x, y, sample_weight, None, return_dict)
+
+    def explain_step(self: Any, x: Any, y: Any = None, sample_weight: Any = None) -> StepExplanation:
+        """Says what the replicas communicate in one training step, how much, and which line of user code causes it.
+
+            print(model.explain_step(x[:64], y[:64]))
+
+        The step is traced and not run.
+
+        Args:
+            x: inputs of one global batch: an array `(samples, ...)` or a nest of them.
+            y: targets `(samples, ...)` or a nest of them.
+            sample_weight: weights `(samples,)`.
+
+        Returns:
+            The explanation: `str()` gives it in words; `collectives`, `exits` and `whole` are its parts.
+
+        Raises:
+            ValueError: the model's strategy has one replica.
+        """
+        self._ready("explain_step")
+        return explain_step(self, runner_of(self), x, y, sample_weight)
 
     def predict_on_batch(self: Any, x: Any) -> Any:
         """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`.

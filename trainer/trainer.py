@@ -20,7 +20,6 @@ from ..compat.training import (
     check_compiled,
     filter_traceback,
     logs_in_order,
-    strategy_of,
 )
 from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
@@ -38,9 +37,7 @@ from .runner import runner_of
 from .seen_by_tools import SeenByTools
 from .single_batches import SingleBatches
 from .step.first_call import build_outside
-from .step.global_metrics import give_first_replica_the_state
 from .step.reset_metrics import reset
-from .step.step_loss import default_compute_loss, losses_of
 from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import bring_along, place_with_model
 
@@ -56,7 +53,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
             and tf.distribute.has_strategy()
             and in_replica_context()
         ):
-            build_outside(self, call_spec)
+            build_outside(self, call_spec, tf.distribute.get_strategy())
         super()._maybe_build(call_spec)
 
     @calls_as_keras
@@ -72,15 +69,8 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
     train_step = default_train_step
     test_step = default_test_step
 
-    compute_loss = default_compute_loss
-
-    @property
-    def losses(self) -> list[Any]:
-        """What layers add with `add_loss`, and regularization, as `keras.Model.losses`."""
-        return losses_of(self, lambda: super(Trainer, self).losses)
-
     def predict_step(self, data: Any) -> Any:
-        """One step of prediction: the outputs for this replica's rows."""
+        """One step of prediction: the outputs for a batch."""
         return TensorFlowTrainer.predict_step(self, data)
 
     def _overrides_step(self, name: str) -> bool:
@@ -96,8 +86,6 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         """Sets every metric to its initial state, on all replicas."""
         for metric in self.metrics:
             reset(metric)
-        if strategy_of(self) is not None:
-            give_first_replica_the_state(self.metrics, strategy_of(self))
 
     # What users call.
     @filter_traceback

@@ -57,7 +57,9 @@ def aggregate_alone(
     if taken and not on_replica:  # the step is traced for its variables alone
         return list(grads_and_vars)
     if step is not None and NOT_AGGREGATED in step.notes:
-        raise step.notes[NOT_AGGREGATED]
+        error = step.notes[NOT_AGGREGATED](optimizer)
+        if error is not None:
+            raise error
     if not on_replica:
         raise RuntimeError(
             "`aggregate_gradients` was called outside of `strategy.run`: call it inside, in replica context."

@@ -11,15 +11,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-import unisono
 from tests.fuzz.__main__ import shrunk_report
 from tests.fuzz.case import Case, Output, read, written
 from tests.fuzz.check import Finding, check
 from tests.fuzz.draw import draw, drawn
 from tests.fuzz.excluded import EXCLUDED, excluded
-from tests.fuzz.parts.losses import OWN, across
 from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, Rules, takes_long
 from tests.fuzz.shrink import shrink
+from unisono.trainer.partition.labels import PARTIAL_SUM, REPLICATED
+from unisono.trainer.partition.rules import RULES
 
 # Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in a quarter of a minute.
 SMALL_BLOCKS, SMALL_CASES = 2, 10
@@ -136,13 +136,16 @@ def _smallest(case: Case, kind: str) -> Case:
     return read(report.split('--case "')[1].split('"\n')[0])
 
 
-def test_loss_that_is_joined_wrongly_is_found_and_shrunk(monkeypatch):
-    monkeypatch.setitem(
-        OWN, "rows", lambda **_: unisono.rowwise(across)
-    )  # it is not: the mean of means is taken
-    large = Case(seed=3, way="eager", outputs=(Output(loss="rows", metrics=("mae",)),), optimizer="momentum")
-    smallest = _smallest(large, "replicas differ from one device")
-    assert smallest == Case(seed=3, outputs=(Output(loss="rows"),))
+def test_sum_with_a_wrong_label_is_found_and_shrunk(monkeypatch):
+    right = RULES["Sum"]
+
+    def wrong(view):
+        wants, made = right(view)
+        return wants, [REPLICATED if label == PARTIAL_SUM else label for label in made]
+
+    monkeypatch.setitem(RULES, "Sum", wrong)
+    large = Case(seed=3, outputs=(Output(metrics=("mae",)),), optimizer="momentum")
+    assert _smallest(large, "replicas differ from one device") == Case(seed=3)
 
 
 def test_copies_that_differ_in_the_last_bits_are_found_and_shrunk(monkeypatch):

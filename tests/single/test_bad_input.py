@@ -214,23 +214,23 @@ def test_compiling_in_another_scope_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["mask", "own loss", "synchronized"])
-def test_compiling_what_needs_the_other_replicas_is_refused(kind):
-    with helpers.mirrored(2).scope():
-        layers = {
-            "mask": [keras.layers.Masking(), keras.layers.LSTM(2, return_sequences=True)],
-            "own loss": [keras.layers.Dense(2)],
-            "synchronized": [keras.layers.Dense(2), keras.layers.BatchNormalization(synchronized=True)],
-        }[kind]
-        model = unisono.Sequential([keras.Input((5, 3)), *layers])
-        loss = (lambda y, p: tf.reduce_mean(tf.abs(y - p))) if kind == "own loss" else "mse"
-        model.compile("sgd", loss, jit_compile=True)
-    before = model.get_weights()
-    with pytest.raises(
-        ValueError, match=r"jit_compile=True cannot be used with 2 replicas.*jit_compile=.auto."
-    ):
-        model.fit(np.ones((4, 5, 3), "float32"), np.ones((4, 5, 2), "float32"), verbose=0)
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
+def test_compiling_what_needs_the_other_replicas_gives_the_single_device_result(kind):
+    weights = {}
+    for strategy in (tf.distribute.get_strategy(), helpers.mirrored(2)):
+        keras.utils.set_random_seed(3)
+        with helpers.scope(strategy):
+            layers = {
+                "mask": [keras.layers.Masking(), keras.layers.LSTM(2, return_sequences=True)],
+                "own loss": [keras.layers.Dense(2)],
+                "synchronized": [keras.layers.Dense(2), keras.layers.BatchNormalization(synchronized=True)],
+            }[kind]
+            model = unisono.Sequential([keras.Input((5, 3)), *layers])
+            loss = (lambda y, p: tf.reduce_mean(tf.abs(y - p))) if kind == "own loss" else "mse"
+            model.compile("sgd", loss, jit_compile=strategy.num_replicas_in_sync > 1)
+        x = np.random.default_rng(1).normal(size=(5, 5, 3)).astype("float32")
+        model.fit(x, x[..., :2], batch_size=5, verbose=0)
+        weights[strategy.num_replicas_in_sync] = model.get_weights()
+    helpers.assert_close(weights[2], weights[1], helpers.FLOAT32)
 
 
 def test_unknown_strategy_is_refused():

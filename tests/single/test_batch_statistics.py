@@ -8,6 +8,7 @@ import helpers
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import unisono
 
@@ -159,3 +160,32 @@ def test_counters_of_a_layer_count_steps(name):
     assert int(counters.whole.numpy()) == 4
     if strategy is not None:
         assert helpers.copies_are_equal(counters.weights, strategy)
+
+
+def test_gradient_of_normalization_is_that_of_each_replicas_own_samples():
+    """Against the sum of the gradients of three parts, each normalized by itself."""
+    layers = lambda: [  # noqa: E731
+        keras.Input((6,)),
+        keras.layers.Dense(8, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(3),
+        keras.layers.BatchNormalization(),
+    ]
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+    y = x[:, :3] * 2
+    keras.utils.set_random_seed(3)
+    with helpers.mirrored(3).scope():
+        model = unisono.Sequential(layers())
+        model.compile(unisono.optimizers.SGD(0.1), "mse")
+    reference = keras.Sequential(layers())
+    reference.set_weights(model.get_weights())
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    total = None
+    for first, last in ((0, 2), (2, 5), (5, 8)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((reference(x[first:last], training=True) - y[first:last]) ** 2) / 24
+        part = tape.gradient(loss, reference.trainable_variables)
+        total = part if total is None else [a + b for a, b in zip(total, part)]
+    assert total is not None
+    expected = [v - 0.1 * g for v, g in zip(reference.trainable_variables, total)]
+    helpers.assert_close([np.array(v) for v in model.trainable_variables], expected, helpers.FLOAT32)

@@ -11,8 +11,7 @@ import tensorflow as tf
 from helpers import mirrored
 
 import unisono
-from unisono.trainer.step.global_metrics import metrics_of
-from unisono.trainer.step.global_regularizers import whole_batch_values
+from unisono.trainer.step.global_metrics import losses_count_samples, metrics_of
 
 ROWS, BATCH, EPOCHS = 12, 4, 2
 HANGS = 30.0  # seconds after which a turn that does not come is an error
@@ -167,21 +166,16 @@ def test_fits_in_three_threads_have_the_numbers_that_each_has_alone():
 def test_steps_of_one_model_that_are_traced_in_two_threads_end_in_any_order():
     """What a step puts in place of methods stays until the last one ends, and is gone then."""
 
-    def spread(outputs):
-        return tf.reduce_max(tf.abs(outputs))
-
-    normalization = keras.layers.BatchNormalization()
-    model = unisono.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, activity_regularizer=spread), normalization]
-    )
-    model.compile("sgd", "mse", metrics=["mae"])
-    model.evaluate(np.zeros((2, 3)), np.zeros((2, 1)), verbose=0)
+    inputs = keras.Input((3,))
+    model = unisono.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+    model.compile("sgd", ["mse", "mse"])
+    model.evaluate(np.zeros((2, 3)), [np.zeros((2, 1)), np.zeros((2, 1))], verbose=0)
     owners = [*model.metrics, *metrics_of(model), *model.layers]
     before = [dict(vars(owner)) for owner in owners]
 
     def step():
         stack = contextlib.ExitStack()
-        stack.enter_context(whole_batch_values(model, several=True))
+        stack.enter_context(losses_count_samples(model))
         return stack
 
     first, second = step(), step()

@@ -18,7 +18,9 @@ INPUT_ONLY = {
     "Reshape",
 }  # positions, and their count
 FROM_HOST = INPUT_ONLY | {"GatherV2", "Slice"}  # rows are picked out there
-PIPELINES = FROM_HOST | {"IteratorGetNext", "FloorDiv", "Greater", "Prod", "SelectV2", "Shape", "Sub"}
+OF_SHAPES = {"Cast", "ConcatV2", "DynamicStitch", "FloorDiv", "GatherV2", "Mul", "Prod", "StridedSlice"}
+# How many samples a mean is of, and the extents of a replica's tensors.
+PIPELINES = FROM_HOST | OF_SHAPES | {"IteratorGetNext", "Greater", "SelectV2", "Shape", "Sub"}
 RESIDENT = (
     "fit on 2",
     "fit in order on 2",
@@ -40,7 +42,6 @@ EVERYDAY = (
     "step of one's own on 2",
     "averaged pictures of any rows on 2",
 )
-OF_SHAPES = {"DynamicStitch", "GatherV2", "Prod"}  # of how many rows a mean is
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def test_own_step_is_traced_to_be_built_and_to_be_run():
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_layers_of_a_known_graph_are_called_once_for_each_replica(replicas, monkeypatch):
+def test_layers_of_a_known_graph_are_called_once_on_any_number_of_replicas(replicas, monkeypatch):
     calls, call = [], keras.layers.Dense.call
 
     def counted(self, inputs, training=None):
@@ -122,6 +122,6 @@ def test_layers_of_a_known_graph_are_called_once_for_each_replica(replicas, monk
         model.compile("sgd", "mse", metrics=["mae"] if model is sequential else [["mae"], ["mae"]])
         calls.clear()
         model.fit(x, targets, batch_size=ROWS, verbose=0)
-        assert len(calls) == 2 * replicas
+        assert len(calls) == 2
         model.evaluate(x, targets, batch_size=ROWS, verbose=0)
-        assert len(calls) == 4 * replicas
+        assert len(calls) == 4

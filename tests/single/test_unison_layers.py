@@ -93,13 +93,16 @@ def test_one_layer_that_adds_losses_twice_in_a_step():
     helpers.assert_close(train("mirrored3"), train("none"), helpers.FLOAT32)
 
 
-def test_regularizer_that_looks_at_all_rows_is_refused_where_xla_compiles_a_replica():
-    with helpers.scope(helpers.strategy("mirrored2")):
-        layers = [keras.Input((5,)), keras.layers.Dense(1, activity_regularizer=LargestRow())]
-        model = unisono.Sequential(layers)
-        model.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(ValueError, match="activity regularizer"):
-        model.fit(X, Y, verbose=0)
+def test_regularizer_that_looks_at_all_samples_is_exact_where_xla_compiles_what_each_replica_computes():
+    losses = {}
+    for replicas in ("none", "mirrored2"):
+        keras.utils.set_random_seed(3)
+        with helpers.scope(helpers.strategy(replicas)):
+            layers = [keras.Input((5,)), keras.layers.Dense(1, activity_regularizer=LargestRow())]
+            model = unisono.Sequential(layers)
+            model.compile("sgd", "mse", jit_compile=replicas != "none")
+        losses[replicas] = model.fit(X, Y, verbose=0).history["loss"]
+    helpers.assert_close(losses["mirrored2"], losses["none"], helpers.FLOAT32)
 
 
 class OwnStep(helpers.GradientsOfItsOwn, unisono.Sequential):

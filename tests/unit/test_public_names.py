@@ -70,7 +70,7 @@ def test_packages_show_public_names_alone(package):
 
 
 def test_models_have_no_new_public_name_that_a_user_could_have_too():
-    assert public(unisono.Model) - public(keras.Model) == {"fit_state"}
+    assert public(unisono.Model) - public(keras.Model) == {"explain_step", "fit_state"}
     trained = []
     for module in (keras, unisono):
         model = module.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -80,7 +80,7 @@ def test_models_have_no_new_public_name_that_a_user_could_have_too():
         model.evaluate(x, x[:, :1], verbose=0)
         model.predict(x, verbose=0)
         trained.append(model)
-    assert public(trained[1]) - public(trained[0]) == {"fit_state"}
+    assert public(trained[1]) - public(trained[0]) == {"explain_step", "fit_state"}
 
 
 def public(value):

@@ -192,7 +192,7 @@ class SynchronousSteps(WorkerSteps):
         taken: list[tuple[Any, list[Any]]] = []
         number = worker if self._num_workers > 1 else 0
         step = StepContext(number, 1, rows, rows, totals=WeightTotals())
-        step.notes[NOT_AGGREGATED] = ValueError(
+        step.notes[NOT_AGGREGATED] = lambda optimizer: ValueError(
             "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
             "give what changes the gradients to the optimizer, as `gradient_transformers`."
         )

@@ -17,6 +17,7 @@ from .labels import (
     PARTIAL_SUM,
     REPLICATED,
     SAMPLES,
+    SHARES,
     STATISTIC,
     Label,
     is_sharded,
@@ -24,13 +25,12 @@ from .labels import (
     same_samples,
 )
 from .operation_labels import has_effects, labels_of, settled
-from .program import LOOPS, Apply, Convert, Copy, Program, Read, Shape, Value, shape_of
+from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Program, Read, Shape, Value, shape_of
 from .rules import View
 from .rules.lists import EMPTY, listed
 from .rules.rewritten import rewritten
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 IGNORED = ("NoOp", "Placeholder")
 APPLY = "unisono_apply_"
 """Names an operation that stands for a call of an optimizer; its number follows."""
@@ -107,9 +107,10 @@ class Builder:
         have = self.label(number)
         if want == MEAN_OF_STATISTICS and have != STATISTIC:
             want = REPLICATED
-        if want == SAMPLES:
+        if want in (SAMPLES, SHARES):
             as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
-            want = None if as_it_is else REPLICATED
+            adds = self.program.values[number].dtype not in (tf.bool, tf.string)
+            want = None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
         if want is None or have in (want, EMPTY) or self.program.values[number].dtype == tf.resource:
             return number
         if (number, want) in self.made:
@@ -284,7 +285,7 @@ class Builder:
         return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:
-        if self.label(number) not in (PARTIAL_SUM, REPLICATED):
+        if self.label(number) not in (PARTIAL_SUM, REPLICATED, STATISTIC):
             number = self.converted(number, REPLICATED, op)
         return self.converted(number, PARTIAL_SUM, op)
 

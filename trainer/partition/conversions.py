@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ...compat.host_memory import size_on_host
 from .labels import (
     MEAN_OF_STATISTICS,
     OWN,
@@ -194,8 +195,9 @@ def _times_ratio(number: Any, over: Any, under: Any) -> Any:
         static = tf.get_static_value(number)
         if static is not None:
             return tf.constant(static.astype("int64") * over // under, number.dtype)
-    wide = tf.cast(number, tf.int64) * tf.cast(over, tf.int64) // tf.cast(under, tf.int64)
-    return tf.cast(wide, number.dtype)
+    with tf.device("CPU:0"):  # a GPU would be waited for
+        wide = tf.cast(number, tf.int64) * tf.cast(over, tf.int64) // tf.cast(under, tf.int64)
+        return size_on_host(tf.cast(wide, number.dtype))
 
 
 def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> tf.Tensor:
@@ -209,7 +211,10 @@ def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> t
         plain = plain.copy()
         plain[element] = static[element]
         return tf.constant(plain, tensor.dtype)
-    return tf.concat([tensor[:element], scaled[element : element + 1], tensor[element + 1 :]], 0)
+    with tf.device("CPU:0"):
+        return size_on_host(
+            tf.concat([tensor[:element], scaled[element : element + 1], tensor[element + 1 :]], 0)
+        )
 
 
 def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:

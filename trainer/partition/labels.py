@@ -66,6 +66,8 @@ MEAN_OF_STATISTICS = Label("mean of statistics")
 
 SAMPLES = Label("samples")
 """Wanted of an output of `predict_step`: sharded along the first axis where it is, else replicated."""
+SHARES = Label("shares")
+"""Wanted of a result of a custom loop: sharded along the first axis where it is, else a partial sum."""
 
 
 def sharded(

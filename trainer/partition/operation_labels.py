@@ -19,7 +19,7 @@ from .rules import PARTIAL_MEAN, RULES, Ruling, View
 from .rules.lists import EMPTY
 from .rules.random import STATEFUL, STATELESS
 
-_READS = ("ReadVariableOp", "VarIsInitializedOp")
+READS = ("ReadVariableOp", "VarIsInitializedOp")
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _MAKES_SAMPLES = frozenset(
     ["Fill", "BroadcastTo", "Tile", "TensorListReserve", "EmptyTensorList", "OptionalNone", "RandomShuffle"]
@@ -30,12 +30,13 @@ _TAKES_POSITIONS = """
     Size Rank ZerosLike OnesLike OptionalFromValue TensorListPushBack TensorListSetItem
     UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
 """  # what knows that positions are counted from this replica's first sample; all else is given those of the batch
+_ADDS_UP = ("AddN", "AddV2", "Identity")
 _HARMLESS = ("Empty", "PrintV2", "StringFormat", "OptionalFromValue", "OptionalGetValue", "OptionalNone")
 
 
 def has_effects(op: tf.Operation) -> bool:
     """Whether an operation does more than read, draw, check and print."""
-    harmless = op.type in _READS or op.type in STATEFUL or op.type in _HARMLESS
+    harmless = op.type in READS or op.type in STATEFUL or op.type in _HARMLESS
     return bool(op.op_def.is_stateful) and not harmless and op.type not in ("Assert", "ResourceGather")
 
 
@@ -52,7 +53,9 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
         NotPartitioned: it has effects, or lists of tensors, and no rule.
     """
     shared = bool(view.values) and view.values[0].shared
-    if op.type in _READS:
+    # A tape adds up what flows back into a layer from several operations, outside of the layer's name scope.
+    is_local = is_local or (op.type in _ADDS_UP and all(label == STATISTIC for label in view.labels))
+    if op.type in READS:
         return [None], [PARTIAL_SUM if shared and op.type == "ReadVariableOp" else REPLICATED]
     if op.type in _WRITES:
         if shared:

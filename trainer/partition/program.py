@@ -18,6 +18,7 @@ PROBES = 20160, 30240
 """Two sizes of a batch that many numbers divide: what differs between them depends on the batch."""
 
 LOOPS = ("While", "StatelessWhile")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 Shape = list[int | None] | None
 
@@ -117,6 +118,16 @@ class Read:
 Node = Copy | Convert | Apply | Read
 
 
+def inputs_of(node: Node) -> list[int]:
+    """The numbers of the values that a node reads."""
+    return [node.source] if isinstance(node, Convert) else node.inputs
+
+
+def outputs_of(node: Node) -> list[int]:
+    """The numbers of the values that a node makes."""
+    return [node.target] if isinstance(node, Convert) else [] if isinstance(node, Apply) else node.outputs
+
+
 @dataclasses.dataclass
 class Program:
     """A partitioned step, or the body of a branch or a loop in it.
@@ -156,7 +167,7 @@ class Program:
         applied = 0
         stages: list[tuple[list[Node], list[Convert]]] = []
         for node in self.nodes:
-            reads = [node.source] if isinstance(node, Convert) else node.inputs
+            reads = inputs_of(node)
             stage = max((made.get(number, 0) for number in reads), default=0)
             if isinstance(node, Copy):
                 held = [number for number in reads if self.values[number].dtype == tf.resource]
@@ -176,9 +187,17 @@ class Program:
                 made[node.target] = stage + 1
             else:
                 stages[stage][0].append(node)
-                targets = [node.target] if isinstance(node, Convert) else getattr(node, "outputs", [])
-                made.update(dict.fromkeys(targets, stage))
+                made.update(dict.fromkeys(outputs_of(node), stage))
         return stages
+
+
+def received(program: Program) -> set[int]:
+    """The numbers of the values that a collective gave, bitwise equal on every replica."""
+    found: set[int] = set()
+    for node in program.nodes:
+        if isinstance(node, Convert) and (program.communicates(node) or node.source in found):
+            found.add(node.target)
+    return found
 
 
 def shape_of(shape: Any) -> Shape:

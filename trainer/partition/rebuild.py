@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ...compat.graphs import graph_function
 from ...compat.one_device import body_of, copied_into_graph, new_function, on_replica, subgraphs
 from .conversions import Exchange, Replica, after, exchanged, local, where
 from .labels import PARTIAL_SUM, Label, is_sharded
-from .program import Apply, Convert, Copy, Node, Program, Read
+from .operation_labels import READS
+from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Node, Program, Read, inputs_of, outputs_of
 
 
 def rebuilt(
@@ -19,6 +22,7 @@ def rebuilt(
     replica: Replica,
     apply: Callable[[int, list[tf.Tensor]], None] | None = None,
     read: Callable[[int], tf.Tensor] | None = None,
+    compiles: bool = False,
 ) -> Exchange:
     """Copies a step into the current graph, for one replica.
 
@@ -28,6 +32,7 @@ def rebuilt(
         replica: which.
         apply: called with the number of an optimizer's call, and this replica's parts of the gradients.
         read: called with the number of a read of a sharded weight; returns the whole weight.
+        compiles: whether XLA compiles the operations between collectives and calls of optimizers.
 
     Yields:
         What is asked of all replicas after each stage; is sent the answers.
@@ -40,14 +45,26 @@ def rebuilt(
     values.update(zip(program.inputs, inputs))
     values.update((number, on_replica(outer, replica.copy)) for outer, number in program.captures)
     for nodes, exchanges in program.stages():
-        for node in nodes:
-            copier.add(node)
+        copier.add_all(nodes, compiles)
         if exchanges:
             labels = program.values
-            wanted = [(values[e.source], labels[e.source].label, labels[e.target].label) for e in exchanges]
+            wanted = [
+                (copier.value(e.source), labels[e.source].label, labels[e.target].label) for e in exchanges
+            ]
             for node, tensor in zip(exchanges, (yield from exchanged(wanted, replica))):
                 values[node.target] = tensor
-    return [values[number] for number in program.outputs]
+    return [copier.value(number) for number in program.outputs]
+
+
+_WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has any
+
+
+def _is_for_xla(node: Node) -> bool:
+    if isinstance(node, Convert):
+        return True
+    if not isinstance(node, Copy) or (node.op.op_def.is_stateful and node.op.type not in _WITHOUT_EFFECTS):
+        return False
+    return all(tensor.dtype != tf.string for tensor in [*node.op.inputs, *node.op.outputs])
 
 
 class _Copier:
@@ -57,10 +74,19 @@ class _Copier:
         self.values: dict[int, Any] = {}
         self._program, self._replica, self._apply, self._read = program, replica, apply, read
         self._copies: dict[int, tf.Operation] = {}
+        self._makers: dict[int, Node] = {}  # of sizes that were computed where XLA compiles
+
+    def value(self, number: int) -> Any:
+        """A value; a size that was computed where XLA compiles is computed again."""
+        if number not in self.values:
+            self.add(self._makers[number])
+        return self.values[number]
 
     def add(self, node: Node) -> None:
         """Runs a node that needs no other replica."""
         labels = self._program.values
+        for number in inputs_of(node):
+            self.value(number)
         if isinstance(node, Convert):
             have, want = labels[node.source].label, labels[node.target].label
             self.values[node.target] = local(self.values[node.source], have, want, self._replica)
@@ -74,6 +100,79 @@ class _Copier:
             self._apply(node.number, masked)
         else:
             self._copy(node)
+
+    def add_all(self, nodes: Sequence[Node], compiles: bool) -> None:
+        """Runs the nodes of a stage in their order, those that XLA takes in functions that it compiles."""
+        nodes = self._in_three_parts(nodes) if compiles else nodes
+        for together, run in itertools.groupby(nodes, lambda node: compiles and _is_for_xla(node)):
+            found = list(run)
+            if not (together and self._add_compiled(found)):
+                for node in found:
+                    self.add(node)
+
+    def _in_three_parts(self, nodes: Sequence[Node]) -> list[Node]:
+        """The nodes of a stage in another order: reads of variables, what needs no update, updates and what needs them.
+
+        XLA would read no variable of another device. A read stays behind a write that it follows.
+        """
+        reads: list[Node] = []
+        early: list[Node] = []
+        late: list[Node] = []
+        waits: set[int] = set()
+        written = False
+        for node in nodes:
+            stateful = isinstance(node, Copy) and node.op.op_def.is_stateful
+            is_read = isinstance(node, Copy) and node.op.type in READS
+            if isinstance(node, Apply) or (late and stateful) or not waits.isdisjoint(inputs_of(node)):
+                late.append(node)
+                waits.update(outputs_of(node))
+            elif is_read and not written:
+                reads.append(node)
+            else:
+                early.append(node)
+                written = written or (stateful and not is_read)
+        return reads + early + late
+
+    def _add_compiled(self, nodes: list[Node]) -> bool:
+        """Runs nodes in a function that XLA compiles; false where it would have to be given, or return, what XLA cannot.
+
+        Sizes are not returned: a host would wait for them. They are computed again where they are needed.
+        """
+        values = self._program.values
+        own = {id(node) for node in nodes}
+        makers = {number: node for node in nodes for number in outputs_of(node)}
+        others = (node for node in self._program.nodes if id(node) not in own)
+        left = [number for node in others for number in inputs_of(node)] + self._program.outputs
+        needed: set[int] = set()
+        while left:
+            number = left.pop()
+            if number in makers and number not in needed:
+                needed.add(number)
+                left += inputs_of(makers[number]) if self._is_size(number) else []
+        made = [number for number in needed if not self._is_size(number)]
+        given = {number for node in nodes for number in inputs_of(node)} - set(makers)
+        lists = any(values[number].dtype == tf.variant for number in given)
+        if lists or any(values[n].dtype in (tf.string, tf.variant, tf.resource) for n in made):
+            return False
+        positions = self._replica.first_positions
+        before = set(positions)
+
+        def compute() -> list[list[tf.Tensor]]:
+            for node in nodes:
+                self.add(node)
+            return [[self.values[n] for n in made], [positions[k] for k in positions if k not in before]]
+
+        outside = dict(self.values)
+        found, new = graph_function(compute, jit_compile=True)()
+        self._copies.clear()  # they are in the graph of the function, for which what comes next waits as a whole
+        self.values.clear()
+        self.values.update(outside | dict(zip(made, found)))
+        self._makers |= makers
+        positions.update(zip([key for key in positions if key not in before], new))
+        return True
+
+    def _is_size(self, number: int) -> bool:
+        return self._program.values[number].constant is not None
 
     def _copy(self, node: Copy) -> None:
         values, known = self._program.values, self._constants(node)

@@ -1,4 +1,4 @@
-"""Which steps are partitioned: those with user code, on several replicas; one `TracedStep` for each layout of the batches.
+"""Partitioned steps of models: one `TracedStep` for each layout of the batches.
 
 What cannot be partitioned is computed on the first replica, with one warning that says why. So are eager steps, without.
 """
@@ -16,11 +16,15 @@ import tensorflow as tf
 from ...callbacks.backup.generators import reached
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import holds_own_code, layers_of
-from ...compat.training import given_metrics
+from ...compat.training import given_metrics, overrides_compute_loss
+from ..checks import checked_logs
 from ..inputs.rows import batch_spec
-from ..step.global_metrics import metrics_of, variable_ids
-from ..step.step_loss import overrides_compute_loss
+from ..step.global_metrics import losses_count_samples, metrics_of, variable_ids
+from ..step.variable_placement import accumulates
 from .errors import NotPartitioned
+from .explain import StepExplanation
+from .labels import REPLICATED, SAMPLES
+from .step import Step
 from .traced_step import TracedStep
 from .whole_step import WholeStep
 
@@ -28,7 +32,59 @@ _log = logging.getLogger("unisono")
 
 
 class StepPartition:
-    """The steps of a model that have code of the user's, where there are several replicas.
+    """A step, partitioned for each layout of the batches.
+
+    Args:
+        step: the program of one device.
+        said: what was warned of before, so that it is said once.
+    """
+
+    def __init__(self, step: Step, said: set[str]) -> None:
+        self._step, self._said = step, said
+        self._traced: dict[str, TracedStep | None] = {}
+
+    def of(self, spec: Any, compiles: bool = False) -> TracedStep | WholeStep:
+        """The step for batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
+        leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
+        key = str((tf.nest.map_structure(lambda leaf: leaf is None, spec), [*map(_layout, leaves)], compiles))
+        if key not in self._traced:
+            self._traced[key] = self._trace(spec, compiles)
+        return self._traced[key] or self.whole()
+
+    def explained(self, spec: Any, samples: int) -> StepExplanation:
+        """What the replicas communicate in a step on a batch of so many samples. Context: cross-replica."""
+        try:
+            return TracedStep(self._step, spec).explained(samples)
+        except NotPartitioned as error:
+            return StepExplanation(self._step.strategy.num_replicas_in_sync, samples, whole=str(error))
+
+    def whole(self) -> WholeStep:
+        """The step as the first replica computes it on the whole batch."""
+        return WholeStep(self._step)
+
+    def _trace(self, spec: Any, compiles: bool) -> TracedStep | None:
+        try:
+            return TracedStep(self._step, spec, compiles)
+        except NotPartitioned as error:
+            self._warn(error)
+        except Exception as error:  # of user code, which then shows it where it is run
+            _log.info("The trace of the step ended in an error: %r", error)
+            self._warn(f"its trace ended in {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return None
+
+    def _warn(self, reason: Any) -> None:
+        """Says once for each reason why the step runs on one replica."""
+        if str(reason) not in self._said:
+            warnings.warn(
+                f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}. "
+                "The result is that of a single device.",
+                stacklevel=2,
+            )
+        self._said.add(str(reason))
+
+
+class ModelPartition:
+    """The steps of a model, where several replicas share its batches.
 
     Args:
         model: the model.
@@ -38,48 +94,45 @@ class StepPartition:
 
     def __init__(self, model: TrainedModel, name: str, step_fn: Callable[[Any], Any]) -> None:
         self._model, self._name, self._step_fn = model, name, step_fn
-        self._traced: dict[str, TracedStep | None] = {}
-        self._needed: bool | None = None
+        self._partition: StepPartition | None = None
 
-    def of(self, batch: Any) -> TracedStep | WholeStep | None:
-        """The step for a batch; None where the step has no code of the user's. Context: cross-replica."""
-        if self._needed is None:
-            self._needed = has_user_code(self._model, self._name) and _several_replicas(self._model)
-        if not self._needed:
+    def of(self, batch: Any, compiles: bool = False) -> TracedStep | WholeStep | None:
+        """The step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica."""
+        if not shared_by_replicas(self._model):
             return None
-        return self._partitioned(batch_spec(batch)) or WholeStep(self._model, self._step_fn, self._name)
-
-    def _partitioned(self, spec: Any) -> TracedStep | None:
+        if self._partition is None:
+            said = vars(self._model).setdefault("_said_of_steps", set())
+            self._partition = StepPartition(self._as_step(), said)
         if self._model.run_eagerly:
-            return None
-        leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
-        key = str(
-            (tf.nest.map_structure(lambda leaf: leaf is None, spec), [_layout(leaf) for leaf in leaves])
+            return self._partition.whole()
+        return self._partition.of(batch_spec(batch), compiles)
+
+    def _as_step(self) -> Step:
+        model, training = self._model, self._name == "train_step"
+        return Step(
+            self.results,
+            model.distribute_strategy,
+            f"The `{self._name}` of {type(model).__name__}",
+            layers_of(model),
+            [*model.variables, *(v for metric in metrics_of(model) for v in metric.variables)],
+            SAMPLES if self._name == "predict_step" else REPLICATED,
+            training and accumulates(model.optimizer),
         )
-        if key not in self._traced:
-            self._traced[key] = self._trace(spec)
-        return self._traced[key]
 
-    def _trace(self, spec: Any) -> TracedStep | None:
-        try:
-            return TracedStep(self._model, self._step_fn, spec, self._name)
-        except NotPartitioned as error:
-            self._warn(error)
-        except Exception as error:  # of user code, which then shows it where it is run
-            _log.info("The trace of the step ended in an error: %r", error)
-            self._warn(f"its trace ended in {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        return None
+    def explained(self, spec: Any, samples: int) -> StepExplanation:
+        """What the replicas communicate in a step on such a batch. Context: cross-replica, on several replicas."""
+        return StepPartition(self._as_step(), set()).explained(spec, samples)
 
-    def _warn(self, reason: Any) -> None:
-        """Says once for each model and reason why its steps run on one replica."""
-        said = vars(self._model).setdefault("_said_of_steps", set())
-        if str(reason) not in said:
-            warnings.warn(
-                f"The `{self._name}` of {type(self._model).__name__} runs on one replica, with the whole batch, and the "
-                f"other replicas wait: {reason}. The result is that of a single device.",
-                stacklevel=2,
-            )
-        said.add(str(reason))
+    def results(self, batch: Any) -> Any:
+        """What the step gives on one device: the outputs for a batch, or the logs that metrics do not have."""
+        with losses_count_samples(self._model):
+            results = self._step_fn(batch)
+        if self._name == "predict_step":
+            return results
+        if not self._model._has_own_logs(self._name == "train_step"):
+            return {}
+        logs = checked_logs(results, getattr(self._step_fn, "__name__", self._name))
+        return keras.tree.map_structure(tf.convert_to_tensor, logs)
 
 
 def has_user_code(model: TrainedModel, name: str) -> bool:
@@ -99,7 +152,7 @@ def losses_hold_state(model: TrainedModel) -> bool:
     return any(id(found) not in known for _, found in reached(roots, (keras.Variable,)))
 
 
-def _several_replicas(model: TrainedModel) -> bool:
+def shared_by_replicas(model: TrainedModel) -> bool:
     """Whether replicas share a batch, and no pipeline does."""
     servers = tf.distribute.experimental.ParameterServerStrategy
     strategy = model.distribute_strategy

@@ -11,9 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of
 from ...compat.one_device import distributed_variable, traced_on_one_device
+from ...compat.strategies import pretending_replicas
 from ...compat.variables import is_read_together, raw_value, sums_on_read
 from ...distribute.gathering import gather_samples
 from ...distribute.replicas import (
@@ -25,22 +24,21 @@ from ...distribute.replicas import (
 )
 from ...distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
-from ...optimizers.adoption import adopt
+from ...optimizers.building import ensure_built, run_in_thread
 from ...optimizers.call_options import CallOptions, call_options, current_options
-from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.aggregated_gradients import after_aggregation
 from ...optimizers.stages.user_code import apply_of
-from ..checks import checked_logs
 from ..inputs.rows import row_count
 from ..step.collected_writes import CollectedWrites
-from ..step.variable_placement import accumulates
 from .builder import APPLY, READ
 from .conversions import Exchange, Replica, Request
 from .errors import NotPartitioned
-from .labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, SAMPLES, is_sharded
+from .explain import StepExplanation, explained
+from .labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, is_sharded
 from .partition import partitioned
-from .program import Program
+from .program import Program, received
 from .rebuild import rebuilt
+from .step import Step, numbers_in, with_numbers
 
 
 @dataclasses.dataclass
@@ -76,13 +74,12 @@ class Application:
 
 
 class TracedStep:
-    """One step of a model for one layout of its batches.
+    """One step for one layout of its batches.
 
     Args:
-        model: the model.
-        step_fn: `fn(data)`: its logs, or the outputs of `predict_step`.
+        step: the program of one device.
         spec: nest of `tf.TensorSpec` and None: of a global batch.
-        name: of the step: "train_step", "test_step" or "predict_step".
+        compiles: whether XLA compiles what a replica computes between collectives.
 
     Raises:
         NotPartitioned: the step cannot be partitioned.
@@ -90,27 +87,25 @@ class TracedStep:
     Context: any; it is traced outside of the graph that is being made.
     """
 
-    def __init__(self, model: TrainedModel, step_fn: Callable[[Any], Any], spec: Any, name: str) -> None:
-        self._model, self._step_fn, self._spec = model, step_fn, spec
-        self._predicts, training = name == "predict_step", name == "train_step"
-        self._own_logs = not self._predicts and model._has_own_logs(training)
-        self._weighs_losses = training and accumulates(model.optimizer)
+    def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
+        self._step, self._spec, self._compiles = step, spec, compiles
         self._applications: list[Application] = []
         self._reads: list[ShardedValue] = []
-        self._logs: Any = {}
+        self._result: Any = {}
         self._variables: list[keras.Variable] = []
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
             raise NotPartitioned("ragged and sparse inputs are not partitioned")
         specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
-        graph = traced_on_one_device(self._trace, specs)
-        logs = len(tf.nest.flatten(self._logs))
+        graph = traced_on_one_device(self._trace, specs, for_xla=compiles)
+        shares = shares_variables(step.strategy)
         self._partial = {
             index
             for index, variable in enumerate(self._variables)
-            if sums_on_read(raw_value(variable)) and not shares_variables(model.distribute_strategy)
+            if sums_on_read(raw_value(variable)) and not shares
         }
-        wanted = [SAMPLES if self._predicts else REPLICATED] * logs
+        self._results = len(graph.outputs) - len(self._variables)
+        wanted = [step.exits] * self._results
         wanted += [
             PARTIAL_SUM if n in self._partial else MEAN_OF_STATISTICS for n in range(len(self._variables))
         ]
@@ -118,38 +113,33 @@ class TracedStep:
             n: [kind == "slices" for kind in a.kinds if kind != "none"]
             for n, a in enumerate(self._applications)
         }
-        shares = shares_variables(model.distribute_strategy)
         self.program: Program = partitioned(
             graph,
             len(leaves),
             wanted,
             lambda handle: not shares and _sums_on_read(handle),
             slices,
-            _statistics_of(model),
+            _statistics_of(step.layers),
         )
+
+        self._received = received(self.program)
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         rest = iter(tensors)
         batch = tf.nest.map_structure(lambda leaf: None if leaf is None else next(rest), self._spec)
-        rows = row_count(batch)
-        step = StepContext(0, 1, rows, rows, totals=WeightTotals() if self._weighs_losses else None)
-        step.take_gradients = self._take
-        if any(each.gradient_aggregator is not None for each in map(adopt, optimizers_of(self._model))):
-            step.notes[NOT_AGGREGATED] = NotPartitioned(
-                "it calls `aggregate_gradients` of an optimizer that has a `gradient_aggregator`"
-            )
+        rows = row_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
+        totals = WeightTotals() if self._step.notes_weights else None
+        step = StepContext(0, 1, rows, rows, totals=totals, in_xla=self._compiles, take_gradients=self._take)
+        step.builds_under = self._step.strategy
+        step.notes[NOT_AGGREGATED] = _aggregates_itself
         seen = functools.partial(self._seen, tf.compat.v1.get_default_graph())
-        with step_scope(step), seen_through(seen), CollectedWrites() as writes:
+        with step_scope(step), pretending_replicas(1), seen_through(seen), CollectedWrites() as writes:
             step.writes = writes
-            logs = self._step_fn(batch)
-            if not self._predicts:
-                name = getattr(self._step_fn, "__name__", "train_step")
-                logs = checked_logs(logs, name) if self._own_logs else {}
-            self._logs = keras.tree.map_structure(
-                tf.convert_to_tensor, logs
-            )  # can be variables that the step has written
+            result = self._step.fn(batch)
+            numbers = numbers_in(result)  # can be variables that the step has written
+        self._result = result
         self._variables = [variable for variable, _ in writes.items()]
-        return [*tf.nest.flatten(self._logs), *(value for _, value in writes.items())]
+        return [*numbers, *(value for _, value in writes.items())]
 
     def _seen(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
         """What stands for a sharded weight that the step reads."""
@@ -159,8 +149,15 @@ class TracedStep:
         self._reads.append(weight)
         return TensorInPlace(weight.key, whole, weight.name)
 
+    def _build(self, optimizer: Any, variables: list[Any]) -> None:
+        with self._step.strategy.scope():
+            ensure_built(optimizer, variables)
+
     def _take(self, optimizer: Any, pairs: Any) -> None:
-        pairs, options = after_aggregation(optimizer, list(pairs), current_options())
+        pairs = list(pairs)
+        if not optimizer.built:
+            run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
+        pairs, options = after_aggregation(optimizer, pairs, current_options())
         options = dataclasses.replace(options, skip_aggregation=False, contributions=True)
         tensors, kinds = [], []
         for gradient, _ in pairs:
@@ -183,10 +180,17 @@ class TracedStep:
         if tensors:
             tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{number}")
 
-    def __call__(self, data: Any) -> Any:
-        """Runs the step on a replica's samples; returns its logs, the same on every replica, or the outputs for them.
+    def explained(self, samples: int) -> StepExplanation:
+        """What the replicas communicate in a step on a batch of so many samples."""
+        results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
+        names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
+        variables = [each.variables for each in self._applications]
+        return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, variables)
 
-        Outputs that are the same on every replica are those of the first one with samples.
+    def __call__(self, data: Any) -> Any:
+        """Runs the step on a replica's samples; returns its results, with the labels that `Step.exits` names.
+
+        Outputs of `predict_step` that are the same on every replica are those of the first one with samples.
 
         Context: replica, inside of a step that collects writes.
         """
@@ -199,15 +203,20 @@ class TracedStep:
             int(step.replica_id), step.rows, held, step.global_rows, step.rows_before, local_replica_index()
         )
         read = lambda number: self._reads[number].read_value()  # noqa: E731
-        run = rebuilt(self.program, leaves, replica, self._apply, read)
+        run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
         outputs = _with_collectives(run)
-        logs = len(tf.nest.flatten(self._logs))
-        self._write(outputs[logs:], step)
-        found = outputs[:logs]
-        if self._predicts:
-            labels = [self.program.values[number].label for number in self.program.outputs]
-            found = [t if is_sharded(v) else _if_first(t, step) for t, v in zip(found, labels)]
-        return tf.nest.pack_sequence_as(self._logs, found)
+        self._write(outputs[self._results :], step)
+        labels = [self.program.values[number].label for number in self.program.outputs[: self._results]]
+        found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, labels)]
+        return with_numbers(self._result, found)
+
+    def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext) -> tf.Tensor:
+        """An output without the sample that a replica without samples has borrowed."""
+        if self._step.exits == REPLICATED or label == PARTIAL_SUM or tensor.shape.rank == 0:
+            return tensor
+        if is_sharded(label):
+            return tensor if step.certainly_alive else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
+        return tensor[: tf.where(step.holds_first_row, tf.shape(tensor)[0], 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
         application = self._applications[number]
@@ -220,12 +229,17 @@ class TracedStep:
             apply_of(application.optimizer)(gradients, variables)
 
     def _write(self, values: list[tf.Tensor], step: StepContext) -> None:
-        """Writes what the step has assigned, if it was not skipped; numbers of all replicas are the first one's."""
+        """Writes what the step has assigned, if it was not skipped.
+
+        Numbers that every replica has computed are the first one's; what a collective gave is equal already.
+        """
         applied = step.applied
         floating = [
             n
-            for n, v in enumerate(values)
-            if n not in self._partial and (v.dtype.is_floating or v.dtype.is_complex)
+            for n, (v, number) in enumerate(zip(values, self.program.outputs[self._results :]))
+            if n not in self._partial
+            and (v.dtype.is_floating or v.dtype.is_complex)
+            and number not in self._received
         ]
         for number, value in zip(floating, _of_first([values[n] for n in floating])):
             values[number] = value
@@ -238,10 +252,6 @@ class TracedStep:
         once_per_copy(write)(values, applied)
 
 
-def _if_first(output: tf.Tensor, step: StepContext) -> tf.Tensor:
-    return output[: tf.where(step.holds_first_row, tf.shape(output)[0], 0)]
-
-
 def _of_first(values: list[tf.Tensor]) -> list[tf.Tensor]:
     """The values of the first replica, on every replica: others may have rounded in another way."""
     if not values:
@@ -250,11 +260,11 @@ def _of_first(values: list[tf.Tensor]) -> list[tf.Tensor]:
     return all_reduce_sum_packed([tf.where(first, value, tf.zeros_like(value)) for value in values])
 
 
-def _statistics_of(model: Any) -> Callable[[tf.Operation], bool]:
+def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:
     """Whether an operation was made for a `BatchNormalization` that is not synchronized: by its name scope."""
     names = {
         layer.name
-        for layer in layers_of(model)
+        for layer in layers
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
     }
 
@@ -263,6 +273,12 @@ def _statistics_of(model: Any) -> Callable[[tf.Operation], bool]:
         return not (names.isdisjoint(scopes) and names.isdisjoint(re.sub(r"_\d+$", "", s) for s in scopes))
 
     return is_statistic if names else lambda op: False
+
+
+def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:
+    if optimizer.gradient_aggregator is None:
+        return None
+    return NotPartitioned("it calls `aggregate_gradients` of an optimizer that has a `gradient_aggregator`")
 
 
 def _sums_on_read(handle: Any) -> bool:

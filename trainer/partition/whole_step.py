@@ -13,9 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.strategies import LoneReplica, pretending_replicas
-from ...compat.variables import raw_value, sums_on_read
+from ...compat.variables import raw_value
 from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -34,10 +33,9 @@ from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.call_options import CallOptions, call_options, current_options
 from ...optimizers.stages.aggregated_gradients import after_aggregation
 from ...optimizers.stages.user_code import apply_of
-from ..checks import checked_logs
-from ..step.collected_writes import SETTLED
-from ..step.global_metrics import metrics_of
-from ..step.variable_placement import accumulates
+from ..inputs.rows import slice_rows
+from .labels import SAMPLES, SHARES
+from .step import Step, numbers_in, with_numbers
 
 
 @dataclasses.dataclass
@@ -55,28 +53,22 @@ class WholeStep:
     """One step on the whole batch.
 
     Args:
-        model: the model.
-        step_fn: `fn(data)`: its logs, or the outputs of `predict_step`.
-        name: of the step: "train_step", "test_step" or "predict_step".
+        step: the program of one device.
 
     It is made for one step (in a graph: for the trace of one) and called on every replica of this process.
     """
 
-    def __init__(self, model: TrainedModel, step_fn: Any, name: str) -> None:
-        self._model, self._step_fn, self._name = model, step_fn, name
-        self._own_logs = name != "predict_step" and model._has_own_logs(name == "train_step")
-        self._weighs_losses = name == "train_step" and accumulates(model.optimizer)
+    def __init__(self, step: Step) -> None:
+        self._step = step
         self._calls: list[_Call] = []
         self._writes: list[tuple[Any, tf.Tensor]] = []
         self._result: Any = {}
         self._ended = False
         self._updated_inside: dict[int, Any] = {}
-        metrics = [v for metric in metrics_of(model) for v in metric.variables]
-        self._totals = [v for v in metrics if sums_on_read(raw_value(v))]
-        self._sharded = [v for v in map(raw_value, model.variables) if isinstance(v, ShardedValue)]
+        self._totals, self._sharded = step.totals, step.sharded
 
     def __call__(self, data: Any) -> Any:
-        """Runs the step; returns its logs, the same on every replica, or the outputs.
+        """Runs the step; returns its results, with the labels that `Step.exits` names.
 
         Context: inside of a step that collects writes.
         """
@@ -92,17 +84,20 @@ class WholeStep:
                 step.writes.add_update((variable, tf.zeros_like(value)))
         self._settle_metrics(step)
         self._hand_over(step)
-        if self._name == "predict_step":
-            return self._result
-        leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._result)]
-        return tf.nest.pack_sequence_as(self._result, _of_first(leaves, step))
+        if self._step.exits == SAMPLES:
+            return self._result if step.replica_id == 0 else tf.nest.map_structure(_no_samples, self._result)
+        leaves = _of_first(numbers_in(self._result), step)
+        if self._step.exits == SHARES and step.replica_id != 0:
+            leaves = [leaf[:0] if leaf.shape.rank else tf.zeros_like(leaf) for leaf in leaves]
+        return with_numbers(self._result, leaves)
 
     def _compute(self, data: Any, step: StepContext, state: _State) -> None:
         """Runs the user's code as on one device."""
         strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
         rows = step.global_rows
-        totals = WeightTotals() if self._weighs_losses else None
+        totals = WeightTotals() if self._step.notes_weights else None
         own = StepContext(0, 1, rows, rows, totals=totals, writes=step.writes)
+        own.builds_under = strategy
 
         def take(optimizer: Any, pairs: Any) -> None:
             if (
@@ -123,12 +118,7 @@ class WholeStep:
         step.writes.state_mapping.update(state.totals)
         alone = LoneReplica(strategy, first_local_replica(strategy))
         with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
-            result = self._step_fn(data)
-            if self._own_logs:
-                result = checked_logs(result, getattr(self._step_fn, "__name__", self._name))
-            elif self._name != "predict_step":
-                result = {}
-            self._result = tf.nest.map_structure(_tensor, result)
+            self._result = self._step.fn(data)
 
     def _follow(self, step: StepContext, state: _State) -> None:
         """Takes part in what the first replica of this process does."""
@@ -175,7 +165,6 @@ class WholeStep:
             copy = local_copy(raw_value(variable))
             kept = tf.identity(copy) if shares_variables() else tf.zeros_like(copy)
             step.writes.add_update((variable, kept))
-        step.notes.setdefault(SETTLED, set()).update(id(variable) for variable, _ in self._writes)
 
 
 class _State:
@@ -206,8 +195,8 @@ class _State:
         return self._whole[id(value)]
 
 
-def _tensor(value: Any) -> Any:
-    return value if isinstance(value, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(value)
+def _no_samples(output: Any) -> Any:
+    return output if isinstance(output, tf.Tensor) and output.shape.rank == 0 else slice_rows(output, 0, 0)
 
 
 def _of_first(values: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:

@@ -11,11 +11,9 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import without_layer_losses
-from ...compat.training import compiled_loss, compute_loss, flat_losses
+from ...compat.training import compiled_loss, compute_loss, flat_losses, overrides_compute_loss
 from ...distribute.step_context import StepContext, WeightTotals, step_scope
 from ..step import global_loss as exact_loss
-from ..step.global_loss import compiled_loss_of
-from ..step.step_loss import overrides_compute_loss
 from .engine import Head, PipelinedStep
 from .micro_batches import micro_slices
 from .plan import Plan
@@ -97,15 +95,17 @@ def own_loss(
             return compute_loss(
                 model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
             )
-    loss = compiled_loss_of(model, y, y_pred, sample_weight)
-    return tf.zeros((), keras.config.floatx()) if loss is None else tf.convert_to_tensor(loss)
+    compiled = compiled_loss(model)
+    if compiled is None:
+        return tf.zeros((), keras.config.floatx())
+    return tf.convert_to_tensor(compiled(y, y_pred, sample_weight))
 
 
 def track_single_losses(model: TrainedModel, y: Any, outputs: Any, sample_weight: Any) -> None:
     """Counts the losses of several outputs, on the whole batch: what they wrote for micro-batches is dropped."""
     compiled = compiled_loss(model)
     if compiled is not None and compiled.metrics and not overrides_compute_loss(model):
-        compiled_loss_of(model, y, outputs, sample_weight)
+        compiled(y, outputs, sample_weight)
 
 
 def _works_on_rows(model: TrainedModel) -> bool:

@@ -44,7 +44,7 @@ class GlobalSteps(Protocol):
         rows: int | None,
         worker_rows: tf.Tensor | None = None,
         after: Sequence[Any] = (),
-        compute: Any = None,
+        compiles: bool = False,
         in_xla: bool = False,
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,

@@ -19,13 +19,18 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.functional import graph_of
-from ...compat.training import compute_loss, compute_output_spec, given_metrics, losses_of_classes
+from ...compat.training import (
+    compute_loss,
+    compute_output_spec,
+    given_metrics,
+    losses_of_classes,
+    overrides_compute_loss,
+)
 from ...distribute.arguments import shown
 from ..compile_checks import output_names
 from ..inputs import Source
 from ..inputs.convert import is_memory_mapped
 from ..inputs.structure import is_standard, unpack
-from ..step.step_loss import overrides_compute_loss
 from .misfit_causes import is_cause, line_of_users
 
 _ERRORS = (

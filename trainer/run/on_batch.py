@@ -13,8 +13,10 @@ from ...distribute.arguments import shown
 from ..inputs import Chunk, make_source
 from ..inputs.arrays import ArraySource
 from ..inputs.make_source import kind_of
-from ..inputs.rows import batch_spec
+from ..inputs.rows import batch_spec, row_count
 from ..inputs.structure import unpack
+from ..partition.explain import StepExplanation
+from ..partition.step_partition import ModelPartition, shared_by_replicas
 from .executions import Execution
 from .misfits import explained
 from .overflow import check_progress
@@ -44,6 +46,32 @@ def on_batch(
             check_progress(model, chunk, 1)
     logs = pythonify_logs(logs)
     return logs if return_dict else logs_in_order(model, logs)
+
+
+def explain_step(model: TrainedModel, runner: Runner, x: Any, y: Any, sample_weight: Any) -> StepExplanation:
+    """What replicas communicate in a training step on one global batch; no step is run. Context: host."""
+    chunk = _whole_batch(model, x, y, sample_weight, None)
+    with runner.watching(model):
+        spec = batch_spec(chunk.inputs)
+        runner.build(model, spec, chunk.rows, True)
+        return explanation_for(model, spec, int(row_count(chunk.inputs)))
+
+
+def explanation_for(model: TrainedModel, spec: Any, samples: int | None) -> StepExplanation:
+    """What replicas communicate in a training step on a batch of `spec`; of 32 samples where their number is not known.
+
+    Raises:
+        ValueError: no replicas share a batch.
+    """
+    if not shared_by_replicas(model):
+        raise ValueError(
+            f"`explain_step` needs a strategy with several replicas that share a batch. Received: "
+            f"{type(model.distribute_strategy).__name__} with {model.distribute_strategy.num_replicas_in_sync} replica. "
+            "On one device, make the model in the scope of a MirroredStrategy after "
+            "`unisono.distribute.simulate_devices(2)`."
+        )
+    with model._strategy_scope():
+        return ModelPartition(model, "train_step", model.train_step).explained(spec, samples or 32)
 
 
 def predict_on_batch(model: TrainedModel, runner: Runner, x: Any) -> Any:

@@ -22,7 +22,7 @@ from ...distribute.workers.peer_monitor import monitored_collective
 from ..inputs.checks import check_rows
 from ..inputs.rows import concat_rows
 from ..inputs.source import Chunk
-from ..partition.step_partition import StepPartition
+from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import predict_on_replica
@@ -50,7 +50,7 @@ class PredictFunction:
         self._in_loops = in_loops and self._alone and not model.run_eagerly
         self._compiled: dict[Any, Any] = {}
         self._loops: dict[Any, PredictLoop] = {}
-        self._partition = StepPartition(model, "predict_step", predict_step)
+        self._partition = ModelPartition(model, "predict_step", predict_step)
         self._reached: int | None = None
 
     def __call__(self, execution: Execution, step: int = 0) -> tuple[int, list[Any]]:

@@ -24,11 +24,11 @@ from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.accumulation import CallsOnHost
 from ..inputs.checks import check_rows, refuse_unequal_parts
 from ..inputs.source import Chunk
-from ..partition.step_partition import StepPartition
+from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
-from ..step.global_regularizers import whole_batch_values
+from ..step.global_metrics import metrics_of, variable_ids
 from ..step.replica_slices import ReplicaSlices
-from ..step.train_step import Tracing, replica_step
+from ..step.train_step import Tracing, run_on_replica
 from ..step.variable_placement import accumulates
 from . import other_loops, xla_loops
 from .carried_logs import CarriedLogs
@@ -73,7 +73,7 @@ class StepFunction:
         self.after_execution: Callable[[Execution, int, float], None] | None = None
         self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
-        self._partition = StepPartition(model, "train_step" if training else "test_step", step_fn)
+        self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
@@ -223,7 +223,7 @@ class StepFunction:
         rows: int | None,
         worker_rows: tf.Tensor | None = None,
         after: Sequence[Any] = (),
-        compute: Any = None,
+        compiles: bool = False,
         in_xla: bool = False,
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,
@@ -235,7 +235,7 @@ class StepFunction:
             rows: int or None; rows of the global batch, where they are known.
             worker_rows: int32 `[workers]`, where `batch` holds this worker's rows only.
             after: operations that must have ended before anything of the step begins.
-            compute: how each replica computes loss and gradients; None: as `train_step` says.
+            compiles: whether XLA compiles what each replica computes between collectives.
             in_xla: whether all of the step is compiled by XLA.
             hooks: whether what callbacks put before the step is called here.
             part: reads a replica's rows on its own device; see `ReplicaSlices`.
@@ -254,19 +254,22 @@ class StepFunction:
             after = [*after, *check_rows(batch, sharers)]
         elif worker_rows is not None:
             after = [*after, *refuse_unequal_parts(batch)]
-        own = self._partition.of(batch)
+        own = self._partition.of(batch, compiles)
         whole = isinstance(own, WholeStep)
         slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
-        own_logs = model._has_own_logs(self.training)
-        tracing = Tracing(own_logs, self.training and accumulates(model.optimizer), compute, in_xla, after)
-        tracing.partitioned = own is not None
+        tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
+        metrics = variable_ids(metrics_of(model))
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
-        with effects() as made, whole_batch_values(model, several=not self.alone):
-            on_replica = functools.partial(replica_step, model, own or self._step_fn, slices, tracing)
+
+        def on_replica(parts: list[Any]) -> Any:
+            data, held = slices.of_this_replica(parts)
+            return run_on_replica(own or self._partition.results, data, held, tracing, metrics)
+
+        with effects() as made:
             logs: Any = strategy.run(on_replica, (slices.parts,))
-        self.shapes_vary = self.shapes_vary or tracing.shapes_vary
+        self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
         if own is not None:
             logs = tf.nest.map_structure(lambda log: strategy.experimental_local_results(log)[0], logs)
         if self.recorder is not None:

@@ -32,7 +32,6 @@ from ...distribute.storage import local_path
 from ...distribute.workers.agreement import spans_workers
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Chunk, Source
-from ..partition.step_partition import has_user_code
 from . import row_layouts, xla_loops
 from .compiled import GRAPH, XLA
 from .executions import Execution
@@ -170,8 +169,6 @@ class XlaChoice:
             return GRAPH, "workers that measure for themselves may choose differently"
         if several and not training:
             return GRAPH, "on several replicas XLA compiles what leads to gradients, and nothing else"
-        if several and has_user_code(model, "train_step"):
-            return GRAPH, "on several replicas, only the built-in step can be compiled in part"
         if level_of(model.distribute_strategy) == "weights":
             return GRAPH, "XLA would put all weights together before it computes"
         if any(map(computes_again, layers_of(model))):

@@ -14,7 +14,6 @@ from ...compat.graphs import first_graph, graph_function, only_graph
 from ...distribute.devices import is_gpu
 from ..inputs.readers import for_xla
 from ..inputs.source import Chunk
-from ..step.compiled_compute import compiled_forward_and_backward
 from .batch_stacks import Stacks
 from .compiled import GRAPH, XLA, Compiled, GlobalSteps, signed
 from .executions import UNKNOWN
@@ -36,7 +35,7 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
         return functools.partial(_step_by_itself, function) if by_itself else function.global_step
     full = chunk.rows is not None and chunk.rows == function.full_rows and not chunk.open_ended
     if asked or (function.way == XLA and full):
-        return functools.partial(function.global_step, compute=compiled_forward_and_backward)
+        return functools.partial(function.global_step, compiles=True)
     return function.global_step
 
 

@@ -12,17 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import losses_of_layers, regularization_losses
-from ...distribute.step_context import StepContext
-
-
-def losses_in_step(model: TrainedModel, step: StepContext) -> list[tf.Tensor]:
-    """`model.losses` in a step on several replicas: what layers add in units of a local mean, then regularization."""
-    added = added_by([model])
-    if step.shares:  # a loop of the user's own divides by the number of replicas
-        added = [tf.math.multiply_no_nan(loss, step.share(loss.dtype) * step.num_replicas) for loss in added]
-    return added + regularization_losses(model)
+from ...compat.layers import losses_of_layers
 
 
 def added_by(layers: Sequence[Any]) -> list[tf.Tensor]:

@@ -12,7 +12,6 @@ import tensorflow as tf
 from ...compat.equal_operations import made_once
 from ...compat.graphs import is_inside, made_in_this_graph
 from ...compat.layers import forget_losses
-from ...compat.random_state import is_random_state
 from ...compat.variables import is_read_together, raw_value, stored_dtype
 from ...distribute.replicas import (
     all_reduce_sum_packed,
@@ -22,10 +21,6 @@ from ...distribute.replicas import (
     shares_variables,
 )
 from ...distribute.step_context import ON_FIRST_REPLICA, StepContext
-from ...distribute.write_rules import EQUAL, FIRST, MEAN, SUM, declared
-
-SETTLED = "settled"
-"""In the notes of a step: ids of the variables whose copy on this replica shall hold what the replica wrote."""
 
 
 class WriteInNestedGraph(BaseException):
@@ -144,14 +139,8 @@ def make_writes(
 ) -> None:
     """Writes each variable's new value, on every replica, if the step was not skipped.
 
-    Kinds of variables are told apart:
-
-    - metrics: this replica's copy. They are summed when they are read. What the step notes as `SETTLED` is written as it is,
-      anything else only if the replica has rows.
-    - everything else: one value for all replicas, by a rule (see `write_rules.py`): the one that the `aggregation` of the
-      variable declares; else floating-point values become the mean weighted with each replica's share of the rows
-      (BatchNormalization's averages), and integers are EQUAL. The state of random generators is equal already, because a
-      replica without rows counts too.
+    A metric's variable is this replica's copy: they are summed when they are read. The others have one value for all
+    replicas: that of the first one where it alone computes the step, else they are equal already.
 
     Args:
         writes: (variable, value) pairs of this replica.
@@ -163,96 +152,41 @@ def make_writes(
     if not writes:
         return
     applied = step.applied
-    old = {id(variable): local_copy(variable) for variable, _ in writes}
-    new: list[tf.Tensor] = []
-    rules: dict[int, str] = {}
-    of_metrics: set[int] = set()
-    for index, (variable, value) in enumerate(writes):
-        if id(variable) in metrics or is_read_together(raw_value(variable)):
-            settled = step.certainly_alive or id(variable) in step.notes.get(SETTLED, ())
-            if not settled and step.num_replicas > 1:
-                value = tf.where(step.alive, value, old[id(variable)])
-            of_metrics.add(index)
-            if shares_variables():
-                rules[index] = SUM
-        else:
-            rule = _rule_of(variable, step)
-            if rule is not None:
-                rules[index] = rule
-        new.append(value)
+    old = [local_copy(variable) for variable, _ in writes]
+    new = [value for _, value in writes]
     if num_replicas() > 1:
-        before = {index: old[id(writes[index][0])] for index in rules}
-        for index, value in _joined(rules, before, new, step, of_metrics).items():
+        for index, value in _reduced(writes, old, step, metrics).items():
             new[index] = value
 
     def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
-        for (variable, _), value in zip(writes, values):
-            copy = old[id(variable)]
+        for copy, value in zip(old, values):
             copy.assign(value if applied is None else tf.where(applied, value, copy))
 
     once_per_copy(write)(new, applied)
 
 
-def _rule_of(variable: keras.Variable, step: StepContext) -> str | None:
-    """How the values of the replicas become one; None: they are equal already."""
-    if step.notes.get(ON_FIRST_REPLICA):
-        return FIRST
-    said = declared(variable)
-    if said is not None:
-        return said
-    if tf.as_dtype(variable.dtype).is_floating:
-        return MEAN
-    return None if is_random_state(variable) else EQUAL
-
-
 @made_once()
-def _joined(
-    rules: dict[int, str],
-    old: dict[int, Any],
-    new: Sequence[tf.Tensor],
+def _reduced(
+    writes: Sequence[tuple[keras.Variable, tf.Tensor]],
+    old: Sequence[Any],
     step: StepContext,
-    of_metrics: set[int],
+    metrics: set[int],
 ) -> dict[int, tf.Tensor]:
-    """The values that the replicas agree on, equal to the bit, by their place in `new`. Context: replica.
-
-    What a replica without rows adds counts nothing, but for those in `of_metrics`, where it holds what it shall add.
-    """
-    joined: dict[Any, tf.Tensor] = {}
-    parts: dict[Any, tf.Tensor] = {}
-    values = {index: _carried(new[index]) for index in rules}
-
-    def before(index: int) -> tf.Tensor:
-        return _carried(tf.identity(old[index]))
-
-    for index, rule in rules.items():
-        value, dtype = values[index], values[index].dtype
-        if rule == FIRST:
-            parts[index] = _of_first(value, step)
-        elif dtype.is_floating and rule in (MEAN, EQUAL):
-            parts[index] = tf.math.multiply_no_nan(value, step.share(dtype))
-        elif rule == MEAN:  # of the changes, which have few digits
-            change = tf.cast(value - before(index), tf.float64)
-            parts[index] = tf.math.multiply_no_nan(change, step.share(tf.float64))
-        else:
-            added = value - before(index)
-            counts = True if index in of_metrics else step.alive
-            parts[index] = tf.where(counts, added, tf.zeros_like(added))
-        if rule == EQUAL:
-            parts["first", index] = _of_first(value, step)
-    for key, total in zip(parts, all_reduce_sum_packed(list(parts.values()))):
-        joined[key] = total
-    for index, rule in rules.items():
-        dtype = values[index].dtype
-        if rule == SUM or (rule == EQUAL and not dtype.is_floating):
-            joined[index] = before(index) + joined[index]
-        elif rule == MEAN and not dtype.is_floating:
-            joined[index] = before(index) + tf.cast(tf.round(joined[index]), dtype)
-    firsts = {index: joined.pop(("first", index)) for index, rule in rules.items() if rule == EQUAL}
-    differ = [tf.logical_and(step.alive, tf.reduce_any(values[i] != first)) for i, first in firsts.items()]
-    others = all_reduce_sum_packed([tf.cast(each, tf.int32) for each in differ])
-    for (index, first), differing in zip(firsts.items(), others):
-        joined[index] = tf.where(tf.equal(differing, 0), first, joined[index])
-    return {index: _as_written(value, new[index].dtype) for index, value in joined.items()}
+    """The values that the replicas agree on, bitwise equal, by their place in `writes`. Context: replica."""
+    parts: dict[int, tf.Tensor] = {}
+    before: dict[int, tf.Tensor] = {}
+    for index, (variable, value) in enumerate(writes):
+        if id(variable) in metrics or is_read_together(raw_value(variable)):
+            if shares_variables():  # replicas add to one copy
+                before[index] = _carried(tf.identity(old[index]))
+                parts[index] = _carried(value) - before[index]
+        elif step.notes.get(ON_FIRST_REPLICA):
+            parts[index] = _of_first(_carried(value), step)
+    totals = dict(zip(parts, all_reduce_sum_packed(list(parts.values()))))
+    return {
+        index: _as_written(before[index] + total if index in before else total, writes[index][1].dtype)
+        for index, total in totals.items()
+    }
 
 
 def _carried(value: tf.Tensor) -> tf.Tensor:

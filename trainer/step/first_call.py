@@ -1,4 +1,4 @@
-"""A layer that is called before it was built, on several replicas or in a graph: built once, where variables can be made."""
+"""A layer that a traced step calls before it was built: built once, where variables can be made."""
 
 from __future__ import annotations
 
@@ -13,28 +13,22 @@ from ...compat.training import compute_output_spec
 from ...optimizers.building import run_in_thread
 
 
-def build_outside(layer: Any, call_spec: Any) -> None:
+def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
     """Builds `layer`, which is not built, for a call that Keras describes with `call_spec`.
 
-    Keras makes variables where a layer is called first. Inside of `strategy.run` that is the thread of one replica, while a
-    graph is traced: each replica would make its own, and their initial values would belong to the graph. So they are made in
-    another thread, eagerly and in cross-replica context, from the shapes of the arguments.
-
-    Context: replica.
+    Keras makes variables where a layer is called first. While a step is traced their initial values would belong to its
+    graph, and they to one device. So they are made in another thread, eagerly and in the strategy's scope, from the shapes
+    of the arguments.
     """
     specs = tf.nest.map_structure(_spec, arguments_of(layer, call_spec))
+    state = thread_state()
 
-    def build_once(strategy: tf.distribute.Strategy) -> None:
-        state = thread_state()
+    def build() -> None:
+        state.enter()
+        with strategy.scope():
+            compute_output_spec(lambda: _call(layer, specs))
 
-        def build() -> None:
-            state.enter()
-            with strategy.scope():
-                compute_output_spec(lambda: _call(layer, specs))
-
-        run_in_thread(build)
-
-    tf.distribute.get_replica_context().merge_call(build_once)
+    run_in_thread(build)
 
 
 def _call(layer: Any, specs: Any) -> Any:

@@ -1,48 +1,34 @@
-r"""The exact mean of a loss over the rows of all replicas.
+r"""The exact loss of a part of a batch: of a micro-batch, or of one of several batches whose gradients are accumulated.
 
-With :math:`b_r` rows on replica r, :math:`B = \sum_r b_r` and :math:`share_r = b_r / B`, every loss here has the value
-:math:`C_r` in units of a local mean, such that the loss of the global batch is
-
-.. math:: L = \sum_r share_r C_r
-
-For a loss that works on rows, with :math:`N_r` the sum of this replica's weighted values:
+With :math:`b_r` samples in part r, :math:`B = \sum_r b_r` and :math:`share_r = b_r / B`, the loss of the batch is
+:math:`L = \sum_r share_r C_r`. With :math:`N_r` the sum of the weighted values of the part:
 
 =============================  ==========================================================================
 reduction                      :math:`C_r`
 =============================  ==========================================================================
-`sum_over_batch_size`, `mean`  :math:`N_r / n_r` (the local mean: the number of values follows the rows)
-the same with a mask           :math:`N_r (t_r / n_r) / (share_r V)`, V = all-reduced sum of valid entries, t = entries
-`mean_with_sample_weight`      :math:`N_r / (share_r W)`, W = all-reduced sum of the weights
+`sum_over_batch_size`, `mean`  :math:`N_r / n_r` (the mean of the part: the number of values follows the samples)
+the same with a mask           :math:`N_r (t_r / n_r) / (share_r V)`, V = valid entries of the batch, t = entries
+`mean_with_sample_weight`      :math:`N_r / (share_r W)`, W = sum of the weights of the batch
 `sum`                          :math:`N_r / share_r`
 =============================  ==========================================================================
 
-A loss that may look across rows, and one without a reduction, is computed from the rows of all replicas.
-
-Context: replica, inside a `StepContext`. Source: keras.losses.Loss, whose reductions these are on one device.
+V and W are noted in the step (`WeightTotals`). Source: keras.losses.Loss, whose reductions these are for one part.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.training import (
-    compiled_loss,
     entries_of,
-    flat_losses,
     settings_of,
     squeeze_or_expand_to_same_rank,
-    with_each_loss,
 )
 from ...distribute.arguments import shown
-from ...distribute.gathering import gather_for_step
-from ...distribute.replicas import all_reduce_sum, check_not_in_xla
-from ...distribute.step_context import StepContext, current_step, step_scope, this_step
+from ...distribute.step_context import StepContext, this_step
 
 _ROWWISE_NAMES = """
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
@@ -114,77 +100,17 @@ def reduces_within_rows(fn: Any, settings: dict[str, Any], y_pred: Any = None) -
 _WRAPPER = next(c for c in keras.losses.MeanSquaredError.__mro__ if "call" in vars(c))
 
 
-def compiled_loss_of(model: TrainedModel, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """The compiled loss of all outputs: in a step C_r of the module's table, elsewhere what Keras computes.
-
-    Args:
-        model: the model.
-        y: this replica's rows of the targets.
-        y_pred: of the outputs.
-        sample_weight: of the weights, or None.
-
-    Returns:
-        A scalar tensor; with a reduction of None a tensor with the entries of all rows of the global batch; None where
-        the model was compiled without a loss.
-    """
-    compiled, step = compiled_loss(model), current_step()
-    if compiled is None:
-        return None
-    several = step is not None and step.num_replicas > 1
-    if step is None or not compiled.built or not (several or step.totals is not None):
-        return compiled(y, y_pred, sample_weight)
-    if all(map(reduces_by_itself, flat_losses(model))):
-        exact = with_each_loss(compiled, lambda loss: functools.partial(loss_of_rows, loss, step))
-        return exact(y, y_pred, sample_weight)
-    return on_all_rows(compiled, y, y_pred, sample_weight) if several else compiled(y, y_pred, sample_weight)
-
-
 def reduces_by_itself(loss: keras.losses.Loss) -> bool:
     """Whether Keras' own `__call__` makes one number of the loss's entries."""
     return type(loss).__call__ is keras.losses.Loss.__call__ and loss.reduction not in (None, "none")
 
 
-def loss_of_rows(
+def loss_of_samples(
     loss: keras.losses.Loss, step: StepContext, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
-    """`loss(y_true, y_pred, sample_weight)`, exact over all replicas. See the module's table for the equations."""
-    if step.num_replicas > 1 and not works_on_rows(loss, y_pred):
-        arguments = _gathered(y_true, y_pred, sample_weight)
-        whole = step.on_all_rows()
-        with step_scope(whole):
-            return loss_of_rows(loss, whole, *arguments)
+    """`loss(y_true, y_pred, sample_weight)` in a step that notes its divisor. See the module for the equations."""
     values, mask = entries_of(loss, y_true, y_pred)
     return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
-
-
-def _gathered(y_true: Any, y_pred: Any, sample_weight: Any) -> list[Any]:
-    """Of all replicas."""
-    _may_gather()
-    true, weight = (gather_for_step(each, is_data=True) for each in (y_true, sample_weight))
-    return [true, gather_for_step(y_pred), weight]
-
-
-def _may_gather() -> None:
-    check_not_in_xla("a loss of your own that may look at the whole batch (see `unisono.rowwise`)")
-
-
-def on_all_rows(call: Callable[..., Any], *arguments: Any) -> Any:
-    """`call(*arguments)` on the rows of all replicas, on each of them, with the gradient of this replica's rows.
-
-    The last two arguments are the outputs and the sample weights, those before them data.
-
-    A function that looks at the whole batch (contrastive, Dice, a mean of its own) has its value of one device. Weighted
-    with the replicas' shares, the gradients add up to that of one device.
-
-    Context: replica, inside a `StepContext` with several replicas.
-    """
-    _may_gather()
-    leaves = keras.tree.flatten(arguments)
-    first = len(keras.tree.flatten(arguments[:-2]))  # of the outputs
-    last = first + len(keras.tree.flatten(arguments[-2]))
-    leaves = [gather_for_step(leaf, is_data=not first <= n < last) for n, leaf in enumerate(leaves)]
-    with step_scope(this_step().on_all_rows()):
-        return call(*keras.tree.pack_sequence_as(arguments, leaves))
 
 
 def reduce_entries(
@@ -234,12 +160,9 @@ def reduce_entries(
 
 
 def _global_weight(local: tf.Tensor) -> tf.Tensor:
-    """All-reduced weight total, noted in the step so that accumulation can divide by the same number."""
+    """The total sample weight of the batch, noted in the step so that accumulation can divide by the same number."""
     step = this_step()
     total = tf.stop_gradient(local)
-    if step.num_replicas > 1:
-        check_not_in_xla("a loss that is divided by weights (a mask, or `mean_with_sample_weight`)")
-        (total,) = all_reduce_sum([total])
     return total if step.totals is None else step.totals.divisor(total)
 
 

@@ -104,7 +104,7 @@ class ReplicaSlices:
     def _gathered(self, data: Any, replica: int) -> Any:
         """The rows of all replicas, of which each worker has read its own."""
         with step_scope(StepContext(**vars(self._own_rows(replica)))) as step:
-            data = gather_for_step(data, is_data=True)
+            data = gather_for_step(data)
             self.shapes_vary = step is not None and step.shapes_vary
         return data
 

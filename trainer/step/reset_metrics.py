@@ -10,9 +10,13 @@ import tensorflow as tf
 
 from ...compat.training import CompileMetrics, MetricsList
 from ...compat.variables import is_plain, raw_value, stateless_scope
-from .metric_kinds import is_stock
 
 _TO_ZERO = (keras.metrics.Mean.reset_state, keras.metrics.Sum.reset_state, keras.metrics.Metric.reset_state)
+
+
+def is_stock(metric: Any) -> bool:
+    """Whether the metric's class is Keras' own: then its state is sums, which begin with 0."""
+    return type(metric).__module__.startswith("keras.src.metrics.")
 
 
 def reset(metric: Any) -> None:

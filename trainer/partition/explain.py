@@ -1,0 +1,208 @@
+"""A partitioned step in words: what replicas communicate in a step, how much, and which line of user code causes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.one_device import line_of_user
+from .labels import (
+    MEAN_OF_STATISTICS,
+    PARTIAL_MAX,
+    PARTIAL_MIN,
+    PARTIAL_SUM,
+    REPLICATED,
+    STATISTIC,
+    Label,
+    is_sharded,
+)
+from .program import PROBES, Apply, Convert, Program, Read, Value
+
+_COMPARES = (
+    "MatMul",
+    "BatchMatMulV2",
+    "Einsum",
+    "Sub",
+    "SquaredDifference",
+    "AddV2",
+    "Mul",
+    "Equal",
+    "NotEqual",
+)
+_SORTS = ("TopKV2", "Sort", "UniqueV2", "Unique", "RandomShuffle", "Roll", "Cumsum", "ReverseV2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One tensor, or several that are sent together, that replicas exchange in a step.
+
+    Attributes:
+        kind: "all-reduce", "all-gather" or "reduce-scatter".
+        what: the tensors: their shapes for the given batch and dtype, or what they are.
+        bytes: of the tensors of one replica's result, in one step.
+        cause: the operation that needs it, such as "MatMul", or what it is for.
+        line: `file.py:41`, or empty where no line of user code is known.
+        code: the text of the line, or empty.
+        reason: why it is needed.
+    """
+
+    kind: str
+    what: str
+    bytes: int
+    cause: str
+    line: str = ""
+    code: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        place = f" in {self.line}" if self.line else ""
+        code = f", `{self.code}`" if self.code else f" ({self.cause})"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.kind} of {self.what} ({size_in_words(self.bytes)}){place}{code}{reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepExplanation:
+    """How a training step is shared over replicas; `str()` gives it in words.
+
+    Attributes:
+        replicas: that share a batch.
+        samples: of the batch that it is about.
+        collectives: in the order of the step.
+        exits: for each number that leaves the step, its name and how it is distributed.
+        whole: why the step is computed on one replica; empty where it is partitioned.
+    """
+
+    replicas: int
+    samples: int
+    collectives: tuple[Collective, ...] = ()
+    exits: tuple[tuple[str, str], ...] = ()
+    whole: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """What all collectives of a step exchange."""
+        return sum(each.bytes for each in self.collectives)
+
+    def __str__(self) -> str:
+        batch = f"a batch of {self.samples} samples on {self.replicas} replicas"
+        if self.whole:
+            return f"The step for {batch} runs on one replica, and the others wait: {self.whole}"
+        lines = [f"The step for {batch}: {len(self.collectives)} collectives, {size_in_words(self.bytes)}"]
+        lines += [f"  {number}. {each}" for number, each in enumerate(self.collectives, 1)]
+        lines += ["Results:", *(f"  {name}: {how}" for name, how in self.exits)] if self.exits else []
+        return "\n".join(lines)
+
+
+def explained(
+    program: Program, samples: int, replicas: int, names: Sequence[str], variables: Sequence[Sequence[Any]]
+) -> StepExplanation:
+    """Says what a program does.
+
+    Args:
+        program: of the step.
+        samples: of the global batch.
+        replicas: that share it.
+        names: of the outputs of the program.
+        variables: for each call of an optimizer, the variables that it was given.
+    """
+    found = []
+    for node in program.nodes:
+        if isinstance(node, Apply):
+            found += _gradients(program, node, len(variables[node.number]), samples)
+        elif isinstance(node, Read):
+            value = program.values[node.outputs[0]]
+            found.append(
+                Collective(
+                    "all-gather", _shape(value, samples), _bytes(value, samples), "a sharded weight is read"
+                )
+            )
+        elif isinstance(node, Convert) and program.communicates(node):
+            found.append(_collective(program, node, samples))
+    exits = [(name, _exit(program, number)) for name, number in zip(names, program.outputs)]
+    return StepExplanation(replicas, samples, tuple(found), tuple(exits))
+
+
+def _collective(program: Program, node: Convert, samples: int) -> Collective:
+    value, want = program.values[node.source], program.values[node.target].label
+    kind, reason = _kind(value.label, want), _reason(value.label, node.cause)
+    line, code = ("", "") if node.cause is None else line_of_user(node.cause)
+    cause = "a result of the step" if node.cause is None else node.cause.type
+    return Collective(kind, _shape(value, samples), _bytes(value, samples), cause, line, code, reason)
+
+
+def _gradients(program: Program, node: Apply, count: int, samples: int) -> list[Collective]:
+    values = [program.values[number] for number in node.inputs]
+    size = sum(_bytes(value, samples) for value in values if value.label == PARTIAL_SUM)
+    what = f"the gradients of {count} variables"
+    return [Collective("all-reduce", what, size, "the optimizer applies them")] if size else []
+
+
+def _kind(have: Label, want: Label) -> str:
+    if is_sharded(have):
+        return "all-gather"
+    return "reduce-scatter" if have == PARTIAL_SUM and is_sharded(want) else "all-reduce"
+
+
+def _reason(have: Label, cause: tf.Operation | None) -> str:
+    if have in (PARTIAL_MAX, PARTIAL_MIN):
+        return "an extreme over all samples is needed"
+    if have.kind == "sizes":
+        return "the number of chosen samples is needed"
+    if have == STATISTIC:
+        return "batch statistics are averaged"
+    if not is_sharded(have):
+        return "a sum over all samples is needed before the step goes on" if cause is not None else ""
+    if cause is None:
+        return "a result has a value for each sample"
+    if cause.type in _COMPARES:
+        return "samples are compared with each other"
+    return "samples are put in order" if cause.type in _SORTS else "the operation needs all samples"
+
+
+def _exit(program: Program, number: int) -> str:
+    label = program.values[number].label
+    for node in program.nodes:
+        if isinstance(node, Convert) and node.target == number:
+            before = program.values[node.source].label
+            if before in (REPLICATED, MEAN_OF_STATISTICS) or before == label:
+                break
+            return f"{before}, made {label}"
+    return str(label)
+
+
+def _extent(one: int | None, other: int | None, samples: int) -> int | None:
+    """The extent of an axis for a batch, from those for two others: it is linear in the size."""
+    if one is None or other is None:
+        return None
+    low, high = PROBES
+    return one + (other - one) * (samples - low) // (high - low)
+
+
+def _extents(value: Value, samples: int) -> list[int | None]:
+    one, other = value.shapes
+    return [] if one is None or other is None else [_extent(a, b, samples) for a, b in zip(one, other)]
+
+
+def _shape(value: Value, samples: int) -> str:
+    extents = _extents(value, samples)
+    shape = "x".join("?" if extent is None else str(extent) for extent in extents)
+    return f"{shape} {value.dtype.name}" if shape else f"a {value.dtype.name} scalar"
+
+
+def _bytes(value: Value, samples: int) -> int:
+    known = [extent for extent in _extents(value, samples) if extent is not None]
+    return math.prod(known) * max(value.dtype.size or 0, 0)
+
+
+def size_in_words(count: int) -> str:
+    """A number of bytes, such as "16 KiB"."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1024  # type: ignore[assignment]
+    return f"{count:.1f} GiB"
