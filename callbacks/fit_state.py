@@ -100,4 +100,4 @@ class FitState:
     @property
     def usual_rows(self) -> int | None:
         """The samples of most batches of the source, where that is known; a worker that reads its own has as many."""
-        return getattr(self.source, "batch_rows", None) or getattr(self.source, "usual_rows", None)
+        return getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
@@ -27,11 +27,24 @@ _ending: set[threading.Thread] = set()
 LIVE_SHUFFLE = b"epoch_num_random_samples"
 
 
-def original_dataset(dataset: Any) -> Any:
-    """The `tf.data.Dataset` that a distributed one was made of; None where it is not known."""
-    first = next(iter(getattr(dataset, "_datasets", ())), None)
-    found = getattr(dataset, "_original_dataset", first)
-    return found if isinstance(found, tf.data.Dataset) else None
+class DistributedParts(NamedTuple):
+    """What a distributed dataset is made of on this worker."""
+
+    datasets: list[tf.data.Dataset]
+    """One, whose elements are the samples of one replica after the other; or one for each replica."""
+    replicas: int
+    """On all workers."""
+    batches: int | None
+    """The cardinality of the dataset of global batches that was split; None: a function made the datasets."""
+
+
+def distributed_parts(distributed: Any) -> DistributedParts:
+    """The parts of a `tf.distribute.DistributedDataset`."""
+    replicas = distributed._strategy.num_replicas_in_sync
+    split = getattr(distributed, "_cloned_datasets", None)
+    if split is None:
+        return DistributedParts(distributed._datasets, replicas, None)
+    return DistributedParts(split, replicas, int(distributed.cardinality))
 
 
 def count_shuffles(dataset: tf.data.Dataset) -> int:

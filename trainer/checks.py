@@ -22,9 +22,10 @@ from ..distribute.devices import check_exist
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from .compile_checks import takes_numbers
+from .inputs.batch import is_standard, unpack
 from .inputs.checks import alone
 from .inputs.make_source import checked_shuffle, kind_of
-from .inputs.structure import is_standard, unpack
+from .inputs.values import holds_text
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
@@ -275,8 +276,3 @@ def check_text(model: TrainedModel, spec: Any, step: str) -> None:
             f"`y` holds strings ({shown(y)}), but loss={shown(model.loss)} takes numbers: encode them first, with "
             "keras.layers.StringLookup say."
         )
-
-
-def holds_text(spec: Any) -> bool:
-    """Whether a nest of tensors or their specs holds strings."""
-    return any(getattr(part, "dtype", None) == tf.string for part in tf.nest.flatten(spec))

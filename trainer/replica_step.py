@@ -34,7 +34,7 @@ from ..distribute.step_context import (
     step_scope,
 )
 from ..distribute.workers.agreement import spans_workers
-from .inputs.rows import batch_spec, row_count
+from .inputs.batch import batch_spec, sample_count
 from .parameter_servers.step_results import ReadOnce, write_state
 from .partition.labels import SHARES
 from .partition.step import Step
@@ -233,7 +233,7 @@ def _identity(leaf: Any) -> Any:
 def _samples_in(tensors: list[Any]) -> Any:
     """The samples of one replica: an int where they are known while tracing."""
     with_samples = [tensor for tensor in tensors if tensor.shape.rank != 0]
-    return row_count(with_samples) if with_samples else 1
+    return sample_count(with_samples) if with_samples else 1
 
 
 def _spec(of_replicas: list[list[Any]]) -> list[Any]:

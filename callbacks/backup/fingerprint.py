@@ -107,7 +107,7 @@ def _data(fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any
     rows = source_state.get("rows")
     return {
         "rows": None if rows is None else int(rows),
-        "batch_rows": getattr(source, "batch_rows", None),
+        "batch_rows": getattr(source, "batch_size", None),
         "steps_per_epoch": fit_state.steps_per_epoch,
         "layout": None if spec is None else [_layout(part) for part in tf.nest.flatten(spec)],
     }

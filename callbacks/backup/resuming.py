@@ -143,7 +143,7 @@ def _why_inexact(source: Any) -> str | None:
 
 def _cut(validation: Any) -> str | None:
     """The sentence where every pass of the validation leaves a pipeline that has drawn further than it is read."""
-    steps = validation.calendar.given_steps if getattr(validation, "owned", ()) else None
+    steps = validation.position.given_steps if getattr(validation, "owned", ()) else None
     if steps is None:
         return None
     return (

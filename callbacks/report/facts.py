@@ -40,7 +40,6 @@ _INPUTS = {
     "ArraySource": "arrays",
     "StreamedArrays": "arrays, read from the host in parts",
     "DatasetSource": "tf.data.Dataset",
-    "DistributedSource": "distributed tf.data.Dataset",
     "PyDatasetSource": "keras.utils.PyDataset",
     "StreamSource": "generator or data loader",
 }

@@ -59,7 +59,7 @@ FIT = {
     "shuffle rows": (dict(shuffle="rows"), r"shuffle.*'rows'"),
     "other lengths": (dict(y=Y[:5]), r"x: 6, y: 5"),
     "other lengths of weights": (dict(sample_weight=np.ones(4)), r"x: 6, y: 6, sample_weight: 4"),
-    "no rows": (dict(x=X[:0], y=Y[:0]), r"no rows"),
+    "no rows": (dict(x=X[:0], y=Y[:0]), r"no samples"),
     "no x": (dict(x=None, y=None), r"x is None"),
     "x an object": (dict(x=object()), r"x is a object"),
     "no y": (dict(y=None), r"`y` is None.*loss='mse'"),
@@ -119,9 +119,9 @@ def test_fit_refuses(case, model):
 OTHERS = {
     "evaluate, other lengths": (lambda m: m.evaluate(X, Y[:2], verbose=0), r"x: 6, y: 2"),
     "evaluate, batch_size": (lambda m: m.evaluate(X, Y, batch_size=0, verbose=0), r"batch_size.*0"),
-    "evaluate, no rows": (lambda m: m.evaluate(X[:0], Y[:0], verbose=0), r"no rows"),
+    "evaluate, no rows": (lambda m: m.evaluate(X[:0], Y[:0], verbose=0), r"no samples"),
     "evaluate, steps": (lambda m: m.evaluate(X, Y, steps=0, verbose=0), r"steps.*0"),
-    "predict, no rows": (lambda m: m.predict(X[:0], verbose=0), r"no rows"),
+    "predict, no rows": (lambda m: m.predict(X[:0], verbose=0), r"no samples"),
     "predict, batch_size": (lambda m: m.predict(X, batch_size=-1, verbose=0), r"batch_size.*-1"),
     "predict, features": (lambda m: m.predict(np.ones((2, 9), "float32"), verbose=0), r"shape.*9"),
     "predict, empty dataset": (
@@ -129,13 +129,13 @@ OTHERS = {
         r"no batch|at least one",
     ),
     "train_on_batch, other lengths": (lambda m: m.train_on_batch(X, Y[:2]), r"x: 6, y: 2"),
-    "train_on_batch, no rows": (lambda m: m.train_on_batch(X[:0], Y[:0]), r"no rows"),
+    "train_on_batch, no rows": (lambda m: m.train_on_batch(X[:0], Y[:0]), r"no samples"),
     "train_on_batch, both weights": (
         lambda m: m.train_on_batch(X, Y, sample_weight=np.ones(6), class_weight={0: 1.0}),
         r"sample_weight.*class_weight",
     ),
     "test_on_batch, other lengths": (lambda m: m.test_on_batch(X, Y[:2]), r"x: 6, y: 2"),
-    "predict_on_batch, no rows": (lambda m: m.predict_on_batch(X[:0]), r"no rows"),
+    "predict_on_batch, no rows": (lambda m: m.predict_on_batch(X[:0]), r"no samples"),
 }
 
 
@@ -324,3 +324,27 @@ def test_error_of_a_layer_or_a_loss_is_shown_and_no_argument_is_blamed(case):
         model.compile("sgd", loss, run_eagerly=True)
         model.fit(*(np.ones(shape, "float32") for shape in shapes), verbose=0)
     assert "does not fit" not in str(caught.value)
+
+
+LABELS, ONES = np.array([0, 1, 0, 1, 0, 1]), np.ones(6, "float32")
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+BAD_VALUES = {
+    "NaN as a weight": ((X, Y, np.where(np.arange(6) == 4, np.nan, 1)), "mse", "`sample_weight` holds NaN"),
+    "a label too many": ((X, np.where(np.arange(6) == 4, 2, LABELS), ONES), SPARSE, "label 2, .* 0 to 1"),
+    "a label too small": ((X, np.where(np.arange(6) == 4, -2, LABELS), ONES), SPARSE, "label -2, .* 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("replicas, jit", [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_bad_value_in_a_dataset_is_reported_at_its_step_and_never_trained_on(case, replicas, jit):
+    arrays, loss, words = BAD_VALUES[case]
+    strategy = helpers.mirrored(2) if replicas == 2 else None
+    model = small_model(strategy, loss=loss, jit_compile=jit)
+    pipelines = dataset(*arrays).batch(2), dataset(*arrays).batch(2).filter(lambda *batch: True)
+    for pipeline in pipelines:
+        with pytest.raises(ValueError, match=words):
+            model.fit(pipeline, verbose=0)
+        assert np.isfinite(model.get_weights()[0]).all()
+    good = dataset(X, np.where(LABELS == 1, -1, 0) if loss is SPARSE else Y, 0 * ONES).batch(2)
+    assert np.isfinite(model.fit(good, verbose=0).history["loss"]).all()

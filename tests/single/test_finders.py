@@ -130,7 +130,7 @@ def test_what_cannot_be_searched_is_refused():
             make_model(),
             (generator,),
             {},
-            "`find_learning_rate` needs an input that can be read without a trace",
+            "`find_learning_rate` needs an input that can be read without side effects",
         ),
         (
             make_model(optimizer=keras.optimizers.SGD(schedule)),

@@ -123,6 +123,6 @@ def test_targets_with_more_rows_than_inputs_are_refused(known, replicas):
     data = data.map(lambda x, y: (x, tf.concat([y, y], 0)))
     error = ValueError if known else tf.errors.InvalidArgumentError
     with pytest.raises(
-        error, match="different numbers of rows" if known else "`y` must have the rows of `x`"
+        error, match="different numbers of samples" if known else "`y` must have the samples of `x`"
     ):
         fit(dense(unisono), data, strategy=mirrored() if replicas == 2 else None)

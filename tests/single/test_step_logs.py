@@ -297,7 +297,7 @@ def test_backup_after_a_bad_loss_holds_the_step_where_training_ended(kind, tmp_p
 
     class Look(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            positions.append((self.model.fit_state.step, self.model.fit_state.source.calendar.step))
+            positions.append((self.model.fit_state.step, self.model.fit_state.source.position.step))
 
     trained([keras.callbacks.TerminateOnNaN(), Look()], data(kind, bad_row=ROWS * 33))
     assert positions == [(34, 34)]

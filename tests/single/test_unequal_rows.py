@@ -157,8 +157,8 @@ def test_graphs_with_targets_of_their_nodes_train_on_one_device(kind):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_graphs_are_refused_on_several_replicas(kind):
-    counts = r"(?:\[9\] \[3\]|9 rows in .* 3 in)"
-    message = rf"`x.*nodes.*` must have the rows of `x.*graph.*2 replicas.*{counts}|rows.*\b3\b.*\b9\b"
+    counts = r"(?:\[9\] \[3\]|9 samples in .* 3 in)"
+    message = rf"`x.*nodes.*` must have the samples of `x.*graph.*2 replicas.*{counts}|samples.*\b3\b.*\b9\b"
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=message):
         fitted(lambda: graphs(unisono), GRAPHS[kind](), mirrored(2))
 
@@ -169,5 +169,5 @@ def test_predictions_for_graphs_are_refused_on_several_replicas():
     with mirrored(2).scope():
         model = graphs(unisono)
     errors = tf.errors.InvalidArgumentError, ValueError  # where batches are looked at, their rows are known
-    with pytest.raises(errors, match=r"x.*nodes.*must have the rows of"):
+    with pytest.raises(errors, match=r"x.*nodes.*must have the samples of"):
         model.predict(dataset_of_graphs(), verbose=0)

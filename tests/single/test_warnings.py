@@ -24,7 +24,7 @@ from unisono.callbacks.output_paths import check_launched_alone
 from unisono.compat import datasets
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
-from unisono.trainer.inputs import make_source, worker_pipelines
+from unisono.trainer.inputs import identity, make_source
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
@@ -32,7 +32,7 @@ WARNING_CALLS = ("warn", "warning", "_warn")
 
 NEIGHBOURS = {
     "fit to every limit": [
-        "trainer/inputs/calendar.py end_epoch",
+        "trainer/inputs/position.py end_epoch",
         "trainer/inputs/make_source.py make_source",
         "trainer/run/fit_loop.py _cap",
         "trainer/compile_checks.py _check_outputs",
@@ -59,10 +59,10 @@ NEIGHBOURS = {
         "callbacks/backup/callback_state.py _set_csv_state",
     ],
     "inputs at the position they are at": [
-        "trainer/inputs/streams.py restore",
+        "trainer/inputs/python_inputs.py restore",
         "trainer/inputs/datasets.py restore",
     ],
-    "one pipeline made by two workers": ["trainer/inputs/worker_pipelines.py check_same_pipeline"],
+    "one pipeline made by two workers": ["trainer/inputs/identity.py check_same_pipeline"],
     "custom step on two replicas": [
         "trainer/partition/step_partition.py _trace",
         "trainer/partition/step_partition.py _warn",
@@ -186,17 +186,17 @@ def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
 
 
 def one_pipeline_made_by_two_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_pipelines, "spans_workers", lambda strategy: True)
+    monkeypatch.setattr(identity, "spans_workers", lambda strategy: True)
     sent = []
 
     def gather(mine, strategy):
         sent.append(mine)
         return sent
 
-    monkeypatch.setattr(worker_pipelines, "gather_json", gather)
+    monkeypatch.setattr(identity, "gather_json", gather)
     for _ in range(2):
         scaled = batches().map(lambda x, y: (2 * x, y), num_parallel_calls=2).prefetch(1)
-        worker_pipelines.check_same_pipeline(scaled, tf.distribute.get_strategy())
+        identity.check_same_pipeline(scaled, tf.distribute.get_strategy())
     assert len(sent) == 2
 
 

@@ -14,8 +14,7 @@ from unisono.compat.datasets import (
     count_shuffles,
     end_iterator,
 )
-from unisono.trainer.inputs.datasets import DatasetSource
-from unisono.trainer.inputs.iterator_position import save_iterator
+from unisono.trainer.inputs.datasets import DatasetSource, save_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():
@@ -117,5 +116,5 @@ def test_ended_iterators_leave_the_order_of_the_next_pass():
     for epoch in range(3):
         source.begin_epoch(epoch)
         found.append([batch.numpy().tolist() for batch in source._iterator])
-        source.calendar.ended = True
+        source.position.ended = True
     assert found == right

@@ -28,7 +28,7 @@ class CountingFunction:
             self.steps += chunk.steps
             if self.steps == self.fails_at:
                 raise RuntimeError("the step failed")
-            rows = "" if chunk.rows is None else f"x{chunk.rows}"
+            rows = "" if chunk.batch_size is None else f"x{chunk.batch_size}"
             self.events.append(f"{self.name}:{chunk.steps}{rows}")
         return execution.steps, {"loss": tf.constant(float(self.steps))}
 

@@ -29,7 +29,7 @@ REFUSED = {
         ValueError,
         r"x\['p'\]: 6, x\['q'\]\[0\]: 4",
     ),
-    "no rows": (dict(x=X[:0]), ValueError, r"no rows \(x: 0\)"),
+    "no rows": (dict(x=X[:0]), ValueError, r"no samples \(x: 0\)"),
     "a scalar": (dict(x=np.float32(3)), ValueError, r"is a scalar"),
     "nothing": (dict(x=None), ValueError, r"x is None"),
     "an object": (dict(x=object()), TypeError, r"x is a object"),
@@ -79,7 +79,7 @@ REFUSED = {
     "dataset of rows, one-hot": (
         dict(x=tf.data.Dataset.from_tensor_slices((X, np.zeros((6, 10))))),
         ValueError,
-        r"different numbers of rows \(\[3, 10\]",
+        r"different numbers of samples \(\[3, 10\]",
     ),
     "empty dataset": (dict(x=dataset(X).take(0)), ValueError, r"without any batch"),
     "endless dataset": (dict(x=dataset(X).repeat()), ValueError, r"steps_per_epoch \(None\) must be given"),
@@ -220,7 +220,7 @@ def test_split_takes_the_last_rows_and_refuses_what_has_none():
             continue
         with pytest.raises(error, match="validation_split"):
             split_for_validation(X, validation_split=share)
-    with pytest.raises(ValueError, match="leaves 0 rows for training"):
+    with pytest.raises(ValueError, match="leaves 0 for training"):
         split_for_validation(X, validation_split=0.99)
     for stream in (dataset(X), iter([(X,)]), FailingDataset()):
         with pytest.raises(ValueError, match="give validation_data"):

@@ -12,7 +12,8 @@ import resumed_inputs
 import tensorflow as tf
 
 from unisono.compat.dataset_graph import held_data, pipeline_checksum
-from unisono.trainer.inputs import content, make_source
+from unisono.trainer.inputs import identity as content
+from unisono.trainer.inputs import make_source
 
 
 def arrays(change=None):

@@ -52,8 +52,8 @@ def read_on(source, most=3, stop_after=None):
                     break
                 batch = batch.get_value()
             drawn += 1
-            if chunk.rows is not None:
-                assert tf.nest.flatten(batch)[0].shape[0] == chunk.rows
+            if chunk.batch_size is not None:
+                assert tf.nest.flatten(batch)[0].shape[0] == chunk.batch_size
             batches.append(
                 tf.nest.map_structure(lambda t: t.numpy() if isinstance(t, tf.Tensor) else t, batch)
             )

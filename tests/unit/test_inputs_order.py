@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from unisono.trainer.inputs import make_source
+from unisono.trainer.inputs.datasets import DatasetSource
 
 ROWS, BATCH = 22, 4
 X = np.arange(ROWS, dtype="float32")
@@ -77,6 +78,12 @@ def stateful(dataset):
     )
 
 
+def distributed(steps):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    data = strategy.experimental_distribute_dataset(dataset().map(lambda x: x + 1))
+    return make_source(data, steps_per_epoch=steps, strategy=strategy)
+
+
 KINDS = {
     "arrays": (
         "index",
@@ -98,6 +105,7 @@ KINDS = {
         "iterator",
         lambda steps: make_source(dataset().repeat(), steps_per_epoch=steps or 6),
     ),
+    "distributed dataset": ("iterator", distributed),
     "dataset with Python inside": (
         "skip",
         lambda steps: make_source(stateful(dataset()), steps_per_epoch=steps),
@@ -134,6 +142,18 @@ def test_restored_source_goes_on_with_the_same_batches(kind, steps):
         second.close()
 
 
+def test_epoch_of_all_batches_that_data_says_to_have_is_followed_by_a_new_pass():
+    class Sized(Shuffled):
+        def __len__(self):
+            return 6
+
+    data = tf.data.Dataset.from_tensor_slices(X).batch(BATCH)
+    for source in (make_source(Sized(), steps_per_epoch=6), DatasetSource(data, 6, per_worker=True)):
+        for epoch in range(3):
+            assert sorted(joined(epoch_of(source, epoch))) == X.tolist()
+        source.close()
+
+
 def test_shuffle_is_a_function_of_seed_and_epoch_alone():
     orders = {}
     for seed in (1, 2):
@@ -155,8 +175,8 @@ def test_shuffle_by_batch_keeps_rows_in_their_batches():
 
 
 def test_batch_size_follows_from_steps_as_in_keras():
-    assert make_source(X, steps_per_epoch=5).batch_rows == 5
-    assert make_source(X).batch_rows == 32
+    assert make_source(X, steps_per_epoch=5).batch_size == 5
+    assert make_source(X).batch_size == 32
 
 
 def test_restore_refuses_other_data_or_batches():

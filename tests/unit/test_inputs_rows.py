@@ -8,10 +8,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from unisono.trainer.inputs import concat_rows, make_source, row_count, slice_rows
-from unisono.trainer.inputs.checks import refuse_unequal_parts
-from unisono.trainer.inputs.row_units import slice_units, unit_count
-from unisono.trainer.inputs.rows import batch_spec, gather_rows
+from unisono.trainer.inputs import concat_samples, make_source, sample_count, slice_samples
+from unisono.trainer.inputs.batch import batch_spec, gather_samples, slice_units, unit_count
+from unisono.trainer.inputs.checks import check_equal_samples
 
 # Times on a busy machine say nothing about the code.
 SETTINGS = hypothesis.settings(
@@ -92,9 +91,9 @@ def test_slices_of_any_structure_joined_again_are_the_whole(plan, rows, cuts):
         lambda v: tf.constant(v) if isinstance(v, np.ndarray) else v, build(plan, rows)
     )
     bounds = [0, *sorted(min(cut, rows) for cut in cuts), rows]
-    pieces = [slice_rows(whole, a, b) for a, b in itertools.pairwise(bounds)]
-    assert [int(row_count(piece)) for piece in pieces] == [b - a for a, b in itertools.pairwise(bounds)]
-    assert plain(concat_rows(pieces)) == plain(whole)
+    pieces = [slice_samples(whole, a, b) for a, b in itertools.pairwise(bounds)]
+    assert [int(sample_count(piece)) for piece in pieces] == [b - a for a, b in itertools.pairwise(bounds)]
+    assert plain(concat_samples(pieces)) == plain(whole)
 
 
 @SETTINGS
@@ -114,15 +113,15 @@ def test_every_row_of_any_structure_is_read_once(plan, rows, batch, shuffle, str
     while (chunk := source.take(4)) is not None:
         batches += [chunk.reader(chunk.inputs, tf.constant(i)) for i in range(chunk.steps)]
     source.close()
-    assert [int(row_count(b)) for b in batches] == [min(batch, rows - i) for i in range(0, rows, batch)]
+    assert [int(sample_count(b)) for b in batches] == [min(batch, rows - i) for i in range(0, rows, batch)]
     for b in batches:
         tf.nest.map_structure(
             lambda spec, value: spec.is_compatible_with(value) or pytest.fail(), source.spec, b
         )
-    joined_x, order = concat_rows(batches)
+    joined_x, order = concat_samples(batches)
     assert sorted(order.numpy().tolist()) == list(range(rows))
     whole = tf.nest.map_structure(lambda v: tf.constant(v) if isinstance(v, np.ndarray) else v, data)
-    assert plain(joined_x) == plain(gather_rows(whole, order))
+    assert plain(joined_x) == plain(gather_samples(whole, order))
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse", "string", "matrix"])
@@ -133,14 +132,14 @@ def test_slice_in_a_graph_with_unknown_bounds(kind):
         input_signature=[batch_spec(value), tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32)]
     )
     def cut(value, a, b):
-        part = slice_rows(value, a, b)
+        part = slice_samples(value, a, b)
         assert part.shape[1:].as_list() == value.shape[1:].as_list()
-        return part, row_count(part)
+        return part, sample_count(part)
 
     for a, b in ((0, 7), (2, 5), (3, 3), (6, 7)):
         part, rows = cut(value, tf.constant(a), tf.constant(b))
         assert int(rows) == b - a
-        assert plain(part) == plain(slice_rows(value, a, b))
+        assert plain(part) == plain(slice_samples(value, a, b))
 
 
 def test_slice_lets_gradients_through():
@@ -153,7 +152,7 @@ def test_slice_lets_gradients_through():
         with tf.GradientTape() as tape:
             tape.watch(flat)
             whole = value.with_flat_values(flat) if isinstance(value, tf.RaggedTensor) else flat
-            part = slice_rows(whole, 1, 3)
+            part = slice_samples(whole, 1, 3)
             loss = tf.reduce_sum(part**2)
         gradient = tape.gradient(loss, flat)
         kept = tf.reshape(gradient, [-1]).numpy()
@@ -169,9 +168,9 @@ def test_extension_type_is_read_by_rows():
     chunk = source.take(2)
     batch, order = chunk.reader(chunk.inputs, tf.constant(1))
     assert batch.low.numpy().tolist() == order.numpy().tolist()
-    halves = [slice_rows(data, 0, 2), slice_rows(data, 2, 5)]
-    assert [int(row_count(half)) for half in halves] == [2, 3]
-    whole = concat_rows(halves)
+    halves = [slice_samples(data, 0, 2), slice_samples(data, 2, 5)]
+    assert [int(sample_count(half)) for half in halves] == [2, 3]
+    whole = concat_samples(halves)
     assert whole.low.numpy().tolist() == [0, 1, 2, 3, 4]
     assert whole.high.to_list() == data.high.to_list()
 
@@ -213,7 +212,8 @@ def test_parts_of_unequal_arrays_have_the_same_share_of_each(counts, units, know
 
 def test_workers_that_read_arrays_of_different_rows_are_refused():
     with pytest.raises(
-        ValueError, match=r"`y` must have the rows of `x`, because each worker.*: 6 rows in `y`, 2 in `x`"
+        ValueError,
+        match=r"`y` must have the samples of `x`, because each worker.*: 6 samples in `y`, 2 in `x`",
     ):
-        refuse_unequal_parts((tf.zeros([2, 1]), tf.zeros([6, 1])))
-    assert not refuse_unequal_parts((tf.zeros([2, 1]), None, tf.zeros([2, 3]), tf.zeros([])))
+        check_equal_samples((tf.zeros([2, 1]), tf.zeros([6, 1])))
+    assert not check_equal_samples((tf.zeros([2, 1]), None, tf.zeros([2, 3]), tf.zeros([])))

@@ -44,6 +44,14 @@ class NoBatch(keras.utils.PyDataset):
         return X, Y
 
 
+class Labels(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return X, np.full(6, 2)
+
+
 DATA: dict[str, Use] = {
     **{
         f"strings in {what}, {loss}": fitted(y, *TEXT, loss=loss)
@@ -102,15 +110,28 @@ DATA: dict[str, Use] = {
         lambda b: b.model.train_on_batch(X, Y, sample_weight=np.full(6, NAN)),
         ("`sample_weight` holds nan", "finite"),
     ),
+    "weights of NaN in a dataset": fit(
+        "`sample_weight` holds nan", "finite", x=rows(X, Y, np.full(6, NAN)).batch(2), y=None
+    ),
+    "weights of NaN of a generator": fit(
+        "Batch 0 of the generator",
+        "`sample_weight` holds nan",
+        x=((X, Y, NAN * Y[:, 0]) for _ in range(2)),
+        y=None,
+    ),
+    "a label too many in a PyDataset": (
+        lambda b: b.new(loss=CLASSES).fit(Labels(), verbose=0),
+        ("Batch 0 of the PyDataset", "`y` holds the label 2", "0 to 1"),
+    ),
     "validation_data of a used generator": validated(iter([]), "gave no batch", "make a new one"),
     "validation_data never ends": validated(
         rows(X, Y).batch(2).repeat(), r"validation_steps \(None\) must be given"
     ),
-    "validation_data of unequal rows": validated((X, Y[:3]), "x: 6, y: 3", "same number of rows"),
+    "validation_data of unequal rows": validated((X, Y[:3]), "x: 6, y: 3", "same number of samples"),
     "validation_data of a number": validated((3, Y), "x is a int", "arrays"),
     "validation_data of a text": validated((X, "a"), "y is a str", "arrays"),
     "validation_data of one weight": validated((X, Y, 3), "sample_weight is a int", "arrays"),
-    "validation_data of no rows": validated((X[:0], Y[:0]), "no rows", "at least one"),
+    "validation_data of no rows": validated((X[:0], Y[:0]), "no samples", "at least one"),
     "validation_data of rows": validated(rows(X, Y), "dataset", "batch them first"),
     "validation_data of no batch": validated(
         rows(X, Y).take(0).batch(2), "without any batch", "at least one"

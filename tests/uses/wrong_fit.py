@@ -48,19 +48,21 @@ INPUTS: dict[str, Use] = {
     "x is used up": fit("generator gave no batch", "make a new one", x=iter([]), y=None),
     "x is single rows": fit("dataset", BATCHED, x=rows(X, Y), y=None),
     "x is single numbers": fit(
-        "x is a dataset of single rows", "batch it first", x=tf.data.Dataset.range(6), y=None
+        "x is a dataset of single samples", "batch it first", x=tf.data.Dataset.range(6), y=None
     ),
     "x never ends": fit("steps_per_epoch", "must be given", x=rows(X, Y).batch(2).repeat(), y=None),
     "x has no targets": fit("`y` is None", "give the targets", x=rows(X).batch(2), y=None),
     "x gives four parts": fit("`x` gives tuples of 4", "train_step", x=rows(X, Y, X, X).batch(2), y=None),
-    "x is empty": fit("dataset without any batch", "at least one row", x=rows(X, Y).take(0).batch(2), y=None),
+    "x is empty": fit(
+        "dataset without any batch", "at least one sample", x=rows(X, Y).take(0).batch(2), y=None
+    ),
     "x gives numbers": fit(
         "Batch 0 of the generator is a int", "must be a tuple", x=(i for i in range(9)), y=None
     ),
     "x gives strings": fit("Batch 0 .* is a str", "must be a tuple", x=(i for i in ["a"]), y=None),
     "x gives None": fit("Batch 0 .* is a NoneType", "must be a tuple", x=(None for _ in range(2)), y=None),
     "x gives unequal rows": fit(
-        "x: 6, y: 2", "same number of rows", x=((X, Y[:2]) for _ in range(2)), y=None
+        "x: 6, y: 2", "same number of samples", x=((X, Y[:2]) for _ in range(2)), y=None
     ),
     "x is a class of batches": fit("`?x`?", "Batches", "instance", x=Batches, y=None),
     "x has no batch": fit("PyDataset has 0 batches", "at least one", x=Batches(0), y=None),
@@ -79,8 +81,8 @@ INPUTS: dict[str, Use] = {
     "y is names": fit("`y` holds strings", "StringLookup", y=np.array(["cat"] * 6)),
     "y is a list of names": fit("`y` holds strings", "StringLookup", y=["cat"] * 6),
     "y is a number": fit("y is a int", "arrays or tensors", y=1),
-    "y has more rows": fit("x: 6, y: 8", "same number of rows", y=np.ones((8, 2))),
-    "y has fewer rows": fit("x: 6, y: 3", "same number of rows", y=Y[:3]),
+    "y has more rows": fit("x: 6, y: 8", "same number of samples", y=np.ones((8, 2))),
+    "y has fewer rows": fit("x: 6, y: 3", "same number of samples", y=Y[:3]),
     "y has other columns": fit("`y`", r"\(None, 5\)", "shape of the outputs", y=np.ones((6, 5))),
     "y lacks an axis": fit("`y`", r"\(None,\)", "shape of the outputs", y=np.ones(6)),
     "y has an axis too many": fit("`y`", r"\(None, 2, 2\)", "shape of the outputs", y=np.ones((6, 2, 2))),
@@ -92,13 +94,13 @@ INPUTS: dict[str, Use] = {
     ),
     "sample_weight is a text": fit("sample_weight is a str", "arrays", sample_weight="auto"),
     "sample_weight is a number": fit("sample_weight is a float", "arrays", sample_weight=2.0),
-    "sample_weight is too short": fit("sample_weight: 4", "same number of rows", sample_weight=np.ones(4)),
+    "sample_weight is too short": fit("sample_weight: 4", "same number of samples", sample_weight=np.ones(4)),
     "sample_weight is of classes": fit(r"sample_weight\[0\] is a float", "arrays", sample_weight={0: 1.0}),
     "sample_weight has a name": fit(
-        "`sample_weight`", "one weight for each row", sample_weight={"out": np.ones(6)}
+        "`sample_weight`", "one weight for each (row|sample)", sample_weight={"out": np.ones(6)}
     ),
     "sample_weight has columns": fit(
-        "`sample_weight`", r"\(None, 3\)", "for each row", sample_weight=np.ones((6, 3))
+        "`sample_weight`", r"\(None, 3\)", "for each (row|sample)", sample_weight=np.ones((6, 3))
     ),
     "class_weight is a list": fit(
         "class_weight", r"\[1.0\]", "must be a dict", class_weight=[1.0], y=np.ones(6)
@@ -174,7 +176,7 @@ ARGUMENTS: dict[str, Use] = {
     "both batch sizes": fit(
         "`batch_size`", "batch_size=4 and per_", "either", batch_size=4, per_replica_batch_size=2
     ),
-    "validation_split leaves nothing": fit("validation_split", "0.99", "more rows", validation_split=0.99),
+    "validation_split leaves nothing": fit("validation_split", "0.99", "more samples", validation_split=0.99),
     "validation_split of a dataset": fit(
         "validation_split", "give validation_data", validation_split=0.5, x=rows(X, Y).batch(2), y=None
     ),
@@ -188,7 +190,9 @@ ARGUMENTS: dict[str, Use] = {
     "validation_data has no y": fit(VALID, "`y` is None", "give the targets", validation_data=(X, None)),
     "validation_data of four": fit(VALID, "of 4", r"\(x, y, sample_weight\)", validation_data=(X, Y, X, Y)),
     "validation_data is empty": fit(VALID, "of 0", r"\(x, y\)", validation_data=()),
-    "validation_data of unequal rows": fit("x: 6, y: 3", "same number of rows", validation_data=(X, Y[:3])),
+    "validation_data of unequal rows": fit(
+        "x: 6, y: 3", "same number of samples", validation_data=(X, Y[:3])
+    ),
     "validation_data of features": fit(
         VALID, r"\(None, 5\)", "takes in", validation_data=(np.ones((6, 5)), Y)
     ),
@@ -203,7 +207,7 @@ ARGUMENTS: dict[str, Use] = {
         VALID, "`sample_weight`", "numbers", validation_data=(X, Y, np.array(["a"] * 6))
     ),
     "validation_data of rows": fit("dataset", BATCHED, validation_data=rows(X, Y)),
-    "validation_data of no rows": fit("no rows", "at least one", validation_data=(X[:0], Y[:0])),
+    "validation_data of no rows": fit("no samples", "at least one", validation_data=(X[:0], Y[:0])),
     "validation_data of no batch": fit(
         "without any batch", "at least one", validation_data=rows(X, Y).take(0).batch(2)
     ),
@@ -256,7 +260,7 @@ METHODS: dict[str, Use] = {
     "predict features": method("predict", np.ones((6, 5)), words=("`x`", r"\(None, 5\)", "takes in")),
     "predict forever": method("predict", rows(X).batch(2).repeat(), words=("steps", "must be given")),
     "predict with y": method("predict", X, Y, words=("`batch_size`", "whole number")),
-    "predict no rows": method("predict", X[:0], words=("no rows", "at least one")),
+    "predict no rows": method("predict", X[:0], words=("no samples", "at least one")),
     "train_on_batch None": method("train_on_batch", None, words=("x is None", "give at least one")),
     "train_on_batch without y": method("train_on_batch", X, words=("`y` is None", "give the targets")),
     "train_on_batch of a dataset": method("train_on_batch", DATASET, words=("`x`", "Dataset", "one batch")),

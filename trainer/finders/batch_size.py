@@ -56,7 +56,7 @@ def find_batch_size(
             f"`x` of `find_batch_size` must be arrays, and a {kind} makes its batches itself: give arrays, and make its "
             "batches as large as this says."
         )
-    rows = input_checks.same_rows(standard_arrays(x, y, sample_weight))
+    rows = input_checks.same_samples(standard_arrays(x, y, sample_weight))
     strategy = model.distribute_strategy
     peak = PeakMemory(_devices(strategy))
     limit = (

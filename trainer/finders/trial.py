@@ -13,7 +13,7 @@ from ...compat.layers import layers_of
 from ...compat.training import check_compiled
 from ...distribute.arguments import shown
 from ..inputs import make_source
-from ..inputs.copied import copied_input
+from ..inputs.derived_inputs import copied_input
 from ..run import fit_loop
 from ..run.untouched import untouched, untouched_generators
 from ..runner import runner_of
@@ -78,7 +78,7 @@ def trial(
             own_step=model._overrides_step("train_step"),
         )
         with contextlib.closing(source):
-            runner.build(model, source.spec, source.batch_rows)
+            runner.build(model, source.spec, source.batch_size)
         with untouched(model, (x, y, sample_weight)):
             yield train
 

@@ -1,8 +1,16 @@
 """Where batches come from: every kind of input as one `Source` of global batches."""
 
+from .batch import concat_samples, sample_count, slice_samples
+from .derived_inputs import split_for_validation
 from .make_source import make_source
-from .rows import concat_rows, row_count, slice_rows
 from .source import Chunk, Source
-from .split import split_for_validation
 
-__all__ = ["Chunk", "Source", "concat_rows", "make_source", "row_count", "slice_rows", "split_for_validation"]
+__all__ = [
+    "Chunk",
+    "Source",
+    "concat_samples",
+    "make_source",
+    "sample_count",
+    "slice_samples",
+    "split_for_validation",
+]

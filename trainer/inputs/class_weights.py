@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import numbers
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import shown
-from .readers import PartReader, Reader, map_optional
-from .structure import is_standard, unpack
+from .batch import is_standard, unpack
+from .readers import map_optional
 
 
 class ClassWeights(NamedTuple):
@@ -87,30 +87,28 @@ def weighted_spec(spec: Any) -> Any:
     return (x, y, tf.TensorSpec(shape, keras.config.floatx()))
 
 
-@functools.cache
-def weighted_reader(reader: Reader, open_ended: bool, weights: ClassWeights) -> Reader:
-    """Reads the batches `(x, y)` of `reader` with the weights of their rows' classes as `sample_weight`."""
+@dataclasses.dataclass(frozen=True)
+class WeightedReader:
+    """Reads the batches `(x, y)` of `reader` with the weights of their samples' classes as `sample_weight`."""
 
-    def weigh(batch: Any) -> Any:
+    reader: Any
+    open_ended: bool
+    weights: ClassWeights
+
+    def __call__(self, inputs: Any, i: Any) -> Any:
+        """The whole batch, or an Optional of it where the input is open-ended."""
+        batch = self.reader(inputs, i)
+        if self.open_ended:
+            return map_optional(self._weigh, batch, weighted_spec(batch.element_spec))
+        return self._weigh(batch)
+
+    def read(self, *place: Any) -> Any:
+        """The samples of one replica, see `ArrayReader.read`."""
+        return self._weigh(self.reader.read(*place))
+
+    def _weigh(self, batch: Any) -> Any:
         x, y, _ = unpack(batch)
-        return (x, y, weights_of_classes(y, weights))
-
-    def read(inputs: Any, i: Any) -> Any:
-        batch = reader(inputs, i)
-        return map_optional(weigh, batch, weighted_spec(batch.element_spec)) if open_ended else weigh(batch)
-
-    return read
-
-
-@functools.cache
-def weighted_parts(reader: PartReader, weights: ClassWeights) -> PartReader:
-    """The same for what reads the rows of one replica."""
-
-    def read(*place: Any) -> Any:
-        x, y, _ = unpack(reader(*place))
-        return (x, y, weights_of_classes(y, weights))
-
-    return read
+        return (x, y, weights_of_classes(y, self.weights))
 
 
 def weights_of_classes(y: tf.Tensor, weights: ClassWeights) -> tf.Tensor:

@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import shown
-from .checks import named_leaves, weights_like_targets
-from .rows import is_extension, sparse_rows
+from .batch import is_extension, named_leaves, sparse_rows
+from .checks import weights_like_targets
+from .values import check_finite
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
@@ -85,21 +86,8 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         return x, y, None
     if not tf.nest.flatten(sample_weight):
         raise ValueError(f"`sample_weight` must have one array at least. Received: {shown(sample_weight)}")
-    _check_finite("sample_weight", sample_weight)
+    check_finite("sample_weight", sample_weight)
     return x, y, weights_like_targets(y, sample_weight)
-
-
-def _check_finite(name: str, structure: Any) -> None:
-    """Refuses NaN and infinity in arrays in memory; the sum of an array says in one pass that it has none."""
-    for place, leaf in named_leaves(name, structure):
-        dense = isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype).is_floating
-        if not dense or is_memory_mapped(leaf):
-            continue
-        with np.errstate(all="ignore"):
-            array = np.asarray(leaf)
-            bad = np.empty(0) if np.isfinite(array.sum()) else array[~np.isfinite(array)]
-        if bad.size:
-            raise ValueError(f"`{place}` holds {bad[0]}: give finite numbers, 0 for rows that do not count.")
 
 
 def is_array(leaf: Any) -> bool:
@@ -229,17 +217,8 @@ def resident_size(leaf: Any) -> int:
     return host_bytes(leaf)
 
 
-def is_memory_mapped(leaf: Any) -> bool:
-    """Whether the array's rows lie in a file, as those of an `np.memmap` or a view of one do."""
-    while isinstance(leaf, np.ndarray):
-        if isinstance(leaf, np.memmap):
-            return True
-        leaf = leaf.base
-    return False
-
-
 def as_resident(leaf: Any) -> Any:
-    """The array as a tensor in the memory of the current device, ready for rows to be picked out of it."""
+    """The array as a tensor in the memory of the current device, of which samples can be gathered."""
     if leaf is None:
         return None
     leaf = cast_floats(leaf)

@@ -1,30 +1,29 @@
-"""`tf.data.Dataset` and its distributed kinds: batches that are drawn inside the compiled function."""
+"""`tf.data.Dataset`: batches that are drawn inside the compiled function."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import logging
-from collections.abc import Callable
+import os
+import tempfile
+import zipfile
 from typing import Any
 
 import tensorflow as tf
 
 from ...compat.dataset_graph import held_data, pipeline_checksum
-from ...compat.datasets import (
-    LIVE_SHUFFLE,
-    batch_size,
-    count_shuffles,
-    end_iterator,
-    saving_exactly,
-)
-from .calendar import Calendar
-from .content import checksum, text_of_function
-from .iterator_position import load_iterator, save_iterator
-from .pipeline_state import PipelineState
-from .readers import joining_reader, next_reader, optional_reader
-from .rows import batch_spec
+from ...compat.datasets import LIVE_SHUFFLE, batch_size, count_shuffles, end_iterator, saving_exactly
+from .batch import batch_spec
+from .identity import checksum, text_of_function
+from .outside_state import PipelineState
+from .position import Position
+from .readers import IteratorReader
 from .source import Chunk, Source
+from .values import LabelRule
 
 _log = logging.getLogger("unisono")
+_FILES = ("iterator.index", "iterator.data-00000-of-00001")
 
 
 class DatasetSource(Source):
@@ -37,10 +36,14 @@ class DatasetSource(Source):
         dataset: its elements are the batches, or parts of them.
         steps_per_epoch: int or None; the steps of an epoch.
         parts: int; elements that make one batch (one for each replica of this worker).
-        per_worker: whether the elements are this worker's rows only.
-        by_function: whether the dataset is what a function of `tf.distribute.InputContext` returned for these replicas.
+        per_worker: whether the elements are this worker's samples only.
+        by_replica: whether the elements depend on the number of replicas.
+        batches: int or None; of a pass, as the cardinality of a dataset; None: as `dataset` says.
         resumable: whether its position will be asked for.
     """
+
+    _iterator: Any = None
+    _asked = 0
 
     def __init__(
         self,
@@ -48,38 +51,35 @@ class DatasetSource(Source):
         steps_per_epoch: int | None,
         parts: int = 1,
         per_worker: bool = False,
-        by_function: bool = False,
+        by_replica: bool = False,
+        batches: int | None = None,
         resumable: bool = True,
     ) -> None:
-        self._differs_by_replica = by_function
+        self._by_replica = by_replica
         self._dataset = saving_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
-        elements = length_of(dataset, steps_per_epoch)
+        if batches is None:
+            elements = int(dataset.cardinality())
+            batches = -(-elements // parts) if elements > 0 else elements
+        known = _known_batches(batches, steps_per_epoch)
+        expected = known if steps_per_epoch else None
         if per_worker:  # the worker with the most data ends the epoch
-            elements = None
-        self._counted = parts == 1 and elements is not None
-        self.calendar = Calendar(steps_per_epoch, None if elements is None else -(-elements // parts))
+            known = None
+        counted = parts == 1 and known is not None
+        layout = f"{'this worker: ' if per_worker else ''}{self._element_spec}"
+        self._reader = IteratorReader(layout, counted, parts)
+        self.position = Position(steps_per_epoch, known, expected)
         self.spec = batch_spec(self._element_spec)
-        self._layout = f"{'this worker: ' if per_worker else ''}{self._element_spec}"
         if parts == 1:
-            counts = _known_rows(self._element_spec)
-            self.batch_rows = next(iter(counts)) if len(counts) == 1 else None
+            counts = _known_sizes(self._element_spec)
+            self.batch_size = next(iter(counts)) if len(counts) == 1 else None
             if len(counts - {None}) < 2 and not per_worker and _is_dense(self.spec):
-                self.usual_rows = next(iter(counts - {None}), None) or batch_size(dataset)
+                self.usual_batch_size = next(iter(counts - {None}), None) or batch_size(dataset)
         if resumable:
-            self._know(dataset)
-
-    def _know(self, dataset: Any) -> None:
-        """Looks at what the pipeline depends on beside its iterator."""
-        self._outside = PipelineState(dataset)
-        self._saves: bool | None = False if self._outside.never_saved else None
-        self.inexact, self.owned = self._outside.inexact, self._outside.owned
-
-    _differs_by_replica = False
-    _length_is_hidden = False  # of a pass: its end is seen only when a batch more is asked for
-    _iterator: Any = None
-    _asked = 0
+            self._outside = PipelineState(dataset)
+            self._saves: bool | None = False if self._outside.never_saved else None
+            self.inexact, self.owned = self._outside.inexact, self._outside.owned
 
     @property
     def resume_by(self) -> str:
@@ -92,7 +92,7 @@ class DatasetSource(Source):
         return "iterator" if self._saves else "skip"
 
     def _packed(self) -> bytes | None:
-        """The iterator's checkpoint; None, from then on, where it cannot be saved: a moment says nothing about the next."""
+        """The iterator's checkpoint; None, from then on, where it cannot be saved at one moment."""
         try:
             return save_iterator(self._iterator)
         except (tf.errors.OpError, ValueError) as error:
@@ -103,20 +103,24 @@ class DatasetSource(Source):
     def identity(self) -> dict[str, Any]:
         """With the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
-        if not self._differs_by_replica:
+        if not self._by_replica:
             known["pipeline graph"] = pipeline_checksum(self._dataset, text_of_function)
         return known
 
     def _content(self) -> str | None:
-        return None if self._differs_by_replica else checksum(held_data(self._dataset))
+        return None if self._by_replica else checksum(held_data(self._dataset))
 
     def _open(self) -> None:
         self.close()
         self._iterator = iter(self._dataset)
 
+    def check_values(self, rules: tuple[LabelRule, ...]) -> None:
+        """Lets the reader check each batch."""
+        self._reader = dataclasses.replace(self._reader, rules=rules)
+
     def begin_epoch(self, epoch: int) -> None:
         """Starts an epoch: a new pass, or the next part of a pass that `steps_per_epoch` has cut."""
-        if self.calendar.begin(epoch) or self._iterator is None:
+        if self.position.begin(epoch) or self._iterator is None:
             self._open()
 
     def _read(self, steps: int) -> Chunk:
@@ -127,24 +131,14 @@ class DatasetSource(Source):
         return Chunk(
             self._iterator,
             steps,
-            self.batch_rows,
-            self._reader(),
-            open_ended=not self._counted,
-            signature=self._signature(),
+            self.batch_size,
+            self._reader,
+            open_ended=not self._reader.counted,
+            signature=tf.type_spec_from_value(self._iterator),
             per_worker=self.per_worker,
-            usual_rows=self.usual_rows,
+            usual_batch_size=self.usual_batch_size,
             spec=self._element_spec,
         )
-
-    def _reader(self) -> Callable[[Any, Any], Any]:
-        if self._counted:
-            return next_reader(self._layout)
-        return (
-            optional_reader(self._layout) if self._parts == 1 else joining_reader(self._parts, self._layout)
-        )
-
-    def _signature(self) -> Any:
-        return tf.type_spec_from_value(self._iterator)
 
     def drawn(self, steps: int) -> None:
         """The data ended after `steps` steps of the last chunk.
@@ -154,21 +148,17 @@ class DatasetSource(Source):
         """
         if steps >= self._asked:
             return
-        calendar = self.calendar
-        calendar.advance(steps - self._asked)
-        self._asked, calendar.ended = steps, True
-        self.begun_again = self._length_is_hidden and calendar.begin_again()
-        if self.begun_again:
-            self._open()
-            return
-        if calendar.taken == calendar.passes == 0:
-            raise ValueError("x is a dataset that gave no batch; give one with at least one row.")
-        calendar.learn()
+        position = self.position
+        position.advance(steps - self._asked)
+        self._asked, position.ended = steps, True
+        if position.taken == position.passes == 0:
+            raise ValueError("x is a dataset that gave no batch; give one with at least one sample.")
+        position.learn()
 
     def state(self) -> dict[str, Any]:
         """The position after the last chunk, with the iterator's checkpoint where there can be one."""
         state = {**super().state(), **self._outside.state()}
-        if self._iterator is not None and not self.calendar.is_over() and self.resume_by == "iterator":
+        if self._iterator is not None and not self.position.is_over() and self.resume_by == "iterator":
             packed = self._packed()
             # A shuffle at the end of its input is not in the checkpoint, and with it the order of the next pass.
             if packed is not None and packed.count(LIVE_SHUFFLE) >= count_shuffles(self._dataset):
@@ -182,16 +172,16 @@ class DatasetSource(Source):
             ValueError: if the pipeline is another one, or has fewer batches than were used.
         """
         super().restore(state)
-        taken = self.calendar.taken
+        taken = self.position.taken
         if "iterator" in state:
             self._open()
             load_iterator(self._iterator, state["iterator"])
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
             return
         self._outside.restore(state)
-        over = self.calendar.is_over()
+        over = self.position.is_over()
         # Each pass that is started gives a shuffle another order.
-        for number in range(self.calendar.passes + over):
+        for number in range(self.position.passes + over):
             self._open()
             next(self._iterator, None)  # some parts of a pipeline start with the first element
             if self._outside.draws_all or (self._outside.draws_first and number == 0):
@@ -216,7 +206,7 @@ class DatasetSource(Source):
                 ) from None
 
     def close(self) -> None:
-        """Gives back the iterator."""
+        """Releases the iterator."""
         if self._iterator is not None:
             end_iterator(self._iterator, self._dataset)
         self._iterator = None
@@ -236,30 +226,27 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(convert)
 
 
-def length_of(dataset: Any, steps_per_epoch: int | None) -> int | None:
-    """The elements of a dataset, or None if their number is not known.
+def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
+    """The batches of a pass, or None if their number is not known.
 
     Raises:
         ValueError: there is none, or no end and no `steps_per_epoch`.
     """
-    cardinality: Any = dataset.cardinality  # that of a distributed dataset is no method but a number
-    number: Any = cardinality() if callable(cardinality) else cardinality
-    count = int(number)
-    if count == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
+    if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
         raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
-    if count == 0:
-        raise ValueError("x is a dataset without any batch; give one with at least one row.")
-    return count if count > 0 else None
+    if cardinality == 0:
+        raise ValueError("x is a dataset without any batch; give one with at least one sample.")
+    return cardinality if cardinality > 0 else None
 
 
-def _known_rows(spec: Any) -> set[int | None]:
-    """The numbers of rows that the arrays of an element have; None for those that are not known."""
+def _known_sizes(spec: Any) -> set[int | None]:
+    """The numbers of samples that the arrays of an element have; None for those that are not known."""
     shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec))
     return {shape[0] for shape in shapes if shape is not None and shape.rank}
 
 
 def _is_dense(spec: Any) -> bool:
-    """Whether all is numbers in tensors whose shapes are known but for the rows."""
+    """Whether all is numbers in tensors whose shapes are known but for the samples."""
     return all(
         isinstance(leaf, tf.TensorSpec)
         and bool(leaf.shape.rank)
@@ -267,3 +254,37 @@ def _is_dense(spec: Any) -> bool:
         and leaf.dtype not in (tf.string, tf.variant, tf.resource)
         for leaf in tf.nest.flatten(spec)
     )
+
+
+def save_iterator(iterator: Any) -> bytes:
+    """The checkpoint of a `tf.data.Iterator` as the bytes of a ZIP file."""
+    with tempfile.TemporaryDirectory() as folder:
+        tf.train.Checkpoint(iterator=iterator).write(os.path.join(folder, "iterator"))
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+            for name in _FILES:
+                with open(os.path.join(folder, name), "rb") as file:
+                    # Without a time: the same bytes on all workers.
+                    archive.writestr(zipfile.ZipInfo(name), file.read())
+    return packed.getvalue()
+
+
+def load_iterator(iterator: Any, packed: Any) -> None:
+    """Goes to the position of `save_iterator`.
+
+    Raises:
+        ValueError: the bytes are of another pipeline, or damaged.
+    """
+    data = packed if isinstance(packed, bytes) else bytes(bytearray(packed))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                for name in _FILES:
+                    with open(os.path.join(folder, name), "wb") as file:
+                        file.write(archive.read(name))
+            tf.train.Checkpoint(iterator=iterator).read(os.path.join(folder, "iterator"))
+        except (tf.errors.OpError, zipfile.BadZipFile, KeyError) as error:
+            raise ValueError(
+                "The saved position of the input does not fit x: resume with the pipeline of the first run "
+                f"({str(error).splitlines()[0]})."
+            ) from error

@@ -1,7 +1,6 @@
-"""Batches made by Python code while the device is at work: one thread, a few groups of batches ahead.
+"""Batches that a thread makes ahead of the training, several in one tensor, so that one call can run many steps.
 
-A group is many batches in one tensor, so that one execution can run through them; a chunk is a part of a
-group, so its size never depends on how fast the thread is unless that is harmless (see `Grouping.steady`).
+A chunk is a part of a group of batches, so its size does not depend on the speed of the thread, unless that is harmless.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from .readers import slice_reader, split_reader, whole_reader
-from .rows import concat_rows
+from .batch import concat_samples, is_scalar, open_spec, sample_count
+from .readers import ArrayReader, WholeReader
 from .source import Chunk, Source
 
 GROUP_BYTES = 16 * 2**20
 _GROUP_SECONDS = 0.05
-_STATIC_ROWS = 3
+_STATIC_SIZES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +29,15 @@ class Group:
     """Batches in one tensor for each array.
 
     Attributes:
-        arrays: nest of tensors; the rows of all batches, in order.
+        arrays: nest of tensors; the samples of all batches, in order.
         splits: int64 `[batches + 1]`; where each batch starts, and the end.
-        rows: int or None; the rows of each batch when the compiled function shall know them.
-        whole: whether the arrays are one batch as they are: they have different numbers of rows.
+        batch_size: int or None; the size of each batch where the compiled function shall know it.
+        whole: whether the arrays are one batch as they are: they have different numbers of samples.
     """
 
     arrays: Any
     splits: np.ndarray
-    rows: int | None
+    batch_size: int | None
     whole: bool = False
 
     @property
@@ -46,109 +45,58 @@ class Group:
         """The batches."""
         return len(self.splits) - 1
 
-    def part(self, first: int, steps: int, layout: Any) -> Chunk:
+    def part(self, first: int, steps: int, signature: Any) -> Chunk:
         """Batches `first` to `first + steps - 1` as a chunk; nothing is copied."""
-        place: Any = 0
+        place: Any = self.splits[first : first + steps + 1] if self.batch_size is None else self.splits[first]
+        arrays, spec = [self.arrays], [signature]
+        reader: Any = ArrayReader(str(signature), self.batch_size)
         if self.whole:
-            reader = whole_reader(str(layout))
-        elif self.rows is None:
-            place, reader = self.splits[first : first + steps + 1], split_reader(str(layout))
-        else:
-            place, reader = self.splits[first], slice_reader(self.rows, str(layout))
-        inputs = (self.arrays, tf.constant(place, tf.int64))
-        signature = (layout, tf.TensorSpec([None] * np.ndim(place), tf.int64))
-        return Chunk(inputs, steps, self.rows, reader, signature=signature)
+            arrays, spec, reader = self.arrays, signature, WholeReader(str(signature))
+        spec = (spec, tf.TensorSpec([None] * np.ndim(place), tf.int64))
+        inputs = (arrays, tf.constant(place, tf.int64))
+        return Chunk(inputs, steps, self.batch_size, reader, signature=spec)
 
 
-class Grouping:
-    """Decides which batches go into one group, and joins them.
+class Layout(NamedTuple):
+    """What batches of one group share: their size too, unless sizes vary much."""
 
-    The first few numbers of rows are made known to the compiled function; inputs with more of them are read
-    with rows that it does not know, so that it is not traced for each.
-
-    Args:
-        steady: whether the groups must be the same in every run and on every worker; otherwise a group is closed early
-            when the consumer waits for it.
-    """
-
-    def __init__(self, steady: bool) -> None:
-        self._steady = steady
-        self._most = 16 if steady else 1024
-        self._seen: set[int] = set()
-
-    def groups(
-        self, batches: Iterator[tuple[Any, Any, int | None]], waiting: Callable[[], bool]
-    ) -> Iterator[Group]:
-        """Joins `(batch, layout, rows)` to groups; an error in `batches` comes after the good ones before it.
-
-        A batch without a number of rows (its arrays have different ones) is a group of its own.
-        """
-        held: list[tuple[Any, Any, int | None]] = []
-        held_bytes, began = 0, 0.0
-        failure: BaseException | None = None
-        while True:
-            try:
-                item = next(batches, None)
-            except BaseException as error:
-                item, failure = None, error
-            if held and (item is None or not self._fits(held, held_bytes, item)):
-                yield self._join(held)
-                held, held_bytes = [], 0
-            if failure is not None:
-                raise failure
-            if item is None:
-                return
-            if not held:
-                began = time.monotonic()
-            held.append(item)
-            held_bytes += batch_bytes(item[0])
-            if not self._steady and waiting() and time.monotonic() - began > _GROUP_SECONDS:
-                yield self._join(held)
-                held, held_bytes = [], 0
-
-    def _fits(self, held: list[Any], held_bytes: int, item: Any) -> bool:
-        if len(held) >= self._most or held_bytes + batch_bytes(item[0]) > GROUP_BYTES:
-            return False
-        if held[0][2] is None or item[2] is None:
-            return False
-        if held[0][1] == item[1]:
-            return True
-        return self._varying(item[2]) and self._varying(held[0][2]) and _same_but_rows(held[0][1], item[1])
-
-    def _varying(self, rows: int) -> bool:
-        return rows not in self._seen and len(self._seen) >= _STATIC_ROWS
-
-    def _join(self, held: list[tuple[Any, Any, int | None]]) -> Group:
-        rows = held[0][2]
-        if rows is None:
-            with tf.device("CPU:0"):
-                arrays = tf.nest.map_structure(_join_leaves, held[0][0])
-            return Group(arrays, np.array([0, 1]), None, whole=True)
-        if not self._varying(rows):
-            self._seen.add(rows)
-        splits = np.cumsum([0, *(count or 0 for _, _, count in held)], dtype=np.int64)
-        with tf.device("CPU:0"):
-            arrays = tf.nest.map_structure(_join_leaves, *(batch for batch, _, _ in held))
-        return Group(arrays, splits, rows if rows in self._seen else None)
+    structure: Any
+    """Comparable, and hashable."""
+    leaves: tuple[Any, ...]
+    """The dtype and the shape of a sample of each NumPy array, the specs of tensors."""
+    size: int | None
+    """Samples; None: the arrays have different numbers of them."""
 
 
-def _same_but_rows(a: Any, b: Any) -> bool:
-    """Whether two layouts (see `PythonBatches`) of dense arrays differ in nothing but their rows."""
-    return a[0] == b[0] and all(
-        isinstance(p, tuple) and isinstance(q, tuple) and p[0] == q[0] and p[1][1:] == q[1][1:]
-        for p, q in zip(a[1:], b[1:])
+def layout_of(batch: Any) -> Layout:
+    """The layout of a nest of NumPy arrays and tensors with samples. Quick where they are NumPy's."""
+    leaves = tf.nest.flatten(batch)
+    specs = (
+        (leaf.dtype, leaf.shape[1:]) if isinstance(leaf, np.ndarray) else open_spec(leaf) for leaf in leaves
     )
+    present = [leaf for leaf in leaves if leaf is not None and not is_scalar(leaf)]
+    sizes = {len(leaf) if isinstance(leaf, np.ndarray) else int(sample_count(leaf)) for leaf in present}
+    return Layout(_skeleton(batch), tuple(specs), sizes.pop() if len(sizes) == 1 else None)
 
 
-def _join_leaves(*leaves: Any) -> Any:
-    if leaves[0] is None:
+def _skeleton(structure: Any) -> Any:
+    """The structure without its leaves, as something that can be compared and hashed."""
+    if isinstance(structure, dict):
+        return tuple((key, _skeleton(structure[key])) for key in sorted(structure, key=str))
+    if isinstance(structure, tuple):
+        return type(structure), *(_skeleton(part) for part in structure)
+    return structure is None
+
+
+def _concat_arrays(*arrays: Any) -> Any:
+    if arrays[0] is None:
         return None
-    if isinstance(leaves[0], np.ndarray):
-        return tf.constant(leaves[0] if len(leaves) == 1 else np.concatenate(leaves))
-    return concat_rows(leaves)
+    if isinstance(arrays[0], np.ndarray):
+        return tf.constant(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+    return concat_samples(arrays)
 
 
-def batch_bytes(batch: Any) -> int:
+def _bytes_of(batch: Any) -> int:
     """The bytes of all NumPy arrays and tensors of a batch."""
     total = 0
     for leaf in tf.nest.flatten(batch, expand_composites=True):
@@ -168,20 +116,19 @@ class Feed:
     def __init__(self, groups: Callable[[Callable[[], bool]], Iterator[Group]]) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=2)
         self._stop = threading.Event()
-        self._group: Group | None = None
-        self._first = 0
-        self._over: BaseException | bool = False
+        self._over = False
         self._thread = threading.Thread(target=self._work, args=(groups,), daemon=True, name="unisono-feed")
         self._thread.start()
 
     def _work(self, groups: Callable[[Callable[[], bool]], Iterator[Group]]) -> None:
+        end: Any = None
         try:
             for group in groups(self._queue.empty):
                 if not self._put(group):
                     return
-            self._put(None)
         except BaseException as error:
-            self._put(error)
+            end = error
+        self._put(end)
 
     def _put(self, item: Any) -> bool:
         while not self._stop.is_set():
@@ -192,42 +139,22 @@ class Feed:
                 continue
         return False
 
-    def take(self, max_steps: int, signature: Any) -> Chunk | None:
-        """The next batches, or None when there are no more.
+    def take(self) -> Group | None:
+        """The next group, or None when there are no more.
 
         Raises:
             The error of the user's own code, once all batches before it have been taken.
         """
-        if self._group is None and not self._next_group():
+        if self._over:
             return None
-        group = self._group
-        assert group is not None
-        steps = min(max_steps, group.steps - self._first)
-        chunk = group.part(self._first, steps, signature)
-        self._first += steps
-        if self._first == group.steps:
-            self._group = None
-        return chunk
-
-    def _next_group(self) -> bool:
-        if self._over is False:
-            item = self._wait()
-            if isinstance(item, Group):
-                self._group, self._first = item, 0
-                return True
-            self._over = item if isinstance(item, BaseException) else True
-            self._thread.join(timeout=5)
-        if isinstance(self._over, BaseException):
-            raise self._over
-        return False
-
-    def _wait(self) -> Any:
-        while True:
-            try:
-                return self._queue.get(timeout=1)
-            except queue.Empty:
-                if not self._thread.is_alive() and self._queue.empty():
-                    return RuntimeError("The thread that reads the input has ended without a result.")
+        item = self._queue.get()
+        if isinstance(item, Group):
+            return item
+        self._over = True
+        self._thread.join(timeout=5)
+        if item is not None:
+            raise item
+        return None
 
     def close(self) -> None:
         """Stops the thread; waits for at most five seconds while the user's code makes a batch."""
@@ -236,24 +163,99 @@ class Feed:
 
 
 class FedSource(Source):
-    """Batches that a thread makes ahead of the training. Owns the thread of the epoch."""
+    """Batches that a thread makes ahead of the training. Owns the thread of the epoch.
 
-    _layout: Any
+    The first few batch sizes are made known to the compiled function; an input with more of them is read with sizes that it
+    does not know, so that it is not traced for each.
+
+    Args:
+        steady: whether groups must be the same in every run and on every worker; otherwise a group is closed early when the
+            consumer waits for it.
+    """
+
     _feed: Feed | None = None
+    _group: Group | None = None
+    _first = 0  # batch of the group that was not taken yet
 
-    def _groups(self) -> Callable[[Callable[[], bool]], Iterator[Group]]:
-        """What gives the groups from the position on to the end of the epoch; see `Feed`."""
+    def __init__(self, spec: Any, steady: bool) -> None:
+        self.spec = self._signature = spec
+        self._steady = steady
+        self._most = 16 if steady else 1024
+        self._sizes: set[int] = set()
+
+    def _batches(self) -> Iterator[tuple[Any, Layout]]:
+        """The batches from the position on to the end of the epoch, with their layouts. Context: the thread."""
         raise NotImplementedError
 
     def _read(self, steps: int) -> Chunk | None:
         if self._feed is None:
-            self._feed = Feed(self._groups())
-        chunk = self._feed.take(steps, self._layout)
-        self.calendar.ended = self.calendar.ended or chunk is None
+            self._feed = Feed(self._groups)
+        if self._group is None:
+            self._group, self._first = self._feed.take(), 0
+        if self._group is None:
+            self.position.ended = True
+            return None
+        steps = min(steps, self._group.steps - self._first)
+        chunk = self._group.part(self._first, steps, self._signature)
+        self._first += steps
+        if self._first == self._group.steps:
+            self._group = None
         return chunk
 
     def close(self) -> None:
         """Stops the thread."""
-        feed, self._feed = self._feed, None
+        feed, self._feed, self._group = self._feed, None, None
         if feed is not None:
             feed.close()
+
+    def _groups(self, waiting: Callable[[], bool]) -> Iterator[Group]:
+        """The batches as groups; an error of the user's code comes after the good batches before it."""
+        batches = self._batches()
+        held: list[tuple[Any, Layout]] = []
+        held_bytes, began = 0, 0.0
+        failure: BaseException | None = None
+        while True:
+            try:
+                item = next(batches, None)
+            except BaseException as error:
+                item, failure = None, error
+            if held and (item is None or not self._fits(held, held_bytes, item)):
+                yield self._joined(held)
+                held, held_bytes = [], 0
+            if failure is not None:
+                raise failure
+            if item is None:
+                return
+            if not held:
+                began = time.monotonic()
+            held.append(item)
+            held_bytes += _bytes_of(item[0])
+            if not self._steady and waiting() and time.monotonic() - began > _GROUP_SECONDS:
+                yield self._joined(held)
+                held, held_bytes = [], 0
+
+    def _fits(self, held: list[tuple[Any, Layout]], held_bytes: int, item: Any) -> bool:
+        if len(held) >= self._most or held_bytes + _bytes_of(item[0]) > GROUP_BYTES:
+            return False
+        (_, first), (_, layout) = held[0], item
+        if (
+            first.size is None or layout.size is None
+        ):  # a batch whose arrays have different sizes is a group of its own
+            return False
+        if first == layout:
+            return True
+        return first[:-1] == layout[:-1] and self._varies(layout.size) and self._varies(first.size)
+
+    def _varies(self, size: int) -> bool:
+        return size not in self._sizes and len(self._sizes) >= _STATIC_SIZES
+
+    def _joined(self, held: list[tuple[Any, Layout]]) -> Group:
+        size = held[0][1].size
+        with tf.device("CPU:0"):
+            arrays = tf.nest.map_structure(_concat_arrays, *(batch for batch, _ in held))
+        if size is None:
+            return Group(arrays, np.array([0, 1]), None, whole=True)
+        if not self._varies(size):
+            self._sizes.add(size)
+        splits = np.cumsum([0, *(layout.size or 0 for _, layout in held)], dtype=np.int64)
+        return Group(arrays, splits, size if size in self._sizes else None)

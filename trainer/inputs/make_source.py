@@ -1,4 +1,4 @@
-"""The one door: any input that Keras takes, as a `Source`."""
+"""Any input that Keras takes, as a `Source`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.datasets import distributed_parts
 from ...distribute.arguments import shown, takes_arguments, whole_number
 from ...distribute.data_placement import data_home
 from ...distribute.replicas import shares_variables
 from . import checks
 from .arrays import ArraySource, StreamedArrays
-from .calendar import RowOrder
+from .batch import concat_samples, pack
 from .class_weights import check_class_weight, class_weights
-from .convert import host_bytes, is_array, is_memory_mapped, resident_size, standard_arrays
+from .convert import host_bytes, is_array, resident_size, standard_arrays
 from .datasets import DatasetSource, without_optionals
-from .distributed_datasets import DistributedSource
-from .pydataset import PyDatasetSource
+from .identity import check_same_pipeline
+from .position import SampleOrder
+from .python_inputs import PyDatasetSource, StreamSource
 from .source import Source
-from .streams import StreamSource
-from .structure import pack
-from .worker_pipelines import check_same_pipeline
+from .values import is_memory_mapped
 
 RESIDENT_BYTES = 2**30
+DISTRIBUTED = "tf.distribute.DistributedDataset"
+FUNCTION = "function of tf.distribute.InputContext"
 
 
 def make_source(
@@ -52,20 +54,20 @@ def make_source(
     Args:
         x: any input that the guide (docs/guides/input.md) lists.
         y: targets, for arrays.
-        sample_weight: weights of the rows, for arrays.
-        batch_size: rows of a global batch, for arrays; by default 32, or the rows divided by `steps_per_epoch`.
+        sample_weight: weights of the samples, for arrays.
+        batch_size: samples of a global batch, for arrays; by default 32, or the samples divided by `steps_per_epoch`.
         steps_per_epoch: the batches of an epoch; by default one pass over the data.
         shuffle: whether to read arrays in a new random order in every epoch; "batch" shuffles within each batch.
         class_weight: weight of each class of `y`.
-        seed: int; the order of the rows is a function of it.
+        seed: int; the order of the samples is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.
         resident_bytes: arrays that need more are not copied to the host's tensors but read batch by batch.
         beside: another source of the same fit: arrays that both are given are held once.
         resumable: whether its position will be asked for: not in `evaluate` and `predict`.
-        own_step: whether the step that gets the batches is of the user's own: their arrays may have different rows.
+        own_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
 
     Returns:
-        The source, checked: what cannot work is refused here, before the first step.
+        The source, checked: unsupported inputs raise here, before the first step.
 
     Raises:
         ValueError: for values that cannot work.
@@ -84,10 +86,10 @@ def make_source(
     kind = kind_of(x)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
-        rows = checks.same_rows(arrays)
+        samples = checks.same_samples(arrays)
         if batch_size is None:
-            batch_size = math.ceil(rows / steps_per_epoch) if steps_per_epoch else 32
-        order = RowOrder(rows, batch_size, shuffle, seed, steps_per_epoch)
+            batch_size = math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32
+        order = SampleOrder(samples, batch_size, shuffle, seed, steps_per_epoch)
         source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, beside)
         source.targets = arrays[1]
     else:
@@ -99,7 +101,12 @@ def make_source(
                 stacklevel=3,
             )
         sharing = checks.Sharing(own_step, replicas)
-        source = _from_batches(x, kind, steps_per_epoch, shuffle, seed, strategy, resumable, sharing)
+        if kind == "PyDataset":
+            source = PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy), sharing)
+        elif kind in ("generator", "iterable", "torch DataLoader"):
+            source = StreamSource(x, kind, steps_per_epoch, many_workers(strategy), sharing)
+        else:
+            source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.weigh_classes(weights)
@@ -125,11 +132,8 @@ def kind_of(x: Any) -> str:
         raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {shown(x)}")
     if isinstance(x, tf.data.Dataset):
         return "tf.data.Dataset"
-    if (
-        isinstance(x, tf.distribute.DistributedDataset)
-        or type(x).__name__ == "DistributedDatasetsFromFunction"
-    ):
-        return "tf.distribute.DistributedDataset"
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return DISTRIBUTED
     if isinstance(x, keras.utils.PyDataset):
         return "PyDataset"
     if hasattr(x, "get_tf_dataset"):
@@ -142,14 +146,12 @@ def kind_of(x: Any) -> str:
         return "torch DataLoader"
     if isinstance(x, Iterable):
         return "iterable"
-    if callable(x):
-        return "function of tf.distribute.InputContext"
-    return "array"
+    return FUNCTION if callable(x) else "array"
 
 
 def _from_arrays(
     arrays: Any,
-    order: RowOrder,
+    order: SampleOrder,
     strategy: tf.distribute.Strategy,
     resident_bytes: int,
     beside: Source | None,
@@ -166,52 +168,53 @@ def _from_arrays(
     )
     size = sum(host_bytes(leaf) for leaf in leaves)
     if mapped or (size > resident_bytes and not home.devices):
-        source: Source = StreamedArrays(arrays, order)
+        source: Source = StreamedArrays(arrays, order, many_workers(strategy))
         source.home = home.sentence
         return source
     return ArraySource(arrays, order, home, beside)
 
 
 def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
-    """Where this worker's replicas compute."""
+    """The devices of this worker's replicas."""
     if shares_variables(strategy):
         return []
     gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
     return list(_local_devices(strategy)) or gpus[:1]
 
 
-def _from_batches(
+def _from_dataset(
     x: Any,
     kind: str,
     steps_per_epoch: int | None,
-    shuffle: Any,
-    seed: int,
     strategy: tf.distribute.Strategy,
     resumable: bool,
     sharing: checks.Sharing,
 ) -> Source:
-    """The source of an input that gives batches itself."""
-    if kind == "PyDataset":
-        return PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy), sharing)
-    if kind in ("generator", "iterable", "torch DataLoader"):
-        return StreamSource(x, kind, steps_per_epoch, many_workers(strategy), sharing)
-    if kind == "tf.distribute.DistributedDataset":
-        check_same_pipeline(x, strategy)
-        return DistributedSource(x, steps_per_epoch, strategy, many_workers(strategy))
-    parts, per_worker = 1, False
+    """The source of a `tf.data` pipeline, or of one that `tf.distribute` splits over replicas.
+
+    The elements of the latter are the samples of one replica; those of all replicas of this worker are one batch again.
+    """
+    parts, per_worker, batches = 1, False, None
     if kind == "Keras data adapter":
         x = x.get_tf_dataset()
-    elif kind == "function of tf.distribute.InputContext":
+    if kind == FUNCTION:
         context = input_context(strategy)
         x = _called_with(context, x)
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
     if not per_worker:
         check_same_pipeline(x, strategy)
+    if kind == DISTRIBUTED:
+        datasets, replicas, batches = distributed_parts(x)
+        per_worker = many_workers(strategy)
+        parts = max(1, replicas // input_context(strategy).num_input_pipelines)
+        x = datasets[0]
+        if len(datasets) > 1:  # one for each replica
+            x, parts = tf.data.Dataset.zip(*datasets).map(lambda *each: concat_samples(each)), 1
     x = without_optionals(x)
     checks.batched(x.element_spec, parts, sharing)
-    by_function = kind.startswith("function")
-    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_function, resumable)
+    by_replica = kind in (FUNCTION, DISTRIBUTED)
+    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable)
 
 
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:
@@ -236,16 +239,16 @@ def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.
 
 
 def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContext:
-    """What a function of `tf.distribute.InputContext` is called with on this worker."""
+    """The argument of a function of `tf.distribute.InputContext` on this worker."""
     seen: list[tf.distribute.InputContext] = []
 
-    def look(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def keep(context: tf.distribute.InputContext) -> tf.data.Dataset:
         seen.append(context)
         return tf.data.Dataset.range(1)
 
     # Strategies without input of their own (parameter servers outside of a coordinator) have one pipeline.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        strategy.distribute_datasets_from_function(look)
+        strategy.distribute_datasets_from_function(keep)
     return seen[0] if seen else tf.distribute.InputContext(1, 0, strategy.num_replicas_in_sync)
 
 

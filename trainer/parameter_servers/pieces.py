@@ -16,9 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..inputs import Chunk
-from ..inputs.readers import slice_reader, whole_reader
-from ..inputs.row_units import leaf_rows
-from ..inputs.rows import batch_spec, concat_rows, is_scalar, row_count
+from ..inputs.batch import batch_spec, concat_samples, is_scalar, sample_count, sample_counts
+from ..inputs.readers import ArrayReader, WholeReader
 
 HOST = "/job:chief/replica:0/task:0/device:CPU:0"
 """The coordinator."""
@@ -88,7 +87,7 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
     """
     if _names_rows(chunk):
         resident, place = chunk.inputs
-        return [Piece(chunk.steps, chunk.reader, resident, place, chunk.rows, chunk.signature)]
+        return [Piece(chunk.steps, chunk.reader, resident, place, chunk.batch_size, chunk.signature)]
     batches: list[Any] = []
     for i in range(chunk.steps):
         batch = chunk.reader(chunk.inputs, tf.constant(i))
@@ -100,10 +99,10 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
             batch = batch.get_value()
         batches.append(batch)
     if any(map(is_scalar, tf.nest.flatten(batches))):  # a value of one whole batch
-        return [_batches_piece([batch], int(row_count(batch))) for batch in batches]
-    if any(len(set(map(int, leaf_rows(batch)))) > 1 for batch in batches):
+        return [_batches_piece([batch], int(sample_count(batch))) for batch in batches]
+    if any(len(set(map(int, sample_counts(batch)))) > 1 for batch in batches):
         return list(map(_whole_piece, batches))
-    of_one_size = itertools.groupby(batches, lambda batch: int(row_count(batch)))
+    of_one_size = itertools.groupby(batches, lambda batch: int(sample_count(batch)))
     return [_batches_piece(list(group), rows) for rows, group in of_one_size]
 
 
@@ -118,11 +117,11 @@ def _names_rows(chunk: Chunk) -> bool:
 def _whole_piece(batch: Any) -> Piece:
     """A batch whose arrays have different numbers of samples."""
     signature = (batch_spec(batch), tf.TensorSpec([], tf.int64))
-    return Piece(1, whole_reader(str(signature)), batch, tf.constant(0, tf.int64), None, signature)
+    return Piece(1, WholeReader(str(signature)), batch, tf.constant(0, tf.int64), None, signature)
 
 
 def _batches_piece(batches: list[Any], rows: int) -> Piece:
-    together = batches[0] if len(batches) == 1 else concat_rows(batches)
+    together = batches[0] if len(batches) == 1 else concat_samples(batches)
     start = tf.constant(0, tf.int64)
-    signature = (batch_spec(together), tf.TensorSpec([], tf.int64))
-    return Piece(len(batches), slice_reader(rows, str(signature)), together, start, rows, signature)
+    signature = ([batch_spec(together)], tf.TensorSpec([], tf.int64))
+    return Piece(len(batches), ArrayReader(str(signature), rows), [together], start, rows, signature)

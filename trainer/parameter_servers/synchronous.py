@@ -29,7 +29,7 @@ from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope
 from ...distribute.write_rules import reduce_parts
 from ...optimizers.call_options import CallOptions, call_options
-from ..inputs.rows import row_count, slice_rows
+from ..inputs.batch import sample_count, slice_samples
 from ..partition.step_partition import has_user_code
 from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import metrics_of, numbers_of_part
@@ -182,7 +182,7 @@ class SynchronousSteps(WorkerSteps):
     def _make(self, piece: Piece) -> Any:
         def run(inputs: Any, first: tf.Tensor, last: tf.Tensor, worker: tf.Tensor) -> Any:
             batch = piece.reader(inputs, tf.constant(0))
-            return self._part(slice_rows(batch, first, last), last - first, row_count(batch), worker)
+            return self._part(slice_samples(batch, first, last), last - first, sample_count(batch), worker)
 
         number = tf.TensorSpec([], tf.int32)
         return self._traced(run, piece.signature, number, number, number)

@@ -16,7 +16,7 @@ from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext
 from ..inputs import Chunk
-from ..inputs.rows import row_count
+from ..inputs.batch import sample_count
 from ..run.executions import Execution
 from ..step.train_step import predict_on_replica
 from .pieces import HOST, Piece, WorkerMemory, pieces_of
@@ -146,7 +146,7 @@ class WorkerPrediction(WorkerFunction):
     def _make(self, piece: Piece) -> Any:
         def run(inputs: Any, i: tf.Tensor) -> Any:
             batch = piece.reader(inputs, i)
-            total = piece.rows if piece.rows is not None else row_count(batch)
+            total = piece.rows if piece.rows is not None else sample_count(batch)
             with tf.distribute.ReplicaContext(self._strategy, 0):
                 return predict_on_replica(self._model.predict_step, batch, StepContext(0, 1, total, total))
 

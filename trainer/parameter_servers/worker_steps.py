@@ -19,7 +19,7 @@ from ...compat.graphs import effects, scratch_graph
 from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
-from ..inputs.rows import row_count
+from ..inputs.batch import sample_count
 from ..run.executions import Execution
 from ..step.variable_placement import accumulates
 from .pieces import HOST, Piece
@@ -98,7 +98,7 @@ class WorkerSteps(WorkerFunction):
         self, layout: ResultLayout, batch: Any, rows: int | None, worker: Any
     ) -> tuple[tf.Tensor, dict[str, Any]]:
         """The result of one step, and its logs as it returned them."""
-        total = rows if rows is not None else row_count(batch)
+        total = rows if rows is not None else sample_count(batch)
         totals = WeightTotals() if self._training and accumulates(self._model.optimizer) else None
         number = worker if self._num_workers > 1 else 0
         context = StepContext(number, 1, total, total, totals=totals)

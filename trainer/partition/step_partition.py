@@ -18,7 +18,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import holds_own_code, layers_of
 from ...compat.training import given_metrics, overrides_compute_loss
 from ..checks import checked_logs
-from ..inputs.rows import batch_spec
+from ..inputs.batch import batch_spec
 from ..step.global_metrics import losses_count_samples, metrics_of, variable_ids
 from ..step.variable_placement import accumulates
 from .errors import NotPartitioned

@@ -28,7 +28,7 @@ from ...optimizers.building import ensure_built, run_in_thread
 from ...optimizers.call_options import CallOptions, call_options, current_options
 from ...optimizers.stages.aggregated_gradients import after_aggregation
 from ...optimizers.stages.user_code import apply_of
-from ..inputs.rows import row_count
+from ..inputs.batch import sample_count
 from ..step.collected_writes import CollectedWrites
 from .builder import APPLY, READ
 from .conversions import Exchange, Replica, Request
@@ -127,7 +127,7 @@ class TracedStep:
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         rest = iter(tensors)
         batch = tf.nest.map_structure(lambda leaf: None if leaf is None else next(rest), self._spec)
-        rows = row_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
+        rows = sample_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
         totals = WeightTotals() if self._step.notes_weights else None
         step = StepContext(0, 1, rows, rows, totals=totals, in_xla=self._compiles, take_gradients=self._take)
         step.builds_under = self._step.strategy

@@ -33,7 +33,7 @@ from ...distribute.workers.agreement import first_local_replica
 from ...optimizers.call_options import CallOptions, call_options, current_options
 from ...optimizers.stages.aggregated_gradients import after_aggregation
 from ...optimizers.stages.user_code import apply_of
-from ..inputs.rows import slice_rows
+from ..inputs.batch import slice_samples
 from .labels import SAMPLES, SHARES
 from .step import Step, numbers_in, with_numbers
 
@@ -196,7 +196,7 @@ class _State:
 
 
 def _no_samples(output: Any) -> Any:
-    return output if isinstance(output, tf.Tensor) and output.shape.rank == 0 else slice_rows(output, 0, 0)
+    return output if isinstance(output, tf.Tensor) and output.shape.rank == 0 else slice_samples(output, 0, 0)
 
 
 def _of_first(values: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...compat.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
-from ..inputs.rows import concat_rows, is_scalar, row_count, slice_rows
+from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_samples
 from ..step.replica_slices import replica_bounds
 
 
@@ -33,7 +33,7 @@ def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
             first, last = (first, last) if step.rows else (0, 1)
         else:
             first, last = tf.where(step.alive, first, 0), tf.where(step.alive, last, 1)
-        parts.append(slice_rows(structure, first, last))
+        parts.append(slice_samples(structure, first, last))
     return parts
 
 
@@ -49,7 +49,7 @@ def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], tri
         return parts[0]
 
     def concat(values: Sequence[Any]) -> Any:
-        return concat_rows([_own(value, step, trim) for value, step in zip(values, steps)])
+        return concat_samples([_own(value, step, trim) for value, step in zip(values, steps)])
 
     whole, masks = concat(parts), [get_keras_mask(part) for part in parts]
     if all(mask is not None for mask in masks):
@@ -63,4 +63,4 @@ def _own(value: Any, step: StepContext, trim: bool) -> Any:
         return value
     if is_scalar(value):
         return value[None]
-    return value if step.certainly_alive else value[: tf.where(step.alive, row_count(value), 0)]
+    return value if step.certainly_alive else value[: tf.where(step.alive, sample_count(value), 0)]

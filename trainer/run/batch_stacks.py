@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...compat.graphs import graph_function, only_graph
 from ...compat.variables import plain_variable
-from ..inputs.row_units import leaf_rows
+from ..inputs.batch import sample_counts
 from ..inputs.source import Chunk
 from .executions import UNKNOWN
 
@@ -41,9 +41,9 @@ class Stacks:
         reached: tf.Variable,
         device: str,
     ) -> None:
-        assert chunk.usual_rows is not None
-        self._rows: int = chunk.usual_rows
-        self._exact = not chunk.open_ended and chunk.rows is not None
+        assert chunk.usual_batch_size is not None
+        self._rows: int = chunk.usual_batch_size
+        self._exact = not chunk.open_ended and chunk.batch_size is not None
         self._reader, self._open_ended = chunk.reader, chunk.open_ended
         spec = chunk.inputs.element_spec
         shapes = [[self._rows, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
@@ -142,7 +142,7 @@ class Stacks:
         return full, batch
 
     def _is_usual(self, batch: Any) -> tf.Tensor:
-        return tf.reduce_all([tf.equal(rows, self._rows) for rows in leaf_rows(batch)])
+        return tf.reduce_all([tf.equal(rows, self._rows) for rows in sample_counts(batch)])
 
     def _keep(self, i: tf.Tensor, batch: Any) -> tf.Tensor:
         leaves = tf.nest.flatten(batch)

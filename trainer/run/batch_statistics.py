@@ -32,7 +32,7 @@ def check_renewal(model: TrainedModel, asked_by: str) -> None:
     why = None
     if on_parameter_servers(model.distribute_strategy) or model._pipeline is not None:
         why = "parameter servers and pipelines cannot make that pass: use a mirrored strategy"
-    elif not state.source.rewinds and state.source.calendar.given_steps is None:
+    elif not state.source.rewinds and state.source.position.given_steps is None:
         why = "`x` is a generator, which cannot be read again: give `steps_per_epoch`, or a keras.utils.PyDataset"
     if why is not None:
         raise ValueError(

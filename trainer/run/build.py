@@ -32,7 +32,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
-from .misfits import explained
+from .argument_errors import explained
 
 
 def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:

@@ -13,10 +13,10 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ...distribute.devices import wait_for_accelerators
 from ..inputs import Source
+from .argument_errors import check_labels, explained
 from .callback_list import callback_list
 from .execution_length import ExecutionLength
 from .executions import executions
-from .misfits import check_labels, explained
 from .row_layouts import open_rows
 from .runner import Passes, Runner
 from .worker_settlement import Workers
@@ -32,7 +32,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The logs of one pass over `source`; `passes`: where others over it come later. Context: host."""
     with runner.watching(model), _evaluating(model):
-        runner.build(model, source.spec, source.batch_rows, training=False)
+        runner.build(model, source.spec, source.batch_size, training=False)
         check_labels(model, source, "test_step")
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
         model.make_test_function()
@@ -122,7 +122,7 @@ def _pass(
     argument = "validation_data" if in_fit else ""
     for execution in executions(source, length.next, workers):
         getattr(callbacks, f"on_{phase}_batch_begin")(length.step)
-        with explained(model, source.spec, source.batch_rows, f"{phase}_step", length.step == 0, argument):
+        with explained(model, source.spec, source.batch_size, f"{phase}_step", length.step == 0, argument):
             done, result = function(execution, length.step)
         execution.tell(source, done)
         if done:

@@ -26,15 +26,14 @@ from ...distribute.workers.records import reporting_position
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.checks import named
-from ..inputs.copied import copied_input
-from ..inputs.first_batches import first_batches
+from ..inputs.derived_inputs import copied_input, first_batches
 from ..inputs.make_source import kind_of
+from .argument_errors import check_labels, check_validation, explained
 from .callback_list import callback_list, log_names
 from .determinism import say_what_determinism_costs
 from .evaluation_loops import evaluate
 from .execution_length import ExecutionLength
 from .executions import executions
-from .misfits import check_labels, check_validation, explained
 from .out_of_memory import with_advice
 from .overflow import check_progress
 from .runner import Passes, Runner
@@ -81,12 +80,12 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
-        runner.build(model, source.spec, source.batch_rows)
+        runner.build(model, source.spec, source.batch_size)
         if a.shuffle:
             random.randrange(_SEEDS)  # so that the next fit has another order
         check_labels(model, source, "train_step")
         if validation is not None:
-            check_validation(model, validation.spec, validation.batch_rows, source.spec)
+            check_validation(model, validation.spec, validation.batch_size, source.spec)
             with named("validation_data"):
                 check_labels(model, validation, "test_step")
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
@@ -290,14 +289,12 @@ def train_steps(
     lap("other")
     workers = Workers(model, "stop_training")
     told = ToldSteps(callbacks.callbacks, state, function, model._fixed_steps)
-    begun_again = False
     for execution in executions(state.source, length.next, workers):
         lap("input")
         state.compiled_call = execution
-        if not begun_again:
-            callbacks.on_train_batch_begin(state.step)
+        callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
-        rows = state.source.batch_rows
+        rows = state.source.batch_size
         with told.execution(), with_advice(model, function, rows):
             with explained(model, state.source.spec, rows, first=state.step == 0):
                 done, new = function(execution, state.step)
@@ -312,8 +309,7 @@ def train_steps(
             lap("compute")
             callbacks.on_train_batch_end(length.last_batch(done), logs)
             lap("callbacks")
-        begun_again = done == 0 and state.source.begun_again
-        if (model.stop_training and not workers.several) or (done < execution.steps and not begun_again):
+        if (model.stop_training and not workers.several) or done < execution.steps:
             break
     if state.steps_per_epoch is None and not model.stop_training:
         state.steps_per_epoch = state.step

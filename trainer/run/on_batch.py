@@ -12,13 +12,12 @@ from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pytho
 from ...distribute.arguments import shown
 from ..inputs import Chunk, make_source
 from ..inputs.arrays import ArraySource
+from ..inputs.batch import batch_spec, sample_count, unpack
 from ..inputs.make_source import kind_of
-from ..inputs.rows import batch_spec, row_count
-from ..inputs.structure import unpack
 from ..partition.explain import StepExplanation
 from ..partition.step_partition import ModelPartition, shared_by_replicas
+from .argument_errors import explained
 from .executions import Execution
-from .misfits import explained
 from .overflow import check_progress
 from .runner import Runner
 
@@ -37,10 +36,10 @@ def on_batch(
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
     with runner.watching(model):
         spec = batch_spec(chunk.inputs)
-        runner.build(model, spec, chunk.rows, training)
+        runner.build(model, spec, chunk.batch_size, training)
         model.reset_metrics()
         function = model.make_train_function() if training else model.make_test_function()
-        with explained(model, spec, chunk.rows, "train_step" if training else "test_step"):
+        with explained(model, spec, chunk.batch_size, "train_step" if training else "test_step"):
             _, logs = function(Execution([chunk]))
         if training:
             check_progress(model, chunk, 1)
@@ -53,8 +52,8 @@ def explain_step(model: TrainedModel, runner: Runner, x: Any, y: Any, sample_wei
     chunk = _whole_batch(model, x, y, sample_weight, None)
     with runner.watching(model):
         spec = batch_spec(chunk.inputs)
-        runner.build(model, spec, chunk.rows, True)
-        return explanation_for(model, spec, int(row_count(chunk.inputs)))
+        runner.build(model, spec, chunk.batch_size, True)
+        return explanation_for(model, spec, int(sample_count(chunk.inputs)))
 
 
 def explanation_for(model: TrainedModel, spec: Any, samples: int | None) -> StepExplanation:

@@ -39,8 +39,8 @@ def _next_batch(chunk: Chunk) -> Callable[[Any, Any], Any]:
     def next_batch(inputs: Any, i: tf.Tensor) -> Any:
         batch = chunk.reader(inputs, i)
         if not chunk.open_ended:
-            return batch, chunk.rows
-        return (batch.get_value(), chunk.rows) if batch.has_value() else None
+            return batch, chunk.batch_size
+        return (batch.get_value(), chunk.batch_size) if batch.has_value() else None
 
     return next_batch
 

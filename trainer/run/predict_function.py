@@ -19,8 +19,8 @@ from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import StepContext
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.peer_monitor import monitored_collective
-from ..inputs.checks import check_rows
-from ..inputs.rows import concat_rows
+from ..inputs.batch import concat_samples
+from ..inputs.checks import check_samples
 from ..inputs.source import Chunk
 from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
@@ -104,18 +104,18 @@ class PredictFunction:
 
     def _loop(self, chunk: Chunk) -> PredictLoop | None:
         """What can predict the chunk's batches in one call: those of one replica."""
-        layout = chunk.reader, chunk.rows, chunk.open_ended
+        layout = chunk.reader, chunk.batch_size, chunk.open_ended
         if not self._in_loops or chunk.per_worker or chunk.signature is None or has_absent(chunk.signature):
             return None
         if layout not in self._loops:
-            step = functools.partial(self._outputs, rows=chunk.rows)
+            step = functools.partial(self._outputs, rows=chunk.batch_size)
             self._loops[layout] = PredictLoop(step, chunk)
         return self._loops[layout]
 
     def _next_outputs(self, chunk: Chunk, i: tf.Tensor) -> Any:
         """The outputs for batch `i`; None at the end of the data."""
         if not chunk.open_ended:
-            reader, rows, parts = chunk.reader, chunk.rows, chunk.part_reader
+            reader, rows, parts = chunk.reader, chunk.batch_size, chunk.part_reader
             step = self._function(
                 (reader, rows),
                 lambda inputs, i: self._outputs(
@@ -164,7 +164,7 @@ class PredictFunction:
         after = []
         if not self._alone and part is None:
             after = (
-                check_rows(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
+                check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
             )
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
@@ -188,4 +188,4 @@ class PredictFunction:
         if several_workers:
             return keras.tree.pack_sequence_as(outputs, [parts[0] for parts in leaves])
         with tf.device("CPU:0"):  # the answer goes there from each replica
-            return keras.tree.pack_sequence_as(outputs, [concat_rows(list(parts)) for parts in leaves])
+            return keras.tree.pack_sequence_as(outputs, [concat_samples(list(parts)) for parts in leaves])

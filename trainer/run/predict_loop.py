@@ -33,7 +33,7 @@ class PredictLoop:
 
     def __init__(self, step: Callable[[Any], Any], chunk: Chunk) -> None:
         self._step, self._reader, self._open_ended = step, chunk.reader, chunk.open_ended
-        self._rows = chunk.rows
+        self._rows = chunk.batch_size
         self._like: Any = None
         self._function: Any = None
         self._first = self._others = 0.0

@@ -22,7 +22,7 @@ from ...distribute.replicas import copies_of, runs_in_threads
 from ...distribute.workers.peer_monitor import monitored_collective
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.accumulation import CallsOnHost
-from ..inputs.checks import check_rows, refuse_unequal_parts
+from ..inputs.checks import check_equal_samples, check_samples
 from ..inputs.source import Chunk
 from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
@@ -152,8 +152,8 @@ class StepFunction:
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """What runs chunks of this layout, and whether it was there already."""
-        layout = chunk.reader, chunk.rows, chunk.open_ended, self.recorder
-        key = *layout, self.way, self.way == XLA and chunk.usual_rows
+        layout = chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder
+        key = *layout, self.way, self.way == XLA and chunk.usual_batch_size
         in_graph = *layout, GRAPH, False
         if in_graph in self._compiled and xla_loops.stays_in_graph(self, chunk):
             return self._compiled[in_graph], True
@@ -175,9 +175,11 @@ class StepFunction:
         if chunk.per_worker:
             compiled = Compiled(graph_function(other_loops.loop_over_workers(self, step, chunk.reader)))
         elif chunk.open_ended:
-            compiled = Compiled(graph_function(other_loops.open_loop(self, step, chunk.reader, chunk.rows)))
+            compiled = Compiled(
+                graph_function(other_loops.open_loop(self, step, chunk.reader, chunk.batch_size))
+            )
         else:
-            loop = self.counted_loop(step, chunk.reader, chunk.rows, parts=chunk.part_reader)
+            loop = self.counted_loop(step, chunk.reader, chunk.batch_size, parts=chunk.part_reader)
             compiled = signed(loop, chunk.signature, first=not self.alone)
         if not self.alone:
             return other_loops.on_replicas(self, compiled, chunk)
@@ -251,9 +253,9 @@ class StepFunction:
         own_step = model._overrides_step("train_step" if self.training else "test_step")
         if not (in_xla or own_step):
             sharers = strategy.num_replicas_in_sync if model._pipeline is None else 2
-            after = [*after, *check_rows(batch, sharers)]
+            after = [*after, *check_samples(batch, sharers)]
         elif worker_rows is not None:
-            after = [*after, *refuse_unequal_parts(batch)]
+            after = [*after, *check_equal_samples(batch)]
         own = self._partition.of(batch, compiles)
         whole = isinstance(own, WholeStep)
         slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)

@@ -79,7 +79,7 @@ class ToldSteps:
         if done == execution.steps or self._begins is None or not self._begins.halted():
             execution.tell(self._state.source, done)
         else:
-            self._state.source.calendar.advance(done - execution.steps)
+            self._state.source.position.advance(done - execution.steps)
 
     def ended(self, done: int, logs: Mapping[str, Any]) -> None:
         """The execution has run `done` steps, `logs` after the last. The step of the fit is that after it."""

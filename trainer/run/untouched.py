@@ -13,7 +13,7 @@ from ...callbacks.backup import random_state, variable_state
 from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators
 from ...callbacks.trained_model import TrainedModel
 from ...compat.random_state import forget_generators
-from ..inputs.pipeline_state import PipelineState
+from ..inputs.outside_state import PipelineState
 
 _ABSENT = object()
 # What a loop leaves in a model. How training steps are run depends on what was measured, so that is left too.

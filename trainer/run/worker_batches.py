@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ...distribute.replicas import all_reduce_sum, local_replica_index
 from ...distribute.workers.agreement import place_among_workers
-from ..inputs.rows import row_count
+from ..inputs.batch import sample_count
 
 
 def own_batch(optional: Any, borrowed: Any) -> tuple[Any, tf.Tensor]:
@@ -25,7 +25,7 @@ def own_batch(optional: Any, borrowed: Any) -> tuple[Any, tf.Tensor]:
         The batch, and its rows as an int32 scalar tensor.
     """
     batch = tf.cond(optional.has_value(), optional.get_value, lambda: borrowed)
-    return batch, tf.where(optional.has_value(), tf.cast(row_count(batch), tf.int32), 0)
+    return batch, tf.where(optional.has_value(), tf.cast(sample_count(batch), tf.int32), 0)
 
 
 def rows_of_workers(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> tf.Tensor:

@@ -139,8 +139,8 @@ def check_same_fit(
     for name, part in (("training", source), ("validation", validation)):
         if part is not None and not part.per_worker:
             values[f"the number of {name} batches (steps) in an epoch"] = part.steps_per_epoch
-            values[f"the rows of a {name} batch"] = part.batch_rows
-            values[f"the number of {name} rows"] = part.rows
+            values[f"the rows of a {name} batch"] = part.batch_size
+            values[f"the number of {name} rows"] = part.samples
             values[f"what a {name} batch is made of"] = repr(part.spec)
     try:
         check_same_everywhere(values, "fit", model.distribute_strategy)

@@ -124,10 +124,10 @@ class XlaChoice:
         steps_ahead: int | None,
     ) -> None:
         self._model, self._function, self._source, self._plan = model, function, source, plan
-        function.full_rows = source.batch_rows
+        function.full_rows = source.batch_size
         self._on_gpu = is_gpu(function.device())
         self._shapes: set[Any] = set()  # of the inputs of executions
-        layout = source.batch_rows, source.usual_rows, source.held_rows
+        layout = source.batch_size, source.usual_batch_size, source.held_samples
         self._measured: Measured = function.measured.setdefault(layout, Measured())
         while len(function.measured) > _LAYOUTS:  # the oldest is measured anew, should it come again
             del function.measured[next(iter(function.measured))]
@@ -241,7 +241,7 @@ class XlaChoice:
 
     def _may_be_compiled(self, chunk: Chunk) -> bool:
         """Whether it holds more than a last partial batch."""
-        return chunk.rows == self._function.full_rows
+        return chunk.batch_size == self._function.full_rows
 
     def _refusal(self, chunk: Chunk) -> str | None:
         """Why XLA is not to be tried on chunks like this; None where it is."""
@@ -282,7 +282,7 @@ class XlaChoice:
             [[str(v.shape), str(v.dtype)] for v in model.variables],
             [type(layer).__name__ for layer in layers_of(model)],
             [type(o).__name__ for o in optimizers_of(model)],
-            [str(source.spec), type(source).__name__, source.batch_rows, source.usual_rows],
+            [str(source.spec), type(source).__name__, source.batch_size, source.usual_batch_size],
             [] if self._function.training else ["evaluation"],
             [type(model.distribute_strategy).__name__, model.distribute_strategy.num_replicas_in_sync],
             [tf.__version__, os.cpu_count()],

@@ -33,7 +33,7 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
     if function.alone:
         by_itself = asked or (function.way == XLA and is_gpu(function.device()))
         return functools.partial(_step_by_itself, function) if by_itself else function.global_step
-    full = chunk.rows is not None and chunk.rows == function.full_rows and not chunk.open_ended
+    full = chunk.batch_size is not None and chunk.batch_size == function.full_rows and not chunk.open_ended
     if asked or (function.way == XLA and full):
         return functools.partial(function.global_step, compiles=True)
     return function.global_step
@@ -41,7 +41,7 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
 
 def stays_in_graph(function: GlobalSteps, chunk: Chunk) -> bool:
     """Whether the steps of a last partial batch are what they are in the plain graph, whichever way the others are run."""
-    full = chunk.usual_rows is not None or chunk.rows == function.full_rows
+    full = chunk.usual_batch_size is not None or chunk.batch_size == function.full_rows
     if full or function.model.jit_compile:
         return False
     return not (function.alone and is_gpu(function.device()))
@@ -74,10 +74,10 @@ def _compiles(leaf: Any) -> bool:
 def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
     """The loop over steps as one XLA program, on one replica; None where it cannot be, or is known to be slow."""
     step = functools.partial(function.global_step, in_xla=True)
-    if chunk.usual_rows is not None and function.recorder is not None and function.recorder.halts:
+    if chunk.usual_batch_size is not None and function.recorder is not None and function.recorder.halts:
         return None  # batches of a stack are drawn before it is known whether the loop comes to them
-    if chunk.usual_rows is not None:
-        loop = _for_xla(function.counted_loop(step, _read_stack, chunk.usual_rows, begin=_nothing))
+    if chunk.usual_batch_size is not None:
+        loop = _for_xla(function.counted_loop(step, _read_stack, chunk.usual_batch_size, begin=_nothing))
         single = step_in_graph(function, chunk)
         stacks = Stacks(
             chunk,
@@ -88,10 +88,10 @@ def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
         )
         slow = function.model.jit_compile and slow_loop(operations(stacks.loop))
         return None if slow else Compiled(stacks, lambda chunk: (chunk.inputs, chunk.steps))
-    worth_it = function.model.jit_compile or chunk.rows == function.full_rows
+    worth_it = function.model.jit_compile or chunk.batch_size == function.full_rows
     if not has_one_size(chunk) or not worth_it or _is_far(chunk, function.device()):
         return None
-    body = _for_xla(function.counted_loop(step, chunk.reader, chunk.rows, begin=_nothing))
+    body = _for_xla(function.counted_loop(step, chunk.reader, chunk.batch_size, begin=_nothing))
     loop, arguments = signed(body, chunk.signature, jit_compile=True)
     if function.model.jit_compile and slow_loop(operations(loop)):
         return None
@@ -154,7 +154,7 @@ def has_one_size(chunk: Chunk) -> bool:
     """Whether XLA can be given the chunk's batches in a loop: their size is known, or they are stacked."""
     if chunk.signature is None or chunk.per_worker:
         return False
-    return chunk.usual_rows is not None or (chunk.rows is not None and not chunk.open_ended)
+    return chunk.usual_batch_size is not None or (chunk.batch_size is not None and not chunk.open_ended)
 
 
 def compile_only(function: GlobalSteps, chunk: Chunk) -> None:

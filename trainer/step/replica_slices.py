@@ -12,8 +12,7 @@ from ...distribute.gathering import gather_for_step
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaRows, StepContext, step_scope
 from ...distribute.workers.agreement import place_among_workers
-from ..inputs.row_units import slice_units, unit_count
-from ..inputs.rows import row_count, slice_rows
+from ..inputs.batch import sample_count, slice_samples, slice_units, unit_count
 
 
 def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[Any, Any]:
@@ -35,7 +34,7 @@ class ReplicaSlices:
 
     Attributes:
         global_rows: int or int32 scalar tensor; rows of the global batch; its units, where its arrays have different rows
-            and there are several replicas (see `inputs/row_units.py`).
+            and there are several replicas (see `inputs/batch.py`).
         parts: what `strategy.run` passes to every replica; there `of_this_replica(parts)` makes the replica's batch of it.
         shapes_vary: see `StepContext`; of the collectives by which batches are put together.
 
@@ -75,7 +74,7 @@ class ReplicaSlices:
         elif self._in_units:
             self.global_rows = unit_count(batch)
         else:
-            self.global_rows = row_count(batch) if rows is None else rows
+            self.global_rows = sample_count(batch) if rows is None else rows
         self.parts: Any = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
         if self._replicas > 1:
             self.parts = strategy.experimental_distribute_values_from_function(self._slice)
@@ -125,7 +124,7 @@ class ReplicaSlices:
         leaves = [leaf for leaf in keras.tree.flatten(self._batch) if leaf is not None]
         if self._in_units:
             return slice_units(leaves, first, last, self.global_rows, device="CPU:0")
-        return [slice_rows(leaf, first, last, device="CPU:0") for leaf in leaves]
+        return [slice_samples(leaf, first, last, device="CPU:0") for leaf in leaves]
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
         """The rows `[first, last)` of a replica in the batch, and the rows of the workers before its own."""

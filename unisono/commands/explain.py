@@ -102,6 +102,6 @@ def _explaining_callback() -> Any:
                 raise TypeError(
                     f"{type(model).__name__} is a Keras model: call `unisono.adopt(model)` before `fit`."
                 )
-            raise _Explained(explanation_for(model, state.source.spec, state.source.batch_rows))
+            raise _Explained(explanation_for(model, state.source.spec, state.source.batch_size))
 
     return Explain()

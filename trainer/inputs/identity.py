@@ -1,16 +1,24 @@
-"""Whether the `tf.data` pipelines of all workers are the same, as each replica takes its rows of every batch."""
+"""What tells one input from another: a checksum of its data, by which a backup recognizes it, and its `tf.data` pipeline."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
+from ...callbacks.backup.settings import plain
 from ...compat.dataset_graph import held_data, pipeline_checksum, read_dataset, shards_of
 from ...distribute.workers.agreement import gather_json, spans_workers
-from .content import checksum, text_of_function
 
+MOST_BYTES = 2**26
+"""So many bytes of each array are read: all of a small one, 64 blocks spread over a large one."""
+_BLOCKS = 64
 _KEEP = (
     "Remove `shard`, or give a function of tf.distribute.InputContext that returns this worker's shard in batches of "
     "context.get_per_replica_batch_size(global_batch_size) rows."
@@ -19,6 +27,65 @@ _TURN_OFF = (
     "Remove `shard`, or set options.experimental_distribute.auto_shard_policy to "
     "tf.data.experimental.AutoShardPolicy.OFF."
 )
+
+
+def checksum(structure: Any) -> str | None:
+    """A checksum of the structure, dtypes, shapes and rows of a nest of arrays; None where rows cannot be sliced."""
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        for path, leaf in keras.tree.flatten_with_path(structure):
+            digest.update(f"{path}:".encode())
+            for part in tf.nest.flatten(leaf, expand_composites=True):
+                for piece in _pieces(part):
+                    digest.update(piece)
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        tf.errors.OpError,
+    ):  # a variant has no dtype of NumPy
+        return None
+    return digest.hexdigest()
+
+
+def text_of_function(function: Any) -> str:
+    """The name, compiled code and bound values of a function of Python, without its decorators."""
+    return str(plain(inspect.unwrap(function)))
+
+
+def _pieces(leaf: Any) -> Iterator[bytes]:
+    """What the checksum of one array is made of."""
+    if leaf is None:
+        yield b"None;"
+        return
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "__getitem__"):
+        leaf = np.asarray(leaf)
+    shape, dtype = tuple(leaf.shape), np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
+    yield f"{dtype.name}{shape};".encode()
+    if not shape:
+        yield _bytes(leaf)
+        return
+    rows = int(shape[0])
+    row_bytes = max(1, int(np.prod([int(size) for size in shape[1:]])) * max(dtype.itemsize, 1))
+    if rows * row_bytes <= MOST_BYTES:
+        starts, count = range(0, rows, max(1, MOST_BYTES // row_bytes)), rows
+    else:
+        count = max(1, MOST_BYTES // _BLOCKS // row_bytes)
+        starts = np.unique(np.linspace(0, rows - count, _BLOCKS).astype(int)).tolist()
+    for start in starts:
+        yield _bytes(leaf[start : start + count])
+
+
+def _bytes(part: Any) -> bytes:
+    array = np.asarray(part)
+    if array.dtype.kind in "OSU":
+        return b"".join(b"%d:%b" % (len(text), text) for text in map(_text, array.reshape(-1).tolist()))
+    return array.tobytes()
+
+
+def _text(item: Any) -> bytes:
+    return item if isinstance(item, bytes) else str(item).encode("utf-8", "surrogatepass")
 
 
 def check_same_pipeline(dataset: Any, strategy: tf.distribute.Strategy) -> None:

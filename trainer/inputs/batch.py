@@ -1,16 +1,64 @@
-"""Rows of a batch, whatever it is made of: counting, slicing, gathering and joining them.
+"""A batch: its structure, and its samples, which are counted, sliced, gathered and concatenated.
 
-A structure is any nest of dense, string, ragged and sparse tensors, of extension types made of these, and of None. A scalar
-in it has no rows: it belongs to the whole batch.
+A step gets the structure that Keras gives it for the same input:
+
+- Arrays: x itself (a list or tuple of arrays as `(x,)`), with targets `(x, y)`, with weights `(x, y, sample_weight)`.
+- Inputs that give batches themselves: the batches as they are, of any structure.
+
+The structure is a nest of dense, string, ragged and sparse tensors, of extension types made of these, and of None. A scalar
+in it has no samples: it belongs to the whole batch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+
+def pack(x: Any, y: Any, sample_weight: Any) -> Any:
+    """Arrays as one batch. Weights without targets are left out, as in Keras."""
+    return keras.utils.pack_x_y_sample_weight(x, y, sample_weight if y is not None else None)
+
+
+def is_standard(batch: Any) -> bool:
+    """Whether Keras' own steps take the batch, or the spec of one: anything but a tuple of more than three."""
+    return not isinstance(batch, tuple | list) or 1 <= len(batch) <= 3
+
+
+def unpack(batch: Any) -> tuple[Any, Any, Any]:
+    """`(x, y, sample_weight)` of a batch or the spec of one; a structure that is not Keras' is all x."""
+    return keras.utils.unpack_x_y_sample_weight(batch) if is_standard(batch) else (batch, None, None)
+
+
+def named_parts(batch: Any) -> list[tuple[str, Any]]:
+    """The parts of a batch with their names in messages: x, y, sample_weight, or data[0], data[1], ..."""
+    if not isinstance(batch, tuple):
+        return [("x", batch)]
+    if is_standard(batch):
+        return list(zip(("x", "y", "sample_weight"), batch))
+    return [(f"data[{index}]", part) for index, part in enumerate(batch)]
+
+
+def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
+    """The leaves of a nest with their places: `x['image']`, `y[0]`."""
+    if isinstance(structure, dict):
+        items = [(f"{name}[{key!r}]", part) for key, part in structure.items()]
+    elif isinstance(structure, list | tuple):
+        items = [(f"{name}[{index}]", part) for index, part in enumerate(structure)]
+    else:
+        return [(name, structure)]
+    return [leaf for path, part in items for leaf in named_leaves(path, part)]
+
+
+def named_arrays(batch: Any) -> list[tuple[str, Any]]:
+    """The arrays of a batch (or of its spec) that have samples, with their places."""
+    leaves = [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
+    return [(path, leaf) for path, leaf in leaves if leaf is not None and not is_scalar(leaf)]
 
 
 class SparseRows(tf.experimental.ExtensionType):
@@ -42,7 +90,7 @@ def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
     )
 
 
-def row_count(structure: Any) -> Any:
+def sample_count(structure: Any) -> Any:
     """The rows of a batch: an int where it is known while tracing, else an int32 scalar tensor.
 
     Args:
@@ -85,7 +133,7 @@ def _static_rows(leaf: Any) -> int | None:
     return shape[0] if shape.rank else None
 
 
-def slice_rows(
+def slice_samples(
     structure: Any, start: Any, stop: Any, rows: int | None = None, device: str | None = None
 ) -> Any:
     """Rows `start` to `stop - 1` of every tensor in the structure.
@@ -154,7 +202,7 @@ def _slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None
     return result
 
 
-def gather_rows(structure: Any, indices: tf.Tensor) -> Any:
+def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
     """The rows with the given numbers (an integer vector), in that order; `SparseRows` give a `tf.SparseTensor`."""
     return _map(lambda leaf: _gather_leaf(leaf, indices), structure)
 
@@ -199,7 +247,7 @@ def _dense_coordinates(columns: Any, values: Any, row_shape: tf.Tensor, rows: in
     return sparse
 
 
-def concat_rows(structures: Sequence[Any]) -> Any:
+def concat_samples(structures: Sequence[Any]) -> Any:
     """Joins nests of one structure, at least one, along their rows. Sparse tensors are joined to the widest of them."""
     if len(structures) == 1:
         return structures[0]
@@ -216,25 +264,66 @@ def _concat_leaves(*leaves: Any) -> Any:
     return tf.concat(list(leaves), 0)
 
 
+def sample_counts(structure: Any) -> list[Any]:
+    """The samples of every array of a batch: ints where they are known while tracing, else int32 scalar tensors."""
+    return [sample_count(leaf) for _, leaf in named_arrays(structure)]
+
+
+def unit_count(structure: Any) -> Any:
+    """The units of a batch whose arrays may have different numbers of samples: labelled ones and unlabelled ones, say.
+
+    Their number is the greatest common divisor: 8 and 56 samples are 8 units of one sample and of seven. So a part of the
+    batch that is some of its units has the same share of every array, and means over any of them are reduced by that share.
+
+    Returns:
+        An int, or an int32 scalar tensor; the samples, where every array has as many.
+    """
+    counts = sample_counts(structure)
+    if all(isinstance(count, int) for count in counts):
+        return math.gcd(*counts)
+    if len(counts) == 1:
+        return counts[0]
+    with tf.device("CPU:0"):
+        stacked = tf.stack(counts)
+        stacked = tf.where(stacked == 0, tf.reduce_max(stacked), stacked)  # 0 and n have the divisors of n
+        divisors = tf.range(1, tf.reduce_min(stacked) + 1)
+        common = tf.reduce_all(stacked[:, None] % divisors == 0, axis=0)
+        return tf.maximum(
+            0, tf.reduce_max(tf.boolean_mask(divisors, common))
+        )  # of no numbers, it is negative
+
+
+def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str | None = None) -> Any:
+    """Units `first` to `last - 1` of a batch that has `units` of them; arguments as of `slice_samples`."""
+
+    def part(leaf: Any) -> Any:
+        if is_scalar(leaf):
+            return leaf
+        each = sample_count(leaf) // (max(units, 1) if isinstance(units, int) else tf.maximum(units, 1))
+        return slice_samples(leaf, first * each, last * each, device=device)
+
+    return _map(part, structure)
+
+
 def batch_spec(structure: Any) -> Any:
     """The nest of `tf.TypeSpec` of one batch of the structure: its rows are None."""
-    return _map(spec_without_rows, structure)
+    return _map(open_spec, structure)
 
 
-def spec_without_rows(leaf: Any) -> Any:
+def open_spec(leaf: Any) -> Any:
     """The `tf.TypeSpec` of a tensor or the given one, with the row dimension None; None for None."""
     if leaf is None:
         return None
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
         return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
     if is_extension(leaf):
-        none = tf.type_spec_from_value(slice_rows(leaf, 0, 0))
+        none = tf.type_spec_from_value(slice_samples(leaf, 0, 0))
         return tf.type_spec_from_value(leaf).most_specific_common_supertype([none]) or none
     spec = leaf if isinstance(leaf, tf.TypeSpec) else tf.type_spec_from_value(leaf)
     if spec == tf.type_spec_from_value(None):
         return None
     if isinstance(spec, SparseRows.Spec):
-        parts = (spec_without_rows(spec.columns), spec_without_rows(spec.values), spec.row_shape)
+        parts = (open_spec(spec.columns), open_spec(spec.values), spec.row_shape)
         return SparseRows.Spec(*parts)
     if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec) or is_scalar(spec):
         return spec

@@ -1,4 +1,4 @@
-"""Where a source is: which step of which epoch, in which pass over the data, and the order of the rows there.
+"""Where a source is: which step of which epoch, in which pass over the data, and the order of the samples there.
 
 The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a resume.
 """
@@ -19,14 +19,14 @@ RAN_OUT = (
 )
 
 
-class Calendar:
-    """The calendar of data that is read from its beginning to its end. Holds no data.
+class Position:
+    """The position in data that is read from its beginning to its end. Holds no data.
 
     Without `steps_per_epoch` an epoch is one pass over the data. With it, a pass lasts for as many epochs as it has
     steps for, and the epoch in which it ends is a short one.
 
     Args:
-        steps_per_epoch: int or None; as the user gave it.
+        given_steps: int or None; `steps_per_epoch` as the user gave it.
         batches: int or None; of a pass; None: not known before its end is seen.
         expected: int or None; the batches that the data says to have, where it need not keep to that.
         one_pass: whether no second pass can be started (of an iterator).
@@ -42,25 +42,22 @@ class Calendar:
 
     def __init__(
         self,
-        steps_per_epoch: int | None,
+        given_steps: int | None,
         batches: int | None = None,
         expected: int | None = None,
         one_pass: bool = False,
     ) -> None:
-        self._fixed, self._batches, self._one_pass = steps_per_epoch, batches, one_pass
-        self.steps_per_epoch = steps_per_epoch or batches or expected
+        self.given_steps, self._batches, self._expected = given_steps, batches, batches or expected
+        self._one_pass = one_pass
+        self.steps_per_epoch = given_steps or batches or expected
         self.epoch = self.step = self.passes = self.taken = 0
         self.ended = False
 
-    @property
-    def given_steps(self) -> int | None:
-        """The steps of an epoch as the user gave them."""
-        return self._fixed
-
     def begin(self, epoch: int) -> bool:
         """Goes to the first step of an epoch; whether another pass over the data begins with it."""
-        continues = self._fixed is not None and epoch == self.epoch + 1 and not self.is_over()
-        another = not self._one_pass and not continues and (self.taken > 0 or self.is_over())
+        over = self.ended or (self._expected is not None and self.taken >= self._expected)
+        continues = self.given_steps is not None and epoch == self.epoch + 1 and not over
+        another = not self._one_pass and not continues and (self.taken > 0 or over)
         if another:
             self.passes, self.taken, self.ended = self.passes + 1, 0, False
         self.epoch, self.step = epoch, 0
@@ -74,18 +71,11 @@ class Calendar:
         """How many of the next `most` steps there are in this epoch, as far as that is known."""
         if self.is_over():
             return 0
-        if self._fixed is not None:
-            most = min(most, self._fixed - self.step)
+        if self.given_steps is not None:
+            most = min(most, self.given_steps - self.step)
         if self._batches is not None:
             most = min(most, self._batches - self.taken)
         return max(0, most)
-
-    def begin_again(self) -> bool:
-        """Begins another pass where the epoch found the last one at its very end; whether it did."""
-        again = self._fixed is not None and not self._one_pass and self.step == 0 and self.taken > 0
-        if again:
-            self.passes, self.taken, self.ended = self.passes + 1, 0, False
-        return again
 
     def advance(self, steps: int) -> None:
         """Goes past `steps` steps; back where it is negative."""
@@ -94,14 +84,14 @@ class Calendar:
 
     def end_epoch(self) -> None:
         """Notes that no step is left: learns the steps of an epoch, or warns, as Keras does, that there are too few."""
-        if self.step < (self._fixed or 0) or (self._one_pass and self.step == 0):
+        if self.step < (self.given_steps or 0) or (self._one_pass and self.step == 0):
             warnings.warn(RAN_OUT, stacklevel=4)
         elif not self._one_pass:
             self.learn()
 
     def learn(self) -> None:
         """Notes that the pass has ended here: without `steps_per_epoch`, so many steps make an epoch."""
-        if self._fixed is None:
+        if self.given_steps is None:
             self.steps_per_epoch = self.step
 
     def identity(self) -> dict[str, Any]:
@@ -109,7 +99,7 @@ class Calendar:
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The position."""
+        """The position as numbers."""
         names = ("epoch", "step", "passes", "taken", "ended")
         return {name: int(getattr(self, name)) for name in names}
 
@@ -121,33 +111,33 @@ class Calendar:
 
 
 class Run(NamedTuple):
-    """Batches of equal rows that follow each other in a pass."""
+    """Batches of equal size that follow each other in a pass."""
 
     a_pass: int
-    first_row: int
+    first: int
+    """The first sample of the first batch, counted in the order of the pass."""
     batches: int
-    rows: int
-    """Of each batch."""
+    batch_size: int
 
 
-class RowOrder(Calendar):
-    """The calendar of rows that can be had by their number, and which of them make up which batch.
+class SampleOrder(Position):
+    """The position in samples that can be read by their number, and which of them make up which batch.
 
-    Epoch `e` always starts at the same row, so a run can be resumed at any epoch.
+    Epoch `e` always starts at the same sample, so a run can be resumed at any epoch.
 
     Args:
-        rows: int; of the data.
-        batch_rows: int; of a batch.
-        shuffle: whether every pass has a random order of its own; "batch": inside of each batch.
+        samples: int; of the data.
+        batch_size: int.
+        shuffle: whether every pass has its own random order; "batch": inside of each batch.
         seed: int; the orders are a function of it.
-        steps_per_epoch: int or None; as the user gave it.
+        given_steps: int or None; `steps_per_epoch` as the user gave it.
     """
 
     def __init__(
-        self, rows: int, batch_rows: int, shuffle: bool | str, seed: int, steps_per_epoch: int | None
+        self, samples: int, batch_size: int, shuffle: bool | str, seed: int, given_steps: int | None
     ) -> None:
-        super().__init__(steps_per_epoch, math.ceil(rows / batch_rows))
-        self.rows, self.batch_rows = rows, batch_rows
+        super().__init__(given_steps, math.ceil(samples / batch_size))
+        self.samples, self.batch_size = samples, batch_size
         self._shuffle, self._seed = shuffle, int(seed)
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
@@ -159,62 +149,56 @@ class RowOrder(Calendar):
         self.taken, self.ended = part * self.steps_per_epoch + self.step, False
         return self.taken == 0
 
-    def copy(self) -> RowOrder:
+    def copy(self) -> SampleOrder:
         """Another one at the same position, for a thread that runs ahead of this one."""
         return copy.copy(self)
 
-    def next_run(self, max_steps: int, most_rows: int | None = None) -> Run | None:
-        """The next batches of equal rows; None at the end of the epoch. Does not go past them.
-
-        Args:
-            max_steps: int; the most batches.
-            most_rows: int or None; the most rows in all (but at least one batch).
-        """
+    def next_run(self, max_steps: int) -> Run | None:
+        """The next batches of equal size, at most `max_steps`; None at the end of the epoch. Does not go past them."""
         steps = self.left(max_steps)
         if not steps:
             return None
-        first = self.taken * self.batch_rows
-        full = (self.rows - first) // self.batch_rows
+        first = self.taken * self.batch_size
+        full = (self.samples - first) // self.batch_size
         if not full:
-            return Run(self.passes, first, 1, self.rows - first)
-        if most_rows is not None:
-            steps = min(steps, max(1, most_rows // self.batch_rows))
-        return Run(self.passes, first, min(steps, full), self.batch_rows)
+            return Run(self.passes, first, 1, self.samples - first)
+        return Run(self.passes, first, min(steps, full), self.batch_size)
 
     def indices(self, a_pass: int) -> np.ndarray | None:
-        """The rows in the order of a pass, int64 `[rows]`; None where that is the order of the data."""
+        """The numbers of the samples in the order of a pass, int64 `[samples]`; None where that is the order of the data."""
         if not self._shuffle:
             return None
         key = (a_pass, self._seed)
         if self._order is None or self._order[0] != key:
             random = np.random.default_rng([self._seed % 2**63, a_pass])
             if self._shuffle == "batch":
-                order = np.lexsort((random.random(self.rows), np.arange(self.rows) // self.batch_rows))
+                batches = np.arange(self.samples) // self.batch_size
+                order = np.lexsort((random.random(self.samples), batches))
             else:
-                order = random.permutation(self.rows)
+                order = random.permutation(self.samples)
             self._order = key, order.astype(np.int64)
         return self._order[1]
 
     def identity(self) -> dict[str, Any]:
-        """Whether the rows are shuffled."""
+        """Whether the samples are shuffled."""
         return {"shuffle": self._shuffle}
 
     def state(self) -> dict[str, Any]:
-        """The position and what it depends on."""
-        position = {"epoch": self.epoch, "step": self.step}
-        return {**position, "seed": self._seed, "rows": self.rows, "batch_rows": self.batch_rows}
+        """The position and what it depends on; the names are those of backups."""
+        data = {"seed": self._seed, "rows": self.samples, "batch_rows": self.batch_size}
+        return {"epoch": self.epoch, "step": self.step, **data}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position of `state()`; the order of the rows is the one of then.
+        """Goes to a position of `state()`; the order of the samples is the saved one.
 
         Raises:
             ValueError: where the arrays or the batches are others.
         """
-        for key, word in (("rows", "x"), ("batch_rows", "batch_size")):
-            if int(state[key]) != getattr(self, key):
+        for key, here, word in (("rows", self.samples, "x"), ("batch_rows", self.batch_size, "batch_size")):
+            if int(state[key]) != here:
                 raise ValueError(
                     f"The position to resume at was saved with {key}={int(state[key])}, but {word} gives "
-                    f"{key}={getattr(self, key)}; resume with the data and the global batch of the first run."
+                    f"{key}={here}; resume with the data and the global batch of the first run."
                 )
         self._seed = int(state["seed"])
         self.begin(state["epoch"], state["step"])

@@ -1,0 +1,206 @@
+"""State outside of an input on which its batches depend: generators of random numbers, variables, caches.
+
+A resume brings it back, or the input says why it cannot be resumed exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...callbacks.backup import random_state
+from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
+from ...compat.graphs import operations_are_deterministic
+from ...compat.pipelines import Transformation, is_deterministic, transformations
+
+_ADVICE = "a resumed run cannot be exact; "
+
+
+class RecordedCalls:
+    """Makes calls, and keeps how NumPy's, Python's and the input's own generators were before each that has drawn from them.
+
+    Such calls begin a pass or end an epoch, and draw the order of the next one, for instance.
+
+    Args:
+        given: the input.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._generators = {**found_generators({"its": given}), **GLOBAL_GENERATORS}
+        self._before: list[dict[str, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._before)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What `function` returns."""
+        before = {name: text_of(generator) for name, generator in self._generators.items()}
+        result = function()
+        drawn = {name: text for name, text in before.items() if text_of(self._generators[name]) != text}
+        self._before.append(drawn)
+        return result
+
+    def repeat(self, number: int, function: Callable[[], Any], saved: list[dict[str, str]]) -> Any:
+        """Makes call `number` of those in `saved` again, from the same states."""
+        for name, text in (saved[number] if number < len(saved) else {}).items():
+            if name in self._generators:
+                set_from_text(self._generators[name], text)
+        return self.call(function)
+
+    def forget(self) -> None:
+        """Begins anew."""
+        self._before = []
+
+    def state(self) -> str:
+        """All calls, for `saved_calls`."""
+        return json.dumps(self._before)
+
+
+def saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
+    """The calls in the position of a source; None where the first versions saved it."""
+    return json.loads(state["calls"]) if "calls" in state else None
+
+
+@contextlib.contextmanager
+def notes_drawn_numbers(given: Any) -> Iterator[list[str]]:
+    """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`.
+
+    All threads share a global generator. One that has changed while another thread ran is listed only where the code of
+    `given` names it; Keras' belongs to this thread.
+    """
+    found: list[str] = []
+    held = found_generators({"its": given})
+    before, others = _states(held), _other_threads()
+    yield found
+    after, alone = _states(held), _other_threads() == others
+    changed = [name for name, state in after.items() if state != before.get(name)]
+    found += [name for name in changed if alone or name == "keras.random" or name in held]
+
+
+def drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
+    """Why an input of this kind cannot be resumed exactly; None where its batches draw from no generator."""
+    if not drawn_from:
+        return None
+    article = "an" if kind[0] in "aeiou" else "a"
+    return (
+        f"x is {article} {kind} whose batches draw random numbers from {' and '.join(drawn_from)}, and they are made ahead "
+        "of the steps that use them: a resumed run cannot be exact; draw from a generator made for each batch, such as "
+        "numpy.random.default_rng([seed, number])."
+    )
+
+
+def _states(held: Mapping[str, Any]) -> dict[str, str]:
+    """The state of each generator as text, by its name in a sentence."""
+    state = random_state.capture(held)
+    named = {"numpy.random": state["numpy"], "random": state["python"], "keras.random": state.get("keras")}
+    named["tf.random"] = [state.get("tensorflow"), state.get("tensorflow_seeds")]
+    named.update({name: text for name, text in state.get("held", {}).items() if name not in named})
+    return {name: json.dumps(part, default=lambda array: array.tolist()) for name, part in named.items()}
+
+
+def _other_threads() -> dict[int, tuple[Any, int]]:
+    """Where each other thread of Python is: its frame, and the instruction there."""
+    frames = sys._current_frames()
+    return {
+        ident: (frame, frame.f_lasti) for ident, frame in frames.items() if ident != threading.get_ident()
+    }
+
+
+class PipelineState:
+    """How a pipeline can be brought to a position, and the state from which it has to be drawn again.
+
+    Args:
+        dataset: `tf.data.Dataset` from which nothing has been drawn yet; None: nothing is known of it.
+
+    Attributes:
+        never_saved: whether the checkpoint of an iterator would lack something; whether there is one can also depend on the
+            moment.
+        draws_all: whether every pass must be drawn again to its end.
+        draws_first: whether the first pass must: a cache holds what it gave.
+        inexact: str or None; why a resumed training may get other batches.
+        owned: generators and variables that go on as the pipeline is read, which may be ahead of the steps. A resume draws
+            them again, and nothing else may restore them.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        steps = [] if dataset is None else list(transformations(dataset))
+        self._generators = found_generators(_python(steps))
+        self._variables = list(
+            {id(v): v for step in steps if step.keeps_state for v in step.variables}.values()
+        )
+        keeps_state = any(step.keeps_state for step in steps) or bool(self._generators)
+        self.draws_first = any(step.caches for step in steps)
+        self.draws_all = keeps_state or any(step.restarts_shuffles for step in steps)
+        lacking = any(step.calls_python or step.forgets_order for step in steps)
+        self.never_saved = keeps_state or self.draws_first or lacking
+        self.inexact = None if dataset is None else _why_inexact(dataset, steps)
+        self.owned = [*self._generators.values(), *self._variables]
+        self._began = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        began: dict[str, Any] = {f"began {name}": text_of(each) for name, each in self._generators.items()}
+        return {
+            **began,
+            **{f"began variable {i}": np.array(v.numpy()) for i, v in enumerate(self._variables)},
+        }
+
+    def state(self) -> dict[str, Any]:
+        """How the generators and variables were before the first element was drawn."""
+        return self._began
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes back to there.
+
+        Raises:
+            ValueError: the pipeline has other generators or variables.
+        """
+        names = {name for name in state if name.startswith("began ")}
+        if names != self._began.keys():
+            names = {name.removeprefix("began ") for name in names ^ self._began.keys()}
+            raise ValueError(
+                f"x is a tf.data pipeline with other random generators than that of the first run "
+                f"({', '.join(sorted(names))}); resume with that pipeline."
+            )
+        for name, each in self._generators.items():
+            set_from_text(each, state[f"began {name}"])
+        for i, variable in enumerate(self._variables):
+            variable.assign(state[f"began variable {i}"])
+        self._began = self._read()
+
+
+def _python(steps: list[Transformation]) -> dict[str, Any]:
+    return {f"function {i}.{j}": each for i, step in enumerate(steps) for j, each in enumerate(step.python)}
+
+
+def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str | None:
+    """A sentence, for the start of a fit."""
+    if not operations_are_deterministic():
+        for step in steps:
+            generators = found_generators(_python([step]))
+            if step.in_parallel and (step.keeps_state or step.draws or generators):
+                what = (
+                    " and ".join(generators) if generators else "random operations, a generator or a variable"
+                )
+                return (
+                    f"x is a tf.data pipeline in which {step.name.strip('_')} uses {what} in parallel, and in which order "
+                    f"is another in every run: {_ADVICE}give num_parallel_calls=None, or draw with tf.random.stateless_* "
+                    "functions from a seed in the data, or call tf.config.experimental.enable_op_determinism()."
+                )
+        if not is_deterministic(dataset):
+            return (
+                "x is a tf.data pipeline with options().deterministic=False, whose order is another in every run: "
+                f"{_ADVICE}set it to True."
+            )
+    if any(step.unseeded for step in steps):
+        return (
+            f"x is a tf.data pipeline that draws random numbers from no seed, others in every process: {_ADVICE}call "
+            "keras.utils.set_random_seed before it is made."
+        )
+    return None

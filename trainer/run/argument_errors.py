@@ -1,0 +1,345 @@
+"""Which argument does not fit the model, where building it or its first step failed: one sentence instead of an operation's.
+
+The model, its loss and its metrics are called once more, one after the other, on placeholders in a graph that is thrown
+away: what fails there may not fit. It is said so only where the shapes disagree; otherwise the error itself is raised, or
+said with its line. Nothing is called again where nothing has failed, but for validation data of another layout than the
+training data, which would otherwise fail after the first epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.functional import graph_of, paired_inputs
+from ...compat.training import (
+    compute_loss,
+    compute_output_spec,
+    given_metrics,
+    losses_of_classes,
+    overrides_compute_loss,
+)
+from ...distribute.arguments import shown
+from ..compile_checks import output_names
+from ..inputs import Source
+from ..inputs.batch import is_standard, unpack
+from ..inputs.values import LabelRule, at, holds_text, label_sentence, sentence_in
+
+_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    RuntimeError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnimplementedError,
+)
+_LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
+_BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
+# How Keras says that the input of a layer is not of the kind for which it was built, or which it takes.
+_OF_INPUTS = (
+    "incompatible with the layer",
+    "is not compatible with",
+    "missing 1 required positional argument",
+)
+
+
+class ArgumentError(ValueError, KeyError):
+    """An argument does not fit the model. A KeyError too, as some of Keras' errors about structures are."""
+
+    __str__ = Exception.__str__
+
+
+@contextlib.contextmanager
+def explained(
+    model: TrainedModel,
+    spec: Any,
+    batch_size: int | None = None,
+    step: str = "train_step",
+    first: bool = True,
+    argument: str = "",
+) -> Iterator[None]:
+    """An error of the block becomes an `ArgumentError`, if an argument does not fit.
+
+    Args:
+        model: the model.
+        spec: nest of `tf.TypeSpec` of one batch.
+        batch_size: int or None; samples of the batch.
+        step: "train_step", "test_step" or "predict_step"; errors of a custom step are not explained.
+        first: whether nothing has been computed on such batches before; otherwise only values are explained.
+        argument: of `fit` that the batches are from, where that is not `x`.
+    """
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except _ERRORS as error:
+        sentence = _about_values(error, model, step)
+        if sentence is None and first:
+            sentence = mismatch(model, spec, batch_size, step)
+        if sentence is None:
+            raise
+        raise ArgumentError(f"`{argument}`: {sentence}" if argument else sentence) from error
+
+
+def _about_values(error: Exception, model: TrainedModel, step: str) -> str | None:
+    """What is wrong with a label or a weight that an operation has rejected."""
+    found = _LABEL.search(str(error))
+    if found is None or model._overrides_step(step):
+        return sentence_in(error)
+    return label_sentence("y", found[1], int(found[2]))
+
+
+def check_labels(model: TrainedModel, source: Source, step: str) -> None:
+    """Rejects class numbers for which the model has no output, in batches as they are read, in arrays at once.
+
+    Args:
+        model: the model, built.
+        source: of the batches.
+        step: "train_step" or "test_step"; what a custom step does with its targets is not known.
+    """
+    if model._overrides_step(step) or overrides_compute_loss(model):
+        return
+    rules = []
+    for path, ignored in losses_of_classes(model):
+        scores = at(path, getattr(graph_of(model), "output", None))
+        if scores is not None and scores.shape[-1] is not None:
+            rules.append(LabelRule(tuple(path), scores.shape[-1], ignored))
+    try:
+        source.check_values(tuple(rules))
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, training_spec: Any) -> None:
+    """Rejects validation data that does not fit the model, before the first epoch instead of after it.
+
+    Args:
+        model: the model, built.
+        spec: of a batch of the validation data.
+        batch_size: int or None; samples of such a batch.
+        training_spec: of a batch of the training data.
+
+    Context: cross-replica, under the model's strategy.
+    """
+    if _layout(spec) == _layout(training_spec):
+        return
+    sentence = mismatch(model, spec, batch_size, "test_step")
+    if sentence is not None:
+        raise ArgumentError(f"`validation_data`: {sentence}")
+
+
+def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
+    """The sentence that says which argument does not fit the model; None if all do, or if it cannot be told."""
+    if model._overrides_step(step) or not is_standard(spec):
+        return None
+    x, y, sample_weight = unpack(spec)
+    own_loss = overrides_compute_loss(model)
+    if step != "predict_step" and y is None and model.loss is not None and not own_loss:
+        return (
+            f"`y` is None, but the model was compiled with loss={shown(model.loss)}: give the targets as `y`, or as the "
+            "second part of what the dataset gives."
+        )
+    reached = ["x"]
+    outputs: list[Any] = []
+
+    def call_one_after_the_other() -> Any:
+        tensors = [_placeholders(part, batch_size) for part in (x, y, sample_weight)]
+        y_pred = model(tensors[0], training=False)
+        outputs.append(keras.tree.map_structure(lambda t: t.shape, y_pred))
+        if step == "predict_step" or y is None:
+            return y_pred
+        given = {"x": tensors[0], "y": tensors[1], "y_pred": y_pred, "training": False}
+        if not own_loss:
+            reached.append("y")
+            compute_loss(model, **given, sample_weight=None)
+        if not own_loss and sample_weight is not None:
+            reached.append("sample_weight")
+            compute_loss(model, **given, sample_weight=tensors[2])
+        reached.append("metrics")
+        model.compute_metrics(tensors[0], tensors[1], y_pred, tensors[2])
+        return y_pred
+
+    try:
+        with model._strategy_scope():
+            compute_output_spec(call_one_after_the_other)
+    except Exception as error:  # of whatever kind: the call that really failed has been one of `_ERRORS`
+        reason = _reason(error)
+        if reached[-1] == "x":
+            return _about_x(model, x, reason)
+        made = f"targets of {_shapes(y)} and outputs of {_shapes(outputs[0])}"
+        if reached[-1] == "y":
+            return _about_y(model, y, outputs[0], made, reason, error)
+        if reached[-1] == "metrics":
+            return f"Invalid `metrics` {shown(given_metrics(model))} for {made}: {reason}."
+        one_each = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
+        if not one_each or _y_disagrees(model, y, outputs[0]):
+            return (
+                f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: give one weight for each "
+                "sample."
+            )
+    return None
+
+
+def _about_x(model: TrainedModel, x: Any, reason: str) -> str | None:
+    inputs = getattr(model, "inputs", None)
+    pairs = paired_inputs(model, x) if inputs else []
+    if not inputs:
+        disagrees = holds_text(x) or any(words in reason for words in _OF_INPUTS)
+    elif len(pairs) != len(inputs):
+        disagrees = True
+    else:
+        disagrees = any(
+            "is not optional" in reason if given is None else not _fits(tensor, given)
+            for tensor, given in pairs
+        )
+    if not disagrees:
+        return None
+    takes = ", ".join(f"{t.name} {tuple(t.shape)}" for t in inputs or ())
+    return f"`x` of {_shapes(x)} does not fit the model{f', which takes {takes}' if takes else ''}: {reason}."
+
+
+def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, reason: str, error: Exception) -> str:
+    loss = f"loss={shown(model.loss)}"
+    if not (holds_text(y) or "`loss_weights`" in reason or _y_disagrees(model, y, outputs)):
+        return f"{loss} failed for {made}: {reason}{_line_of_users(error)}."
+    if "`loss_weights`" in reason:
+        return f"Invalid `loss_weights` for {loss} and {len(tf.nest.flatten(y))} targets: {reason}."
+    names = output_names(model)
+    if isinstance(model.loss, dict) and names and set(names) != set(model.loss):
+        return (
+            f"`loss` names the outputs {', '.join(map(repr, model.loss))}, but those of the model are "
+            f"{', '.join(map(repr, names))}: give a loss, or None, for each ({reason})."
+        )
+    return f"`y` does not fit {loss}: {_fix_of_y(model, y, outputs)}. Received: {made} ({reason})."
+
+
+def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
+    """What to give instead, after the kind of mistake."""
+    usual = "give targets in the structure and the shape of the outputs"
+    if (
+        tf.nest.is_nested(y)
+        or not isinstance(outputs, tf.TensorShape)
+        or None in (y.shape.rank, outputs.rank)
+    ):
+        return usual
+    name = _name_of(model.loss)
+    if name == "sparsecategoricalcrossentropy" and y.shape.rank >= len(outputs):
+        return "it takes class numbers, so for one-hot targets use categorical_crossentropy"
+    if name == "categoricalcrossentropy" and tuple(y.shape)[1:] in ((), (1,)):
+        return "it takes one-hot targets, so for class numbers use sparse_categorical_crossentropy"
+    return usual
+
+
+def _name_of(loss: Any) -> str:
+    """The name of a loss of Keras without `_`, in small letters, however it was given."""
+    if not isinstance(loss, str):
+        loss = getattr(loss, "__name__", None) or type(loss).__name__
+    return loss.lower().replace("_", "")
+
+
+def _y_disagrees(model: TrainedModel, y: Any, outputs: Any) -> bool:
+    """Whether targets have another structure than the outputs, or another shape than a loss of Keras compares them in."""
+    losses = tf.nest.flatten(model.loss)
+    targets = tf.nest.flatten(y)
+    shapes = tf.nest.flatten(outputs)
+    if tf.nest.is_nested(y) and isinstance(outputs, tf.TensorShape):
+        return True
+    if isinstance(y, dict) and isinstance(outputs, dict) and set(y) != set(outputs):
+        return True
+    if len(targets) != len(shapes) or isinstance(model.loss, dict) or len(losses) not in (1, len(shapes)):
+        return True
+    losses *= len(shapes) // len(losses)
+    return any(_differ(loss, *pair) for loss, *pair in zip(losses, targets, shapes))
+
+
+def _differ(loss: Any, target: Any, output: tf.TensorShape) -> bool:
+    owner = loss if isinstance(loss, str) or (callable(loss) and hasattr(loss, "__name__")) else type(loss)
+    if not isinstance(loss, str) and not str(owner.__module__).startswith("keras."):
+        return False  # custom code compares what it likes
+    shape = getattr(target, "shape", None)
+    if _name_of(loss) == "ctc" or target is None or shape is None or None in (shape.rank, output.rank):
+        return target is None
+    expected = output[:-1] if _name_of(loss) == "sparsecategoricalcrossentropy" else output
+    return not _broadcasts(shape, expected)
+
+
+def _fits(tensor: Any, given: Any) -> bool:
+    """Whether the value of a declared input has its shape, but for a last axis of one, and its kind."""
+    expected, shape = tf.TensorShape(tensor.shape), tf.TensorShape(given.shape)
+    if (tensor.dtype == "string") != (given.dtype == tf.string):
+        return False
+    if not isinstance(given, tf.TensorSpec) or None in (expected.rank, shape.rank):
+        return True
+    return _broadcasts(shape, expected)
+
+
+def _broadcasts(a: tf.TensorShape, b: tf.TensorShape) -> bool:
+    """Whether two shapes are one, but for a last axis of 1."""
+    longer, shorter = (a, b) if len(a) > len(b) else (b, a)
+    if len(longer) == len(shorter) + 1 and longer[-1] in (1, None):
+        longer = longer[:-1]
+    return longer.is_compatible_with(shorter)
+
+
+def _placeholders(spec: Any, batch_size: int | None) -> Any:
+    if spec is None:
+        return None
+    dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec) if part is not None)
+
+    def placeholder(part: Any) -> Any:
+        if part is None:  # an input that is left out
+            return None
+        shape = part.shape
+        if dense and batch_size is not None and shape.rank and shape[0] is None:
+            shape = tf.TensorShape([batch_size]).concatenate(shape[1:])
+        return tf.compat.v1.placeholder(part.dtype, shape)
+
+    parts = [placeholder(part) for part in tf.nest.flatten(spec, expand_composites=True)]
+    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+
+
+def _layout(spec: Any) -> Any:
+    """What must be the same for two batches to fit the same model: everything but the samples."""
+    leaves = [
+        part if part is None else (type(part), getattr(part, "dtype", None), str(part.shape[1:]))
+        for part in tf.nest.flatten(spec)
+    ]
+    return str(tf.nest.map_structure(lambda _: 0, spec)), leaves
+
+
+def _shapes(structure: Any) -> str:
+    """The shapes of a nest in a few words, with the dtype where it is a string."""
+
+    def text(part: Any) -> str:
+        if part is None:
+            return "None"
+        shape = tf.TensorShape(getattr(part, "shape", part))
+        known = "unknown" if shape.rank is None else str(tuple(shape))
+        return f"strings {known}" if getattr(part, "dtype", None) == tf.string else known
+
+    if isinstance(structure, tf.TensorShape | tf.TypeSpec) or not tf.nest.is_nested(structure):
+        return f"shape {text(structure)}"
+    return f"shapes {keras.tree.map_structure(text, structure)}".replace("'", "")
+
+
+def _reason(error: Exception) -> str:
+    """Why, in one line: the first of the error's, or what Keras prints in bold."""
+    bold = _BOLD.search(str(error))
+    text = bold[1] if bold else str(error)
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".")
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _line_of_users(error: Exception) -> str:
+    """Where in the user's own code an error was raised, as " (file, line 3)"; "" where it was in none."""
+    stack = traceback.extract_tb(error.__traceback__)
+    libraries = ("/keras/", "/tensorflow/", "/unisono/")
+    own = [frame for frame in stack if not any(name in frame.filename for name in libraries)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
