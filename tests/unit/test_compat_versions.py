@@ -78,8 +78,8 @@ def test_bounds_are_those_of_the_package():
 
 FAKES = {
     "a function": (
-        "from keras.src.losses import loss; del loss.scale_loss_for_distribution",
-        "scale_loss_for_distribution",
+        "from keras.src.backend.tensorflow import random; del random.uniform",
+        "uniform",
     ),
     "a class": ("from keras.src.trainers import compile_utils as c; del c.CompileLoss", "CompileLoss"),
     "a method": (
