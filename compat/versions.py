@@ -86,7 +86,7 @@ ATTRIBUTES = {
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_add_function_recursive _attr_scope_map _colocation_stack "
     "_control_dependencies_stack _create_op_internal _device_function_stack _distribution_strategy_stack "
-    "_get_control_flow_context _get_function",
+    "_get_control_flow_context _get_function _original_op",
     "tensorflow.python.framework.ops:Operation": "_add_control_input _add_control_inputs _clear_attr _id "
     "_is_stateful _remove_all_control_inputs _set_device _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",

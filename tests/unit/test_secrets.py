@@ -13,7 +13,7 @@ import tensorflow as tf
 import unisono
 from unisono import callbacks
 from unisono.commands import main
-from unisono.distribute.workers import record
+from unisono.distribute.workers import records
 
 MARKER = "s3cr3t-of-mine"
 NAMES = (
@@ -61,7 +61,7 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path, monkeypatch, capsys):
     ]
     model.fit(x, x, batch_size=2, verbose=0, callbacks=written)
     model.predict(x, verbose=0, callbacks=[callbacks.PredictionWriter(tmp_path / "p.npy")])
-    record.write(tmp_path, record.Record("worker 0", 1, 0.0))
+    records.write(tmp_path, records.Record("worker 0", 1, 0.0))
     assert main(["report", str(tmp_path), "--output", str(tmp_path / "again.html")]) == 0
     found = dict(texts_in(tmp_path))
     assert {"report.html", "report.jsonl", "again.html", "lines.jsonl", "log.csv", "p.npy"} <= found.keys()

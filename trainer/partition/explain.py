@@ -92,7 +92,9 @@ class StepExplanation:
         batch = f"a batch of {self.samples} samples on {self.replicas} replicas"
         if self.whole:
             return f"The step for {batch} runs on one replica, and the others wait: {self.whole}"
-        lines = [f"The step for {batch}: {len(self.collectives)} collectives, {size_in_words(self.bytes)}"]
+        count = len(self.collectives)
+        said = f"{count} collective{'s' * (count != 1)}, {size_in_words(self.bytes)}"
+        lines = [f"The step for {batch}: {said}"]
         lines += [f"  {number}. {each}" for number, each in enumerate(self.collectives, 1)]
         lines += ["Results:", *(f"  {name}: {how}" for name, how in self.exits)] if self.exits else []
         return "\n".join(lines)
