@@ -188,9 +188,10 @@ class _Arguments:
         count = len(strategy.extended.worker_devices)
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
         samples = [_samples_in(each) for each in given]
+        state = thread_state()  # before the trace, in which the global seed generator could not be made
         eager = tf.executing_eagerly()
         step = self._partition.whole() if eager else self._partition.of(_spec(given))
-        tracing = Tracing(enter_thread=thread_state().enter if runs_in_threads(strategy) else None)
+        tracing = Tracing(enter_thread=state.enter if runs_in_threads(strategy) else None)
         metrics = {id(variable) for variable in self._metrics}
 
         def on_replica() -> Any:
