@@ -1,0 +1,70 @@
+"""`explain_step` and `python -m unisono explain`: what replicas communicate, how much, and which line causes it."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import unisono
+from unisono.commands import main
+
+X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+
+
+class Contrastive(unisono.Sequential):
+    def train_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            z = self(x, training=True)
+            similar = tf.matmul(z, z, transpose_b=True)
+            loss = tf.reduce_mean(tf.square(similar)) - tf.reduce_mean(tf.linalg.diag_part(similar))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+
+def made(kind, strategy):
+    with helpers.scope(strategy):
+        model = kind([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile(unisono.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def test_built_in_step_all_reduces_its_gradients_alone():
+    found = made(unisono.Sequential, helpers.mirrored(2)).explain_step(X, X[:, :3])
+    (gradients,) = found.collectives
+    assert (gradients.kind, gradients.bytes) == ("all-reduce", (4 * 3 + 3) * 4)
+    assert found.replicas == 2 and found.samples == 6 and not found.whole
+    assert dict(found.exits)["loss/total"] == "partial sum"
+
+
+@pytest.mark.as_for_users  # operations know their lines
+def test_gathered_tensor_is_named_with_its_bytes_and_its_line():
+    found = made(Contrastive, helpers.mirrored(2)).explain_step(X)
+    gathered = next(each for each in found.collectives if each.kind == "all-gather")
+    assert gathered.bytes == 6 * 3 * 4 and gathered.line.startswith("test_explain_step.py:")
+    assert "samples are compared" in gathered.reason
+    assert gathered.line in str(found) and "(72 bytes)" in str(found)
+
+
+def test_step_that_is_not_partitioned_says_why():
+    class Prints(unisono.Sequential):
+        def train_step(self, data):
+            tf.numpy_function(lambda x: x, [data[0]], tf.float32)
+            return super().train_step(data)
+
+    found = made(Prints, helpers.mirrored(2)).explain_step(X, X[:, :3])
+    assert "runs on one replica" in str(found) and found.whole
+
+
+def test_explanation_on_one_replica_is_an_error_that_says_what_to_do():
+    with pytest.raises(
+        ValueError, match=r"`explain_step` needs a strategy with several replicas.*simulate_devices"
+    ):
+        made(unisono.Sequential, tf.distribute.get_strategy()).explain_step(X, X[:, :3])
+
+
+def test_command_rejects_a_script_that_is_not_there(capsys):
+    assert main(["explain", "nowhere.py"]) == 2
+    assert "there is no file 'nowhere.py'" in capsys.readouterr().err
