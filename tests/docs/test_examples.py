@@ -34,7 +34,7 @@ SAID = {
     "gpt.py": "the weights of both runs are equal to the bit",
     "image_classifier.py": "of 450 digits that training never saw",
     "lora.py": "the pretrained weights are unchanged",
-    "pipeline.py": "schedule 1f1b, 8 micro-batches of 16 rows",
+    "pipeline.py": "schedule 1f1b, 8 micro-batches of 16 samples",
     "search.py": "demo/search/report.html: 2 training runs",
     "sharded_state.py": "largest difference of a weight, saved and loaded: 0.0e+00",
     "vae.py": "two digits that nobody wrote",

@@ -104,7 +104,7 @@ EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
     (0,): """
         Conv2D DepthwiseConv2dNative Conv3D Conv MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolV2 ResizeBilinear
         ResizeBicubic ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace LRN ExtractImagePatches
-        MatrixInverse Cholesky MatrixDeterminant ImageProjectiveTransformV3 AdjustContrastv2 AdjustHue
+        MatrixInverse Cholesky MatrixDeterminant AdjustContrastv2 AdjustHue
         AdjustSaturation RGBToHSV HSVToRGB Dilation2D Qr MatrixDiagPartV3 FFT IFFT FFT2D IFFT2D RFFT IRFFT
     """,
     (0, 1): "ResizeBilinearGrad ResizeBicubicGrad CholeskyGrad MatrixSolve MatrixTriangularSolve",
@@ -119,6 +119,13 @@ def _each_sample(view: View) -> Ruling:
     if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
         return view.gathered()
     return rows_together(view, (0,))
+
+
+@rule("ImageProjectiveTransformV3")
+def _projected(view: View) -> Ruling:
+    one, other = view.shapes(1)  # a transform for each sample, or one for all
+    of_each = one is None or other is None or one[0] != other[0]
+    return rows_together(view, (0, 1) if of_each else (0,))
 
 
 @rule(*EACH_SAMPLE[0, 1].split())

@@ -177,7 +177,7 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
     label = view.labels[shape]
     wants: Wants = [REPLICATED] * len(view.labels)
     given = view.shapes(data)[0]
-    ones = view.type != "Tile" or (given is not None and given[label.axis] == 1)
+    ones = view.type != "Tile" or (given is not None and given[label.axis : label.axis + 1] == [1])
     if label.kind == "sizes" and label.chosen and ones:
         wants[shape] = None
         return wants, [sharded(label.axis, chosen=label.chosen)]
