@@ -115,6 +115,7 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     samples = _samples_in([leaf for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
     autograph = control_status_ctx()
     step = StepContext(0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True)
+    step.builds_under = tf.distribute.get_strategy()
     writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
     with step_scope(step):
         with writes:

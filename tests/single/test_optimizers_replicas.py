@@ -267,7 +267,7 @@ def test_small_gradients_share_one_collective_with_the_same_bits(monkeypatch):
         return original(tensors)
 
     monkeypatch.setattr(aggregators, "sums", counting)
-    strategy = helpers.mirrored(3)
+    strategy, variable = helpers.mirrored(3), tf.Variable(0.0)
     parts = [np.random.default_rng(i).normal(size=(3, 5, 4)).astype("float32") for i in range(6)]
     pairs = {}
     for below in (0, aggregators.SMALL):
@@ -279,7 +279,7 @@ def test_small_gradients_share_one_collective_with_the_same_bits(monkeypatch):
                 return [
                     g
                     for g, _ in aggregators.all_reduce_sum_pairs(
-                        [(tf.gather(p, r), None) for p in parts], below
+                        [(tf.gather(p, r), variable) for p in parts], below
                     )
                 ]
 

@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 
 class Source:
-    batch_rows = 10
+    batch_size = 10
     per_worker = False
 
 
