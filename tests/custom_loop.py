@@ -26,11 +26,12 @@ def trained(strategy):
     numbers = np.random.default_rng(0)
     with strategy.scope():
         layers = [
+            keras.Input((2,), **KIND),
             keras.layers.Dense(3, "tanh", kernel_regularizer=keras.regularizers.L2(0.125), **KIND),
             keras.layers.BatchNormalization(momentum=0.5, synchronized=True, **KIND),
             keras.layers.Dense(1, **KIND),
         ]
-        model = unisono.Sequential(layers)  # replicas call it first
+        model = unisono.Sequential(layers)
         optimizer = unisono.optimizers.SGD(0.125, momentum=0.5, global_clipnorm=1.0)
         metrics = [keras.metrics.MeanAbsoluteError(**KIND), keras.metrics.Mean(**KIND)]
     loss_fn = keras.losses.MeanSquaredError(**KIND)
