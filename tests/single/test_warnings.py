@@ -45,6 +45,7 @@ NEIGHBOURS = {
         "callbacks/model_checkpoint.py _wanted",
         "callbacks/checkpoint_files.py _keep_foreign_file",
         "callbacks/call_schedule.py _renamed",
+        "distribute/workers/peer_monitor.py meeting",
         "compat/datasets.py _wait_for_ends",
     ],
     "workers at the limits of the diagnosis": [
