@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..storage import local_path, open_plain
 from .error_text import Blame, blame_in, essence, is_own_file
 from .ticker import Ticker
 
@@ -132,6 +131,8 @@ def _bounded(value: Any) -> Any:
 def read(folder: Path, pid: int) -> Record | None:
     """The record of a process of this machine; None where there is no valid one, whatever is in its place."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        from ..storage import open_plain  # imports NumPy, which `--help` need not wait for
+
         with open_plain(path_of(folder, pid)) as file:
             data = file.read(_MOST_BYTES + 1)
         return _checked(Record, json.loads(data)) if len(data) <= _MOST_BYTES else None
@@ -178,6 +179,8 @@ class Recorder:
         """
         if not folder or self._folder is not None:
             return
+        from ..storage import local_path  # imports NumPy, which `--help` need not wait for
+
         path: Path = local_path("UNISONO_RECORDS", folder)
         self._folder, self._task = path, task
         with contextlib.suppress(OSError):
