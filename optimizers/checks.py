@@ -34,19 +34,18 @@ def built_variables(optimizer: Any, count: int) -> list[Any]:
     return variables
 
 
+_RULE = "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`"
+
+
 def as_pairs(grads_and_vars: Any) -> Pairs:
     """The argument as a list of pairs; a ValueError if it is anything else."""
-    rule = "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradients, variables)`"
     try:
         pairs = list(grads_and_vars)
     except TypeError as error:
-        raise ValueError(f"{rule}. Received: {shown(grads_and_vars)}") from error
+        raise ValueError(f"{_RULE}. Received: {shown(grads_and_vars)}") from error
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"{rule}. Received: {shown(pair)} in {shown(pairs)}")
-        gradient, variable = pair
-        if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
-            raise ValueError(f"{rule}. Received: {shown(gradient)} with the variable {shown(variable)}")
+            raise ValueError(f"{_RULE}. Received: {shown(pair)} in {shown(pairs)}")
     return [(gradient, variable) for gradient, variable in pairs]
 
 
@@ -58,6 +57,8 @@ def checked_pairs(grads_and_vars: Any) -> Pairs:
     """
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
+        if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
+            raise ValueError(f"{_RULE}. Received: {shown(gradient)} with the variable {shown(variable)}")
         shape = getattr(gradient, "shape", None)
         if shape is not None and not tf.TensorShape(variable.shape).is_compatible_with(shape):
             raise ValueError(

@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
-from ..distribute.launcher.launch import Launcher
-from ..distribute.launcher.tasks import Layout
 from .parser import Parser, at_least, local
 
 _COUNT = at_least(int, 1)
@@ -84,6 +82,9 @@ def main(argv: Sequence[str]) -> int:
         0 if every script ended with 0; else the status of the one that failed first, 128 + n if signal n ended it.
     """
     options = parser().parse_args(argv)
+    from ..distribute.launcher.launch import Launcher  # imports NumPy, which `--help` need not wait for
+    from ..distribute.launcher.tasks import Layout
+
     if not os.path.isfile(options.script):
         parser().error(f"there is no file {options.script!r} to run")
     try:
