@@ -195,7 +195,7 @@ class _Arguments:
         tracing = Tracing(enter_thread=state.enter if runs_in_threads(strategy) else None)
         metrics = {id(variable) for variable in self._metrics}
 
-        def on_replica() -> Any:
+        def data_of(_: Any) -> tuple[Any, ReplicaRows]:
             rows, own = _rows_of_replica(strategy, samples), given[local_replica_index()]
             if isinstance(step, WholeStep):
                 with step_scope(StepContext(**vars(rows))):
@@ -204,9 +204,9 @@ class _Arguments:
                 rows.rows, rows.first_row = (rows.global_rows, 0) if first else (0, rows.global_rows)
             else:
                 own = [_with_a_sample(tensor, rows.rows) for tensor in own]
-            return run_on_replica(step, own, rows, tracing, metrics)
+            return own, rows
 
-        return strategy.run(on_replica)
+        return strategy.run(functools.partial(run_on_replica, step, data_of, tracing, metrics))
 
     def _call(self, tensors: list[Any]) -> Any:
         """Calls the user's function with these tensors."""

@@ -228,9 +228,9 @@ def test_empty_batch_has_mean_zero_and_half_precision_is_summed_in_single():
     assert mean.dtype == tf.float32 and float(mean) == 30.0
 
 
-def test_mean_inside_a_step_is_in_its_unit():
+def test_mean_inside_a_step_is_that_of_one_device():
     with step_scope(StepContext(0, 1, rows=2, global_rows=8)):
-        assert float(global_mean([1.0, 3.0])) == 8.0  # the part, 2, divided by the share, a quarter
+        assert float(global_mean([1.0, 3.0])) == 2.0
 
 
 def test_global_batch_size_counts_replicas():

@@ -126,7 +126,10 @@ class ModelPartition:
     def results(self, batch: Any) -> Any:
         """What the step gives on one device: the outputs for a batch, or the logs that metrics do not have."""
         with losses_count_samples(self._model):
-            results = self._step_fn(batch)
+            return self.checked(self._step_fn(batch))
+
+    def checked(self, results: Any) -> Any:
+        """What counts of what the step returned: the outputs, or the logs that metrics do not have."""
         if self._name == "predict_step":
             return results
         if not self._model._has_own_logs(self._name == "train_step"):

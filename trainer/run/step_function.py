@@ -26,7 +26,7 @@ from ..inputs.checks import check_equal_samples, check_samples
 from ..inputs.source import Chunk
 from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
-from ..step.global_metrics import metrics_of, variable_ids
+from ..step.global_metrics import losses_count_samples, metrics_of, variable_ids
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, run_on_replica
 from ..step.variable_placement import accumulates
@@ -265,12 +265,13 @@ class StepFunction:
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
 
-        def on_replica(parts: list[Any]) -> Any:
-            data, held = slices.of_this_replica(parts)
-            return run_on_replica(own or self._partition.results, data, held, tracing, metrics)
-
-        with effects() as made:
+        on_replica = functools.partial(
+            run_on_replica, own or self._step_fn, slices.of_this_replica, tracing, metrics
+        )
+        with effects() as made, losses_count_samples(model):
             logs: Any = strategy.run(on_replica, (slices.parts,))
+        if own is None:
+            logs = self._partition.checked(logs)
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
         if own is not None:
             logs = tf.nest.map_structure(lambda log: strategy.experimental_local_results(log)[0], logs)

@@ -52,16 +52,20 @@ class Tracing:
 
 
 def run_on_replica(
-    step_fn: Callable[[Any], Any], data: Any, rows: ReplicaRows, tracing: Tracing, metrics: set[int]
+    step_fn: Callable[[Any], Any],
+    data_of: Callable[[Any], tuple[Any, ReplicaRows]],
+    tracing: Tracing,
+    metrics: set[int],
+    parts: Any = None,
 ) -> Any:
     """Runs a step on one replica's samples and makes its writes; returns what the step gives.
 
     Args:
         step_fn: the step: of one device, or partitioned.
-        data: of this replica.
-        rows: which samples these are.
+        data_of: `fn(parts)`: this replica's data, and which samples these are.
         tracing: how the step is traced.
         metrics: ids of the variables of metrics.
+        parts: what the strategy has for this replica.
 
     Context: replica.
     """
@@ -69,6 +73,7 @@ def run_on_replica(
         tracing.enter_thread()
     # No name scope, so that the tags of summaries do not tell how steps are looped.
     with tf.name_scope(""), tf.control_dependencies(tracing.after):
+        data, rows = data_of(parts)
         step = StepContext(
             **vars(rows),
             in_xla=tracing.in_xla,
