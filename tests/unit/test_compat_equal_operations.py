@@ -139,7 +139,8 @@ def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
     found, weights = trained()
     monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
     plain, alone = trained()
-    assert found["Const"] < 0.6 * plain["Const"] and found["DivNoNan"] < plain["DivNoNan"] - 8
+    # The graph holds the step of one device and one for each of two replicas: each lost at least a constant a layer.
+    assert found["Const"] <= plain["Const"] - 3 * 6
     assert found["Reshape"] == plain["Reshape"] and found["MatMul"] == plain["MatMul"]
     for one, other in zip(weights, alone):
         np.testing.assert_array_equal(one, other)
