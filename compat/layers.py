@@ -138,16 +138,6 @@ def losses_of_layers(layer: Any) -> list[tuple[keras.layers.Layer, int, Any]]:
     return [(part, number, loss) for part, losses in each for number, loss in enumerate(losses)]
 
 
-def regularization_losses(layer: Any) -> list[Any]:
-    """What the regularizers of the weights give."""
-    return layer._get_regularization_losses()
-
-
-def losses_overridden(layer: Any) -> bool:
-    """Whether something stands in for the losses of `layer` (`without_layer_losses`)."""
-    return bool(layer._losses_override)
-
-
 def forget_losses(model: Any, losses: list[Any]) -> None:
     """Layers drop the added losses of a step that has been traced (their ids may be given to other tensors)."""
     ids = {id(loss) for loss in losses}

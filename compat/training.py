@@ -17,7 +17,7 @@ from keras.src.backend.tensorflow.trainer import (
     potentially_ragged_concat,
 )
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper, Sum
+from keras.src.metrics.reduction_metrics import Mean, Sum
 from keras.src.models.functional import Functional as KerasFunctional
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics, MetricsList
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
@@ -93,11 +93,6 @@ def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
 def overrides_compute_loss(model: Any) -> bool:
     """Whether the model has a custom `compute_loss`."""
     return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
-
-
-def aggregated_loss(model: Any, loss: Any) -> Any:
-    """A loss that a layer has added, as it enters the loss of the model: one floating-point number."""
-    return model._aggregate_additional_loss(loss)
 
 
 def compile_config(model: Any) -> dict[str, Any]:
@@ -202,8 +197,3 @@ def held_metrics(owner: Any) -> list[Any]:
 def makes_variables_late(metric: Any) -> bool:
     """Whether the metric has yet to make its variables, for targets whose shape it does not know (`F1Score`)."""
     return not getattr(metric, "_built", True)
-
-
-def function_of(metric: MeanMetricWrapper) -> Any:
-    """The function whose mean the metric is."""
-    return metric._fn

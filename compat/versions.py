@@ -20,9 +20,9 @@ SUPPORTED = {"tensorflow": ">=2.20,<2.22", "keras": ">=3.15,<3.16"}
 _DISTRIBUTE = "tensorflow.python.distribute"
 
 ATTRIBUTES = {
-    "keras:Model": "_aggregate_additional_loss _assert_compile_called _call_has_training_arg _compile_config "
+    "keras:Model": "_assert_compile_called _call_has_training_arg _compile_config "
     "_compile_loss _compile_metrics _compute_loss _distribute_strategy _flatten_layers "
-    "_flatten_metrics_in_order _get_own_losses _get_regularization_losses _initial_epoch _loss_ids "
+    "_flatten_metrics_in_order _get_own_losses _initial_epoch _loss_ids "
     "_loss_tracker _losses_override _non_trainable_variables _should_eval _symbolic_build "
     "_trainable_variables",
     "keras:Sequential": "_functional",
@@ -44,7 +44,7 @@ ATTRIBUTES = {
     "tensorflow.python.profiler.profiler_v2": "_profiler",
     "keras.src.backend.tensorflow.random": "_cast_seed _get_concrete_noise_shape",
     "keras.src.losses.losses:LossFunctionWrapper": "_fn_kwargs",
-    "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn _fn_kwargs",
+    "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn_kwargs",
     "keras.src.models.functional:Functional": "_inputs_struct _nodes_by_depth _operations "
     "_outputs_struct _standardize_inputs",
     "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
@@ -77,7 +77,6 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_config _handle _rng",
-    "tensorflow.python.eager.polymorphic_function.atomic_function:AtomicFunction": "_cached_graph",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph _clone "
     "_concrete_variable_creation_fn _created_variables _jit_compile _omit_frequent_tracing_warning "
     "_variable_creation_config",
@@ -87,8 +86,8 @@ ATTRIBUTES = {
     "tensorflow.python.framework.ops:Graph": "_add_function_recursive _attr_scope_map _colocation_stack "
     "_control_dependencies_stack _create_op_internal _device_function_stack _distribution_strategy_stack "
     "_get_control_flow_context _get_function _original_op",
-    "tensorflow.python.framework.ops:Operation": "_add_control_input _add_control_inputs _clear_attr _id "
-    "_is_stateful _remove_all_control_inputs _set_device _update_input",
+    "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _id "
+    "_is_stateful _set_device _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
     "_cached_value _shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",

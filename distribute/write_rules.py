@@ -10,8 +10,6 @@ import tensorflow as tf
 MEAN = "mean"  # weighted with the samples
 SUM = "sum"  # of what the replicas add
 FIRST = "first"  # that of the first replica
-EQUAL = "equal"
-"""For integers that nobody has declared: where all replicas with samples write one value, that is it, else SUM."""
 
 
 def declared(variable: Any) -> str | None:

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from ..distribute.step_context import current_step
 
 
@@ -24,9 +22,6 @@ class CallOptions:
     skip_aggregation: bool = False  # the gradients are the same on every replica already
     # `aggregate_gradients` has divided the gradients by the loss scale already. Only with `skip_aggregation`.
     unscaled: bool = False
-    # The sum of the gradients over the replicas is the gradient, whatever step they belong to. False: inside a step of
-    # `unisono.Model` they are means over this replica's samples.
-    contributions: bool = False
     # Scalar; what the loss of this micro-batch was divided by, over all replicas. None: the samples of the step, or 1 where
     # there is no step. Only ratios between the micro-batches of one update matter.
     weight_total: Any = None
@@ -39,17 +34,6 @@ class CallOptions:
         if step is None:
             return 1
         return step.global_rows if step.weight_total is None else step.weight_total
-
-    def replica_weight(self) -> Any:
-        """The factor of this replica's gradients; None: 1.
-
-        It is None outside of a step, on one replica, and where the loss or the caller has applied it. Inside a step
-        the gradients are means over this replica's samples.
-        """
-        step = current_step()
-        if step is None or step.num_replicas == 1 or self.skip_aggregation or self.contributions:
-            return None
-        return step.share(tf.float64)
 
 
 class _Local(threading.local):

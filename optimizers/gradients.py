@@ -1,15 +1,13 @@
-"""From a loss to (gradient, variable) pairs, and from the pairs of a step to the optimizer."""
+"""From a loss to (gradient, variable) pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ..distribute.parameter_servers.shards import gradient
-from .call_options import CallOptions, call_options
 
 
 def compute_gradients(
@@ -47,22 +45,3 @@ def scales_loss(optimizer: Any) -> bool:
     """Whether `scale_loss` does anything: not with the plain method and no factor."""
     plain = type(optimizer).scale_loss is keras.optimizers.Optimizer.scale_loss
     return not plain or optimizer.loss_scale_factor is not None
-
-
-@tf.autograph.experimental.do_not_convert
-def apply_contributions(
-    optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], weight_total: Any = None
-) -> Any:
-    """`apply_gradients` for gradients whose plain sum over the replicas is the gradient of the global loss.
-
-    For a step that has put each replica's share into its loss: they are not weighted again.
-
-    Args:
-        optimizer: `unisono.optimizers.Optimizer`.
-        grads_and_vars: this replica's pairs.
-        weight_total: scalar W of this (micro-)batch, for exact accumulation; None: the samples of the step.
-
-    Context: replica.
-    """
-    with call_options(CallOptions(contributions=True, weight_total=weight_total)):
-        return optimizer.apply_gradients(grads_and_vars)

@@ -130,7 +130,6 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         skip = checks.skips_aggregation(skip_gradients_aggregation, experimental_aggregate_gradients)
         options = CallOptions(
             skip_aggregation=skip or outer.skip_aggregation,
-            contributions=outer.contributions,
             weight_total=outer.weight_total if weight_total is None else weight_total,
         )
         with call_options(options):

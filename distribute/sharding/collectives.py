@@ -31,7 +31,6 @@ _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDicti
 
 def reduce_scatter(
     tensors: Sequence[tf.Tensor],
-    weight: tf.Tensor | None = None,
     before: Callable[[Sequence[tf.Tensor]], None] | None = None,
     after: Callable[[Sequence[tf.Tensor], tf.Tensor], None] | None = None,
 ) -> list[tf.Tensor]:
@@ -39,7 +38,6 @@ def reduce_scatter(
 
     Args:
         tensors: of known shapes, the same on every replica.
-        weight: scalar; each tensor is multiplied with it first; where that is 0, NaN counts as 0. None: 1.
         before: called with the tensors of a pack before it is sent. None: nothing.
         after: called with the same, and what is there as soon as their sum is. None: nothing.
 
@@ -54,8 +52,6 @@ def reduce_scatter(
         if before is not None:
             before([tensors[i] for i in pack])
         rows = tf.concat([as_shards(tensors[i], replicas) for i in pack], 1)
-        if weight is not None:
-            rows = tf.math.multiply_no_nan(rows, tf.cast(weight, rows.dtype))
         total = _together(_OWN_SUM, rows)
         if after is not None:
             after([tensors[i] for i in pack], total)

@@ -51,12 +51,12 @@ class ShardedStages(Stages):
     def __init__(self, reduce_scatters: bool, of_shards: bool) -> None:
         self._reduce_scatters, self._of_shards = reduce_scatters, of_shards
 
-    def aggregate(self, optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
+    def aggregate(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
         """Stage 1: this replica's shard of each dense gradient of the global batch; sparse ones and new values are whole."""
         if self._reduce_scatters:
-            return reduce_scattered(optimizer, pairs, options, weight)
+            return reduce_scattered(optimizer, pairs, options)
         BackwardPass().gather_until()
-        pairs = aggregate(optimizer, pairs, options, weight)
+        pairs = aggregate(optimizer, pairs, options)
         return cut(pairs) if self._of_shards else pairs
 
     def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
@@ -101,8 +101,8 @@ class ShardedStages(Stages):
 _WHOLE = Stages()
 
 
-def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
-    """Stage 1 in shards: sums weighted gradients as they come, and gathers sharded weights in between.
+def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+    """Stage 1 in shards: sums gradients as they come, and gathers sharded weights in between.
 
     A window keeps the backward pass from running far ahead of the sums.
     """
@@ -117,10 +117,10 @@ def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions, weight:
         if window is not None:
             window.before(pack)
 
-    shards = iter(reduce_scatter(given, weight, before, None if window is None else window.after))
+    shards = iter(reduce_scatter(given, before, None if window is None else window.after))
     backward.gather_until()
     rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
-    summed = iter(aggregate(optimizer, rest, options, weight))
+    summed = iter(aggregate(optimizer, rest, options))
     return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
 
 

@@ -68,8 +68,8 @@ def aggregate_alone(
     present = checks.with_gradients(inner, given)
     widened = [(g if widen is None else widen(g), v) for g, v in present]
     options = current_options()
-    sent, weight, keep_errors = with_errors(inner, widened, options, options.replica_weight(), scale)
-    totals = [(unique_rows(g) if is_on_gpu() else g, v) for g, v in aggregate(inner, sent, options, weight)]
+    sent, keep_errors = with_errors(inner, widened, options, scale)
+    totals = [(unique_rows(g) if is_on_gpu() else g, v) for g, v in aggregate(inner, sent, options)]
     keep_errors()
     pairs = unscale(inner, totals, scale)
     memory = _memory(optimizer)

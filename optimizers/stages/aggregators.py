@@ -38,13 +38,9 @@ SMALL = 16 * 1024
 """Elements below which a dense gradient shares a collective with others: copying it costs less than a collective."""
 
 
-def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
-    """Stage 1: the same gradients on every replica, each row of sparse ones named once.
-
-    Each replica's gradients are multiplied by its `weight`, so that their sum is the gradient of the global batch; None:
-    they are summed unchanged.
-    """
-    pairs = _summed(optimizer, pairs, options, weight)
+def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+    """Stage 1: the same gradients on every replica, each row of sparse ones named once."""
+    pairs = _summed(optimizer, pairs, options)
     if has_user_code(optimizer, [v for _, v in pairs]):  # it may update the named rows of the table alone
         return [(unique_rows(g), v) for g, v in pairs]
     if is_on_gpu():
@@ -56,7 +52,7 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -
     return [(unique_rows(g, densely=step is not None and step.in_xla), v) for g, v in pairs]
 
 
-def _summed(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> Pairs:
+def _summed(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     """The sum over the replicas, or what the optimizer's `gradient_aggregator` makes of the pairs."""
     aggregator = optimizer.gradient_aggregator
     if options.skip_aggregation or aggregator is no_aggregation:
@@ -67,9 +63,8 @@ def _summed(optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any) -> 
         return same_variables(aggregator, "gradient_aggregator", pairs, aggregator(list(pairs)))
     mine, _ = without_overwriting(pairs)
     if aggregator is None:
-        totals = reduce_packed([g for g, _ in fit_to_send(mine)], SMALL, weight)
+        totals = reduce_packed([g for g, _ in fit_to_send(mine)], SMALL)
     else:
-        mine = mine if weight is None else [(weighted(g, weight), v) for g, v in mine]
         totals = [g for g, _ in same_variables(aggregator, "gradient_aggregator", mine, aggregator(mine))]
     rest = iter(totals)
     return [(_largest(g) if overwritten_by_gradient(v) else next(rest), v) for g, v in pairs]
@@ -111,10 +106,10 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 
 
 @made_once()
-def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor | None = None) -> list[Any]:
+def reduce_packed(gradients: Sequence[Any], pack_below: int) -> list[Any]:
     """Sums over replicas; dense gradients of fewer than `pack_below` elements share one collective for each dtype.
 
-    Before the sum each gradient is multiplied by the scalar `weight`; where that is 0, NaN counts as 0. Context: replica.
+    Context: replica.
     """
     groups: dict[Any, list[int]] = {}
     alone: list[int] = []
@@ -126,8 +121,6 @@ def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor |
         alone += groups.pop(dtype)
     parcels = [tf.concat([tf.reshape(gradients[i], [-1]) for i in group], 0) for group in groups.values()]
     parcels += [gradients[i] for i in alone]
-    if weight is not None:
-        parcels = [weighted(parcel, weight) for parcel in parcels]
     totals = sums(parcels)
     result: list[Any] = [None] * len(gradients)
     for group, total in zip(groups.values(), totals):
@@ -137,11 +130,6 @@ def reduce_packed(gradients: Sequence[Any], pack_below: int, weight: tf.Tensor |
     for i, total in zip(alone, totals[len(groups) :]):
         result[i] = total
     return result
-
-
-def weighted(gradient: Any, weight: tf.Tensor) -> Any:
-    """`weight * gradient`, and 0 where the weight is 0 even if the gradient is not finite (a replica without samples)."""
-    return map_values(lambda v: tf.math.multiply_no_nan(v, tf.cast(weight, v.dtype)), gradient)
 
 
 class Piece:

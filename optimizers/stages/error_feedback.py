@@ -26,7 +26,7 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.replicas import local_copy, num_replicas
 from ..building import inner_optimizers
 from ..call_options import CallOptions
-from .aggregators import HalfPrecisionAggregation, weighted
+from .aggregators import HalfPrecisionAggregation
 from .sparse_gradients import Pairs, is_sparse
 
 
@@ -73,25 +73,24 @@ def errors_of(optimizer: Any) -> list[keras.Variable]:
 
 
 def with_errors(
-    optimizer: Any, pairs: Pairs, options: CallOptions, weight: Any, scale: Any
-) -> tuple[Pairs, Any, Callable[..., None]]:
+    optimizer: Any, pairs: Pairs, options: CallOptions, scale: Any
+) -> tuple[Pairs, Callable[..., None]]:
     """Adds to this replica's pairs what it carries.
 
     Args:
         optimizer: built.
         pairs: gradients of the loss times `scale`; sparse ones carry nothing.
         options: of the call.
-        weight: scalar by which this replica's gradients are multiplied; None: 1.
         scale: scalar or None; errors are carried unscaled.
 
     Returns:
-        The pairs; the weight by which they are still to be multiplied; and `keep(finite=True)`, which keeps what the sum of
-        these pairs rounds away, unless the step is skipped because the bool scalar `finite` is false.
+        The pairs; and `keep(finite=True)`, which keeps what the sum of these pairs rounds away, unless the step is skipped
+        because the bool scalar `finite` is false.
 
     Context: replica.
     """
     if options.skip_aggregation or not _carries(optimizer):
-        return pairs, weight, lambda finite=True: None
+        return pairs, lambda finite=True: None
     dtype, factor = optimizer.gradient_aggregator.dtype, tf.constant(1.0)
     for each in (optimizer.loss_scale_factor, scale):
         if each is not None:
@@ -100,7 +99,6 @@ def with_errors(
     for gradient, variable in pairs:
         error = None
         if not overwritten_by_gradient(variable):
-            gradient = gradient if weight is None else weighted(gradient, weight)
             error = _error(optimizer, gradient, variable)
             gradient = gradient if error is None else gradient + factor * error
         sent.append((gradient, variable))
@@ -115,7 +113,7 @@ def with_errors(
             new = tf.where(tf.math.is_finite(new), new, tf.zeros_like(new))
             error.assign(new if finite is True else tf.where(finite, new, error))
 
-    return sent, None, keep
+    return sent, keep
 
 
 def _error(optimizer: Any, gradient: Any, variable: Any) -> Any:

@@ -74,12 +74,10 @@ def run_stages(
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
     pairs, stages = checks.with_gradients(optimizer, pairs), optimizer.stages(options)
     rematerialize()
-    weight_total, weight = options.divisor(), options.replica_weight()
-
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
-    sent, weight, keep_errors = with_errors(optimizer, pairs, options, weight, scale)
-    pairs = stages.aggregate(optimizer, sent, options, weight)
+    sent, keep_errors = with_errors(optimizer, pairs, options, scale)
+    pairs = stages.aggregate(optimizer, sent, options)
     if watch is not None:
         watch.after_aggregation(pairs, began)
     if not options.unscaled:
@@ -95,7 +93,7 @@ def run_stages(
     variables = [v for _, v in pairs]
     write = functools.partial(stages.update, optimizer, variables, _take_collected_writes(variables))
     gradients = send_to_servers([g for g, _ in pairs], variables)
-    stages.once(optimizer, variables, write)(finite, gradients, weight_total)
+    stages.once(optimizer, variables, write)(finite, gradients, options.divisor())
     step = current_step()
     if step is not None and finite is not True:
         step.verdicts.append(finite)

@@ -99,12 +99,6 @@ def is_elementwise(optimizer: Any) -> bool:
     return vars(owner).get("elementwise") is True or any(rule is cls.update_step for cls in ELEMENTWISE)
 
 
-def takes_gradients_itself(optimizer: Any) -> bool:
-    """Whether a user's class overrides `apply` or `apply_gradients`, which may use all gradients at once."""
-    own = [vars(each) for each in _classes(optimizer) if not _is_known(each)]
-    return any("apply" in names or "apply_gradients" in names for names in own)
-
-
 def apply_of(optimizer: Any) -> Callable[..., None]:
     """The `apply` of an optimizer without what a user's class does before it calls that of its base class."""
     known = next(each for each in type(optimizer).__mro__ if _is_known(each) and "apply" in vars(each))

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from unisono import optimizers
 from unisono.distribute import sharded
-from unisono.distribute.step_context import StepContext, step_scope
 from unisono.optimizers.stages import aggregators
 from unisono.optimizers.stages.run_stages import run_stages
 
@@ -52,7 +51,7 @@ def row_gradients(step, dtype):
     return [numbers.normal(size=(ROWS, *shape)).astype(dtype) for shape in SHAPES]
 
 
-def train(optimizer_of, replicas, dtype="float64", in_step=False, sparse=False, in_graph=True, level=None):
+def train(optimizer_of, replicas, dtype="float64", sparse=False, in_graph=True, level=None):
     """Trains two variables; replica r holds the rows r, r + R, ... of each batch."""
     strategy = helpers.mirrored(replicas)
     if level is not None:
@@ -66,15 +65,9 @@ def train(optimizer_of, replicas, dtype="float64", in_step=False, sparse=False, 
 
     def part(rows, replica):
         mine = rows[replica::replicas]
-        if not in_step:
-            return tf.constant(mine.sum(0) / ROWS)
-        return tf.constant(mine.mean(0) if len(mine) else np.full(rows.shape[1:], np.nan, rows.dtype))
+        return tf.constant(mine.sum(0) / ROWS)
 
-    def replica_step(gradients, rows):
-        context = None
-        if in_step:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            context = StepContext(replica, replicas, rows=rows, global_rows=ROWS)
+    def replica_step(gradients):
         if sparse:
             half = tf.IndexedSlices(gradients[0] / 2, tf.range(4), tf.constant(SHAPES[0]))
             gradients = [
@@ -83,11 +76,10 @@ def train(optimizer_of, replicas, dtype="float64", in_step=False, sparse=False, 
                 ),
                 gradients[1],
             ]
-        with step_scope(context):
-            optimizer.apply_gradients(zip(gradients, variables))
+        optimizer.apply_gradients(zip(gradients, variables))
 
-    def step(gradients, rows):
-        strategy.run(replica_step, args=(gradients, rows))
+    def step(gradients):
+        strategy.run(replica_step, args=(gradients,))
 
     function = tf.function(step) if in_graph else step
 
@@ -96,10 +88,9 @@ def train(optimizer_of, replicas, dtype="float64", in_step=False, sparse=False, 
             lambda context: value_of(context.replica_id_in_sync_group)
         )
 
-    counts = spread(lambda r: tf.constant(len(range(r, ROWS, replicas))))
     for number in range(STEPS):
         batch = row_gradients(number, dtype)
-        function([spread(lambda r, rows=rows: part(rows, r)) for rows in batch], counts)
+        function([spread(lambda r, rows=rows: part(rows, r)) for rows in batch])
     assert helpers.copies_are_equal([*variables, *optimizer.variables], strategy)
     return [v.numpy() for v in [*variables, *optimizer.variables]]
 
@@ -174,21 +165,6 @@ def test_float32_on_replicas_equals_one_device(replicas, on_one_device):
 
     expected = on_one_device("float32", make, dtype="float32")
     helpers.assert_close(train(make, replicas, dtype="float32"), expected, helpers.FLOAT32)
-
-
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_means_of_uneven_replicas_inside_a_step_are_weighted(replicas, on_one_device):
-    def make():
-        return optimizers.Adam(0.05, clipnorm=0.3)
-
-    helpers.assert_close(train(make, replicas, in_step=True), on_one_device("step", make), helpers.FLOAT64)
-
-
-def test_replica_without_rows_adds_nothing_even_if_its_gradient_is_nan(monkeypatch):
-    monkeypatch.setitem(globals(), "ROWS", 2)
-    expected = train(lambda: optimizers.Adam(0.05), 1, in_graph=False)
-    actual = train(lambda: optimizers.Adam(0.05), 3, in_step=True)
-    helpers.assert_close(actual, expected, helpers.FLOAT64)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_gradient_of_unknown_shape_is_cut_as_its_variable():
     def shards(gradient):
         def on_replica(gradient):
             ((own, _),) = stages.cut([(gradient, variable)])
-            ((summed, _),) = stages.reduce_scattered(optimizer, [(gradient, variable)], CallOptions(), None)
+            ((summed, _),) = stages.reduce_scattered(optimizer, [(gradient, variable)], CallOptions())
             return own, summed
 
         return strategy.run(on_replica, args=(gradient,))

@@ -158,7 +158,7 @@ class TracedStep:
         if not optimizer.built:
             run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
         pairs, options = after_aggregation(optimizer, pairs, current_options())
-        options = dataclasses.replace(options, skip_aggregation=False, contributions=True)
+        options = dataclasses.replace(options, skip_aggregation=False)
         tensors, kinds = [], []
         for gradient, _ in pairs:
             if isinstance(gradient, tf.IndexedSlices):

@@ -106,7 +106,7 @@ class WholeStep:
                 self._apply_inside(own, optimizer, list(pairs))
                 return
             pairs, options = after_aggregation(optimizer, list(pairs), current_options())
-            options = dataclasses.replace(options, skip_aggregation=False, contributions=True)
+            options = dataclasses.replace(options, skip_aggregation=False)
             noted = step.writes.variables
             written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
             call = _Call(optimizer, pairs, written, own.weight_total, options)

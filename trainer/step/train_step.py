@@ -111,7 +111,7 @@ def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     loss, gradients, y_pred = compute(self, variables, data)
     track_loss(self, loss, step)
     if variables:
-        with call_options(CallOptions(contributions=True, weight_total=step.weight_total)):
+        with call_options(CallOptions(weight_total=step.weight_total)):
             self.optimizer.apply_gradients(list(zip(gradients, variables)))
     return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
