@@ -139,8 +139,8 @@ def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
     found, weights = trained()
     monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
     plain, alone = trained()
-    # The graph holds the step of one device and one for each of two replicas: each lost at least a constant a layer.
-    assert found["Const"] <= plain["Const"] - 3 * 6
+    # Each of two replicas has its copy of the step.
+    assert found["Const"] < 0.6 * plain["Const"]
     assert found["Reshape"] == plain["Reshape"] and found["MatMul"] == plain["MatMul"]
     for one, other in zip(weights, alone):
         np.testing.assert_array_equal(one, other)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.equal_operations import made_once
 from ...compat.graphs import graph_function
 from ...compat.one_device import body_of, copied_into_graph, new_function, on_replica, subgraphs
 from .conversions import Exchange, Replica, after, exchanged, local, where
@@ -101,6 +102,7 @@ class _Copier:
         else:
             self._copy(node)
 
+    @made_once()
     def add_all(self, nodes: Sequence[Node], compiles: bool) -> None:
         """Runs the nodes of a stage in their order, those that XLA takes in functions that it compiles."""
         nodes = self._in_three_parts(nodes) if compiles else nodes
@@ -155,12 +157,12 @@ class _Copier:
         if lists or any(values[n].dtype in (tf.string, tf.variant, tf.resource) for n in made):
             return False
         positions = self._replica.first_positions
-        before = set(positions)
+        before = len(positions)
 
         def compute() -> list[list[tf.Tensor]]:
             for node in nodes:
                 self.add(node)
-            return [[self.values[n] for n in made], [positions[k] for k in positions if k not in before]]
+            return [[self.values[n] for n in made], [*positions.values()][before:]]
 
         outside = dict(self.values)
         found, new = graph_function(compute, jit_compile=True)()
@@ -168,7 +170,7 @@ class _Copier:
         self.values.clear()
         self.values.update(outside | dict(zip(made, found)))
         self._makers |= makers
-        positions.update(zip([key for key in positions if key not in before], new))
+        positions.update(zip([*positions][before:], new))
         return True
 
     def _is_size(self, number: int) -> bool:

@@ -121,7 +121,6 @@ class TracedStep:
             slices,
             _statistics_of(step.layers),
         )
-
         self._received = received(self.program)
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -196,11 +195,10 @@ class TracedStep:
         """
         step = this_step()
         leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
-        held = (
-            max(step.rows, 1) if isinstance(step.rows, int) else tf.maximum(step.rows, 1)
-        )  # one is borrowed
+        rows = step.rows
+        held = max(rows, 1) if isinstance(rows, int) else tf.maximum(rows, 1)  # one is borrowed
         replica = Replica(
-            int(step.replica_id), step.rows, held, step.global_rows, step.rows_before, local_replica_index()
+            int(step.replica_id), rows, held, step.global_rows, step.rows_before, local_replica_index()
         )
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
