@@ -53,21 +53,7 @@ LAYERS = {
     "EinsumDense": (lambda x: L.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d")(x), S),
     "activations": (
         lambda x: L.Concatenate()(
-            [
-                L.Activation(a)(x)
-                for a in [
-                    "relu",
-                    "elu",
-                    "selu",
-                    "swish",
-                    "softplus",
-                    "tanh",
-                    "sigmoid",
-                    "softmax",
-                    "mish",
-                    "hard_sigmoid",
-                ]
-            ]
+            [L.Activation(a)(x) for a in ACTIVATIONS]
             + [L.LeakyReLU()(x), L.PReLU()(x), L.ReLU(1.0, 0.1)(x), L.Softmax()(x), L.ELU()(x)]
         ),
         X,

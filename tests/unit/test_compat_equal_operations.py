@@ -97,50 +97,61 @@ def test_other_threads_and_graphs_have_their_own():
     assert found == [3]
 
 
+def trained(model, optimizer):
+    """How many operations of each type a step has, and what is left after two."""
+    model.compile(optimizer, "mse", jit_compile=False)
+    x = np.arange(24, dtype="float32").reshape(8, 3)
+    model.fit(x, x, batch_size=4, verbose=0, shuffle=False)
+    library = model.train_function.graph().as_graph_def(add_shapes=False).library
+    found = collections.Counter(node.op for each in library.function for node in each.node_def)
+    return found, [*model.get_weights(), *map(np.array, model.optimizer.variables)]
+
+
+def on_two_replicas(**options):
+    keras.utils.set_random_seed(1)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        layers = [make() for make in (lambda: keras.layers.Dense(3), keras.layers.BatchNormalization) * 3]
+        model = unisono.Sequential([keras.Input((3,)), *layers])
+        return trained(model, unisono.optimizers.SGD(0.01, **options))
+
+
 def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatch):
-    def trained():
+    def on_one_device():
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(3) for _ in range(3)]
-        model = unisono.Sequential([keras.Input((3,)), *layers])
-        model.compile(unisono.optimizers.AdamW(0.01), "mse", jit_compile=False)
-        x = np.arange(24, dtype="float32").reshape(8, 3)
-        model.fit(x, x, batch_size=4, verbose=0)
-        definition = model.train_function.graph().as_graph_def(add_shapes=False)
-        nodes = [node for each in definition.library.function for node in each.node_def]
-        state = [*model.get_weights(), *(np.array(v) for v in model.optimizer.variables)]
-        return collections.Counter(node.op for node in nodes), state
+        return trained(unisono.Sequential([keras.Input((3,)), *layers]), unisono.optimizers.AdamW(0.01))
 
-    found, state = trained()
+    found, state = on_one_device()
     assert found["Pow"] == 2
     monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
     monkeypatch.setattr(
         "unisono.compat.copied_operations.TracedOnce.__call__", lambda self, make, places: make()
     )
-    plain, alone = trained()
+    plain, alone = on_one_device()
     assert plain["Pow"] == 12
     for one, other in zip(state, alone):
         np.testing.assert_array_equal(one, other)
 
 
 def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
-    def trained():
-        keras.utils.set_random_seed(1)
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        with strategy.scope():
-            kinds = [lambda: keras.layers.Dense(3), keras.layers.BatchNormalization] * 3
-            model = unisono.Sequential([keras.Input((3,)), *[make() for make in kinds]])
-            model.compile(unisono.optimizers.SGD(0.01), "mse", jit_compile=False)
-        x = np.arange(24, dtype="float32").reshape(8, 3)
-        model.fit(x, x, batch_size=4, verbose=0)
-        definition = model.train_function.graph().as_graph_def(add_shapes=False)
-        nodes = [node for each in definition.library.function for node in each.node_def]
-        return collections.Counter(node.op for node in nodes), model.get_weights()
-
-    found, weights = trained()
+    found, state = on_two_replicas()
     monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
-    plain, alone = trained()
-    # Each of two replicas has its copy of the step.
+    plain, alone = on_two_replicas()
     assert found["Const"] < 0.6 * plain["Const"]
     assert found["Reshape"] == plain["Reshape"] and found["MatMul"] == plain["MatMul"]
-    for one, other in zip(weights, alone):
+    for one, other in zip(state, alone):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_tape_in_a_transformer_tells_equal_constants_apart():
+    def as_it_is(pairs):
+        one, other = tf.constant(1.0), tf.constant(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch(one)
+            product = one * other
+        factor = tape.gradient(product, one)  # 2, if both were one constant
+        return [(gradient * factor, variable) for gradient, variable in pairs]
+
+    (_, found), (_, expected) = on_two_replicas(gradient_transformers=[as_it_is]), on_two_replicas()
+    for one, other in zip(found, expected):
         np.testing.assert_array_equal(one, other)

@@ -77,13 +77,6 @@ def plain(structure):
     return [one(v) for v in tf.nest.flatten(structure)]
 
 
-def as_bytes(values):
-    return [
-        [item.encode() if isinstance(item, str) else item for item in v] if isinstance(v, list) else v
-        for v in values
-    ]
-
-
 @SETTINGS
 @hypothesis.given(plan=structures(), rows=st.integers(1, 13), cuts=st.lists(st.integers(0, 13), max_size=3))
 def test_slices_of_any_structure_joined_again_are_the_whole(plan, rows, cuts):

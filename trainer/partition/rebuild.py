@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ...compat.equal_operations import made_once
@@ -75,6 +76,7 @@ class _Copier:
         self.values: dict[int, Any] = {}
         self._program, self._replica, self._apply, self._read = program, replica, apply, read
         self._copies: dict[int, tf.Operation] = {}
+        self._shared: dict[Any, Any] = {}
         self._makers: dict[int, Node] = {}  # of sizes that were computed where XLA compiles
 
     def value(self, number: int) -> Any:
@@ -88,21 +90,17 @@ class _Copier:
         labels = self._program.values
         for number in inputs_of(node):
             self.value(number)
-        if isinstance(node, Convert):
-            have, want = labels[node.source].label, labels[node.target].label
-            self.values[node.target] = local(self.values[node.source], have, want, self._replica)
-        elif isinstance(node, Read):
+        if isinstance(node, Read):
             self.values[node.outputs[0]] = self._read(node.number)
         elif isinstance(node, Apply):
-            assert self._apply is not None
             alive = self._replica.alive
             given = [(self.values[each], labels[each]) for each in node.inputs]
             masked = [where(alive, t) if is_sharded(v.label) and v.dtype.is_floating else t for t, v in given]
             self._apply(node.number, masked)
-        else:
-            self._copy(node)
+        else:  # a tape in an optimizer of the user tells equal constants apart: only the step's own are shared
+            with made_once(self._shared):
+                self._copy(node)
 
-    @made_once()
     def add_all(self, nodes: Sequence[Node], compiles: bool) -> None:
         """Runs the nodes of a stage in their order, those that XLA takes in functions that it compiles."""
         nodes = self._in_three_parts(nodes) if compiles else nodes
@@ -176,9 +174,13 @@ class _Copier:
     def _is_size(self, number: int) -> bool:
         return self._program.values[number].constant is not None
 
-    def _copy(self, node: Copy) -> None:
-        values, known = self._program.values, self._constants(node)
-        if known is not None:
+    def _copy(self, node: Convert | Copy) -> None:
+        values = self._program.values
+        if isinstance(node, Convert):
+            have, want = values[node.source].label, values[node.target].label
+            self.values[node.target] = local(self.values[node.source], have, want, self._replica)
+            return
+        if (known := self._constants(node)) is not None:
             self.values.update(zip(node.outputs, known))
             return
         given = [self.values[number] for number in node.inputs]
@@ -202,16 +204,12 @@ class _Copier:
 
     def _constants(self, node: Copy) -> list[tf.Tensor] | None:
         """The outputs of an operation on sizes that does not depend on the batch."""
-        values = self._program.values
         if node.op.type in ("Const", "Placeholder") or node.op.op_def.is_stateful:
             return None
-        found = []
-        for number, tensor in zip(node.outputs, node.op.outputs):
-            pair = values[number].constant
-            if pair is None or pair[0].shape != pair[1].shape or (pair[0] != pair[1]).any():
-                return None
-            found.append(tf.constant(pair[0], tensor.dtype))
-        return found
+        pairs = [self._program.values[number].constant or (0, 1) for number in node.outputs]
+        if not all(itertools.starmap(np.array_equal, pairs)):
+            return None
+        return [tf.constant(pair[0], tensor.dtype) for pair, tensor in zip(pairs, node.op.outputs)]
 
     def _function(self, name: str, body: Program, given: Sequence[Any], node: Copy) -> str:
         source = dict(subgraphs(node.op))[name]
