@@ -60,7 +60,7 @@ def test_rendezvous_returns_when_all_have_come():
     for thread in threads:
         thread.start()
     for _ in threads:
-        arrived.acquire()
+        assert arrived.acquire(timeout=250), "a worker did not arrive"
     done.set()
     for thread in threads:
         thread.join()

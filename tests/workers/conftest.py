@@ -57,9 +57,11 @@ class Workers:
 
     def wait_for_text(self, index, text):
         """Waits until a worker has printed `text`."""
+        has_ended = False
         while text not in self.printed(index):
-            assert self.processes[index].poll() is None, self.printed(index, "err")
+            assert not has_ended, self.printed(index, "err")
             time.sleep(0.05)
+            has_ended = self.processes[index].poll() is not None  # its text is read once more
 
     def printed(self, index, kind="out"):
         return (self.out / f"{index}.{kind}").read_text()

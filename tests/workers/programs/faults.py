@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -43,6 +44,8 @@ for number in range(60):
         if fault == "sleeps":
             peer_monitor.time = types.SimpleNamespace(monotonic=lambda: 20 * time.monotonic())
         if worker == 1:
+            while "at step 50" not in (pathlib.Path(sys.argv[1]) / "0.out").read_text():
+                time.sleep(0.01)  # worker 0 may still be in the collective of the step before
             misbehave()
     try:
         with monitored_collective(ran_before=number > 0):
