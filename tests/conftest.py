@@ -4,6 +4,7 @@ import gc
 
 gc.disable()  # what is imported stays: a quarter of the time of an import is a search for what does not
 
+import fnmatch
 import os
 import signal
 import threading
@@ -43,8 +44,13 @@ def pytest_configure_node(node):
     node.workerinput["forks"] = node.config.stash[_FORKS].address
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Lets no process of `-n` have long tests left when the others are done."""
+    """Marks cases as long; lets no process of `-n` have long tests left when the others are done."""
+    for item in items:
+        short = item.get_closest_marker("short")
+        if short and not any(fnmatch.fnmatchcase(item.callspec.id, case) for case in short.args):
+            item.add_marker("long")
     items[:] = in_order(items)
 
 

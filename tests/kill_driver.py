@@ -29,8 +29,6 @@ COMBINATIONS = (
     ("arrays", "none"),
     ("half", "pipeline2"),
     ("tfdata", "mirrored2"),
-)
-MORE_COMBINATIONS = (
     ("arrays", "pipeline2"),
     ("half", "mirrored2"),
     ("tfdata", "central2"),

@@ -10,7 +10,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # What they learn is not looked at.
 SHORT = ("fine_tune.py", "numpy_training.py", "text_classifier.py")
-DEAR = ("fine_tune.py", "gpt.py")  # ten seconds each; what they use has tests of its own
 LAUNCHED = ("large_embedding.py", "two_workers.py")  # run by tests/workers/test_launched_examples.py
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
@@ -41,16 +40,17 @@ SAID = {
 }
 
 
+@pytest.mark.short(
+    "digits_mirrored.py",
+    "vae.py",
+    "search.py",
+    "sharded_state.py",
+    "image_classifier.py",
+    "numpy_training.py",
+)
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in DEAR else ())
-        for name in EXAMPLES
-        if name not in LAUNCHED
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in LAUNCHED])
 def test_example_runs(name, forked, tmp_path):
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"needs {NEEDS[name]}: pip install '.[tools]'")

@@ -76,6 +76,7 @@ def installed(folder, *what):
 # What is installed is expensive to make: one test for each way checks all of it.
 
 
+@pytest.mark.long
 def test_editable_installation_is_whole_for_python_and_type_checkers(clone, tmp_path):
     python = installed(tmp_path / "environment", "--editable", clone)
     check_types(python, tmp_path)

@@ -22,9 +22,8 @@ from unisono.trainer.partition.labels import PARTIAL_SUM, REPLICATED
 from unisono.trainer.partition.rules import RULES
 
 # Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in a quarter of a minute.
-SMALL_BLOCKS, SMALL_CASES = 2, 10
-BLOCKS, CASES = 1, 4
-MORE_SMALL_BLOCKS, MORE_BLOCKS = 18, 9  # of `make test-long`
+SMALL_BLOCKS, SMALL_CASES = 20, 10
+BLOCKS, CASES = 10, 4
 
 
 def _is_quick(case: Case) -> bool:
@@ -51,18 +50,16 @@ def _check_all(seeds: range, accepts: Callable[[Case], bool], **given: Any) -> N
         assert finding is None, shrunk_report(case, finding, check)
 
 
-def _blocks(count: int, more: int) -> list[Any]:
-    return [*range(count), *(pytest.param(count + i, marks=pytest.mark.long) for i in range(more))]
-
-
-@pytest.mark.parametrize("block", _blocks(SMALL_BLOCKS, MORE_SMALL_BLOCKS))
+@pytest.mark.short("1")
+@pytest.mark.parametrize("block", range(SMALL_BLOCKS))
 def test_small_programs_have_the_numbers_of_one_device_and_of_keras(block):
     seeds = range(block * SMALL_CASES, (block + 1) * SMALL_CASES)
     _check_all(seeds, _is_small, way=("graph", "eager")[block % 2])
 
 
 @pytest.mark.as_for_users
-@pytest.mark.parametrize("block", _blocks(BLOCKS, MORE_BLOCKS))
+@pytest.mark.short("0")
+@pytest.mark.parametrize("block", range(BLOCKS))
 def test_programs_have_the_numbers_of_one_device_and_of_keras(block):
     _check_all(range(block * CASES, (block + 1) * CASES), _is_quick)
 

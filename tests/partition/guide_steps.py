@@ -33,15 +33,14 @@ class Step:
     data: tuple[Any, ...]
     gathered: int
     reduced: int | None
-    long: bool
 
 
 STEPS: list[Step] = []
 
 
-def step(*data, gathered=0, reduced: int | None = 1, long=False):
+def step(*data, gathered=0, reduced: int | None = 1):
     def enter(kind):
-        STEPS.append(Step(kind, data, gathered, reduced, long))
+        STEPS.append(Step(kind, data, gathered, reduced))
         return kind
 
     return enter
@@ -153,7 +152,7 @@ class WassersteinWithPenalty(TwoOptimizers):
         }
 
 
-@step(T, Y, NOISE, reduced=2, long=True)
+@step(T, Y, NOISE, reduced=2)
 class ConditionalGAN(TwoOptimizers):
     def made(self):
         return mlp(5, 3)
@@ -182,7 +181,7 @@ class ConditionalGAN(TwoOptimizers):
         }
 
 
-@step(T, T[::-1].copy(), reduced=2, long=True)
+@step(T, T[::-1].copy(), reduced=2)
 class CycleGAN(TwoOptimizers):
     def made(self):
         return mlp(3, 3)
@@ -206,7 +205,7 @@ class CycleGAN(TwoOptimizers):
         return {"made": made, "critic": told}
 
 
-@step(X, X2, TIMES, long=True)
+@step(X, X2, TIMES)
 class DiffusionWithAverage(Net):
     def made(self):
         return mlp(5, 4)
@@ -245,7 +244,7 @@ class VectorQuantized(Net):
         return mean((out - x) ** 2) / 0.7 + commitment + codebook
 
 
-@step(X, long=True)
+@step(X)
 class NormalizingFlow(Net):
     def made(self):
         return mlp(2, 4, "tanh")
@@ -268,7 +267,7 @@ class SimCLR(Net):
         return cross_entropy(labels, logits) + cross_entropy(labels, tf.transpose(logits))
 
 
-@step(X, X2, gathered=1, reduced=2, long=True)
+@step(X, X2, gathered=1, reduced=2)
 class NormalizedTemperature(Net):
     def loss_of(self, x, x2):
         z, n = unit(self.net(tf.concat([x, x2], 0))), size_of(x)
@@ -276,7 +275,7 @@ class NormalizedTemperature(Net):
         return cross_entropy(tf.concat([tf.range(n, 2 * n), tf.range(n)], 0), logits)
 
 
-@step(X, T, gathered=1, reduced=6, long=True)
+@step(X, T, gathered=1, reduced=6)
 class CLIP(Net):
     def set_up(self):
         self.text = mlp(3, 3)
@@ -292,7 +291,7 @@ class CLIP(Net):
         return mean(one + other) / 2
 
 
-@step(X, Y, gathered=2, reduced=2, long=True)
+@step(X, Y, gathered=2, reduced=2)
 class SupervisedContrastive(Net):
     def loss_of(self, x, y):
         z = unit(self.net(x))
@@ -325,7 +324,7 @@ class MoCo(Net):
         return {}
 
 
-@step(X, X2, long=True)
+@step(X, X2)
 class BYOL(Net):
     def set_up(self):
         self.predictor, self.target = mlp(3, 3), mlp(4, 3)
@@ -345,7 +344,7 @@ class BYOL(Net):
         return {}
 
 
-@step(X, X2, long=True)
+@step(X, X2)
 class SimSiam(Net):
     def set_up(self):
         self.predictor = mlp(3, 3)
@@ -367,7 +366,7 @@ class BarlowTwins(Net):
         return total(tf.where(tf.eye(3, dtype=tf.bool), (c - 1) ** 2, 5e-3 * c**2))
 
 
-@step(X, X2, reduced=15, long=True)
+@step(X, X2, reduced=15)
 class VICReg(Net):
     def loss_of(self, x, x2):
         one, other = self.net(x), self.net(x2)
@@ -380,7 +379,7 @@ class VICReg(Net):
         return loss
 
 
-@step(X, X2, reduced=5, long=True)
+@step(X, X2, reduced=5)
 class DINO(Net):
     def set_up(self):
         self.teacher = mlp(4, 3)
@@ -397,7 +396,7 @@ class DINO(Net):
         return {"entropy": tf.norm(self.centre), "most": tf.reduce_max(self.out)}
 
 
-@step(X, X2, reduced=4, long=True)
+@step(X, X2, reduced=4)
 class SinkhornAssignments(Net):
     def loss_of(self, x, x2):
         one, other = self.net(x), self.net(x2)
@@ -420,14 +419,14 @@ class HardTriplets(Net):
         return mean(tf.nn.relu(far - near + 0.2))
 
 
-@step(X, X2, BINARY[:, 0], long=True)
+@step(X, X2, BINARY[:, 0])
 class Siamese(Net):
     def loss_of(self, x, x2, alike):
         distance = tf.sqrt(tf.maximum(total((self.net(x) - self.net(x2)) ** 2, 1), 1e-9))
         return mean(alike * distance**2 + (1 - alike) * tf.maximum(1 - distance, 0) ** 2)
 
 
-@step(IMAGES, _R.random((N, 4)), long=True)
+@step(IMAGES, _R.random((N, 4)))
 class MaskedAutoencoder(Net):
     def made(self):
         return mlp(8, 8)
@@ -449,7 +448,7 @@ class MaskedAutoencoder(Net):
 # semi-supervised learning, robustness, optimization
 
 
-@step(X, X2, Y, long=True)
+@step(X, X2, Y)
 class MeanTeacher(Net):
     def set_up(self):
         self.teacher = mlp(4, 3)
@@ -467,7 +466,7 @@ class MeanTeacher(Net):
         return {}
 
 
-@step(X, Y, reduced=3, long=True)
+@step(X, Y, reduced=3)
 class Distillation(Net):
     def set_up(self):
         self.teacher = mlp(4, 3)
@@ -504,7 +503,7 @@ class SharpnessAware(Net):
         return {"loss": loss}
 
 
-@step(X, T, X2, reduced=7, long=True)
+@step(X, T, X2, reduced=7)
 class GradNorm(Net):
     def set_up(self):
         self.weighting = self.add_weight(shape=(2,), initializer="ones")
@@ -527,7 +526,7 @@ class GradNorm(Net):
         return {"loss": loss, "balance": balance}
 
 
-@step(X, Y, long=True)
+@step(X, Y)
 class Adversarial(Net):
     def loss_of(self, x, y):
         with tf.GradientTape() as tape:
@@ -537,7 +536,7 @@ class Adversarial(Net):
         return clean + cross_entropy(y, self.net(tf.stop_gradient(near)))
 
 
-@step(X, T, X2, reduced=6, long=True)
+@step(X, T, X2, reduced=6)
 class MetaLearning(Net):
     def train_step(self, data):
         x, t, x2 = data
@@ -555,7 +554,7 @@ class MetaLearning(Net):
         return {"support": support, "query": query}
 
 
-@step(X, T, gathered=2, reduced=3, long=True)
+@step(X, T, gathered=2, reduced=3)
 class PerSampleGradients(Net):
     def train_step(self, data):
         x, t = data
@@ -590,7 +589,7 @@ class Accumulation(Net):
         return {"loss": loss}
 
 
-@step(X, T, X2, gathered=2, long=True)
+@step(X, T, X2, gathered=2)
 class RolledMixup(Net):
     def loss_of(self, x, t, x2):
         share = 0.7
@@ -598,7 +597,7 @@ class RolledMixup(Net):
         return mean((self.net(x) - t) ** 2)
 
 
-@step(X, X2, Y, gathered=3, reduced=9, long=True)
+@step(X, X2, Y, gathered=3, reduced=9)
 class DomainAdaptation(Net):
     def loss_of(self, x, x2, y):
         f, g = self.net(x), self.net(x2)
@@ -625,7 +624,7 @@ class Experts(Net):
         return mean(total(kept * p, 1) * tf.cast(y, p.dtype)) + 0.1 * balance
 
 
-@step(X, gathered=1, reduced=3, long=True)
+@step(X, gathered=1, reduced=3)
 class ExpertsWithCapacity(Net):
     def set_up(self):
         self.experts = [layers.Dense(4) for _ in range(3)]
@@ -675,7 +674,7 @@ class DeepQ(Net):
         return {"value": self.values}
 
 
-@step(X, ACTIONS, REWARDS, reduced=4, long=True)
+@step(X, ACTIONS, REWARDS, reduced=4)
 class ActorCritic(Net):
     def set_up(self):
         self.critic = mlp(4, 1)
@@ -706,7 +705,7 @@ class MaskedTokens(Net):
         return cross_entropy(tf.boolean_mask(tokens % 3, mask), tf.boolean_mask(logits, mask))
 
 
-@step(TOKENS, MASK, reduced=6, long=True)
+@step(TOKENS, MASK, reduced=6)
 class MaskedTokensByWeights(MaskedTokens):
     def set_up(self):
         super().set_up()
@@ -726,7 +725,7 @@ class MaskedTokensByWeights(MaskedTokens):
         return {"mean": self.mean.result(), "accuracy": self.accuracy.result()}
 
 
-@step(X, BINARY, reduced=2, long=True)
+@step(X, BINARY, reduced=2)
 class FocalByPositives(Net):
     def loss_of(self, x, t):
         logits = self.net(x)
@@ -736,7 +735,7 @@ class FocalByPositives(Net):
         return total(focal) / tf.maximum(total(t), 1.0)
 
 
-@step(X, BINARY, reduced=3, long=True)
+@step(X, BINARY, reduced=3)
 class DiceOfTheBatch(Net):
     def loss_of(self, x, t):
         p = tf.sigmoid(self.net(x))
@@ -774,7 +773,7 @@ class CentreLoss(Net):
         return {}
 
 
-@step(X, Y, reduced=4, long=True)
+@step(X, Y, reduced=4)
 class ClassBalanced(Net):
     def loss_of(self, x, y):
         counts = tf.math.bincount(tf.cast(y, tf.int32), minlength=3, maxlength=3, dtype=x.dtype)
@@ -783,7 +782,7 @@ class ClassBalanced(Net):
         return total(losses * weights) / total(weights)
 
 
-@step(X, REWARDS, gathered=2, reduced=2, long=True)
+@step(X, REWARDS, gathered=2, reduced=2)
 class PairwiseRanking(Net):
     def loss_of(self, x, relevance):
         scores = self.net(x)[:, 0]
@@ -791,7 +790,7 @@ class PairwiseRanking(Net):
         return mean(better * tf.nn.softplus(-(scores[:, None] - scores[None])))
 
 
-@step(X, T, gathered=1, reduced=0, long=True)
+@step(X, T, gathered=1, reduced=0)
 class HardestSamples(Net):
     def loss_of(self, x, t):
         losses = mean((self.net(x) - t) ** 2, 1)
@@ -833,7 +832,7 @@ class CustomCell(Net):
         return mean((self.net(series) - t) ** 2)
 
 
-@step(SERIES, T, long=True)
+@step(SERIES, T)
 class Recurrent(CustomCell):
     def made(self):
         return keras.Sequential(
@@ -841,7 +840,7 @@ class Recurrent(CustomCell):
         )
 
 
-@step(SERIES, T, long=True)
+@step(SERIES, T)
 class ScanOverTime(Net):
     def made(self):
         return mlp(3, 3)
@@ -853,7 +852,7 @@ class ScanOverTime(Net):
         return mean((states[-1] - t) ** 2)
 
 
-@step(SERIES, T, long=True)
+@step(SERIES, T)
 class DynamicLoop(Net):
     def made(self):
         return mlp(6, 3)
@@ -873,7 +872,7 @@ class MappedSamples(Net):
         return mean(each)
 
 
-@step(SERIES, T, long=True)
+@step(SERIES, T)
 class Attention(Net):
     def made(self):
         inputs = keras.Input((5, 3))
@@ -913,7 +912,7 @@ class PhysicsInformed(Net):
         return mean((total(second, [1, 2]) + first[:, 0, 1]) ** 2) + mean((u - t) ** 2)
 
 
-@step(X, T, reduced=2, long=True)
+@step(X, T, reduced=2)
 class AdaptiveAugmentation(Net):
     def set_up(self):
         self.strength = self.add_weight(shape=(), initializer="zeros", trainable=False)
@@ -948,7 +947,7 @@ class Count(keras.metrics.Metric):
         return {"count": self.count, "largest": self.largest}
 
 
-@step(X, T, reduced=4, long=True)
+@step(X, T, reduced=4)
 class ResultsAreVariables(Net):
     def set_up(self):
         self.counted = Count(name="counted")

@@ -37,13 +37,8 @@ def _communicated(program):
     return sum(sharded), len(sharded) - sum(sharded)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param(step, id=step.kind.__name__, marks=[pytest.mark.long] if step.long else [])
-        for step in STEPS
-    ],
-)
+@pytest.mark.short("SimCLR", "MoCo", "Squeezed", "RaggedText", "MaskedTokens", "MappedSamples")
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.kind.__name__)
 def test_step_matches_one_device_and_communicates_as_little(step, monkeypatch):
     programs = []
 

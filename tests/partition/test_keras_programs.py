@@ -13,11 +13,6 @@ PARTS = ((3, 4), (6, 0, 1))
 GATHERED = {"loss CTC": 5, "loss Circle": 2}
 """CTC fills its table of transitions, and a circle loss compares all samples."""
 SINGLE = ("poolings of volumes", "loss CTC", "resized images", "shapes of images")
-QUICK = """
-    activations Conv1D Conv2D LSTM DepthwiseConv2D LayerNormalization MultiHeadAttention dilated_Conv2D
-    synchronized_BatchNormalization poolings_of_images shapes CategoryEncoding loss_CTC loss_Dice
-    loss_SparseCategoricalCrossentropy_of_logits metric_AUC metric_MeanIoU metric_SparseTopKCategoricalAccuracy
-"""
 
 
 def _programs():
@@ -29,15 +24,17 @@ def _programs():
             yield f"{kind} {name}", build, (*data, WEIGHTS)
 
 
-@pytest.mark.parametrize(
-    "name, make, batch",
-    [
-        pytest.param(
-            *each, id=each[0], marks=[] if each[0].replace(" ", "_") in QUICK.split() else [pytest.mark.long]
-        )
-        for each in _programs()
-    ],
+@pytest.mark.short(
+    "MultiHeadAttention",
+    "LayerNormalization",
+    "Conv?D",
+    "shapes",
+    "loss * of logits",
+    "metric *IoU",
+    "loss Dice",
+    "*BatchNormalization",
 )
+@pytest.mark.parametrize("name, make, batch", [pytest.param(*each, id=each[0]) for each in _programs()])
 def test_keras_in_uneven_parts_matches_the_whole_and_gathers_no_samples(name, make, batch):
     keras.utils.set_random_seed(1)
     parts = Parts(make(), *batch)

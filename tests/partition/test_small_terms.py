@@ -46,9 +46,8 @@ TERMS = {
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 3e-2, "float16": 3e-3}
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.long), "bfloat16", "float16"]
-)
+@pytest.mark.short("float32")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_small_term_is_as_right_as_a_large_one(dtype):
     half = dtype.endswith("16")
     single = tf.float32 if half else tf.as_dtype(dtype)
@@ -112,14 +111,9 @@ def _trained(policy, strategy, batches, eps=1e-4, rate=1e3):
     return model, logs, effects
 
 
-@pytest.mark.parametrize(
-    "policy, replicas",
-    [
-        ("float32", 3), ("mixed_bfloat16", 2), ("mixed_float16", 4),
-        *[pytest.param(policy, n, marks=pytest.mark.long) for policy, n in
-          [("float32", 2), ("float32", 4), ("mixed_bfloat16", 3), ("mixed_float16", 2), ("mixed_float16", 3)]],
-    ],
-)  # fmt: skip
+@pytest.mark.short("float32-3")
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_small_terms_leave_a_step_as_on_one_device(policy, replicas):
     batches = tf.data.Dataset.from_tensor_slices(X.astype("float32")).batch(7)
     strategy = mirrored(replicas)
@@ -133,6 +127,7 @@ def test_small_terms_leave_a_step_as_on_one_device(policy, replicas):
     assert copies_are_equal(model.net.trainable_variables, strategy)
 
 
+@pytest.mark.short("3")
 @pytest.mark.parametrize("sample", [0, 3, 6])
 def test_overflow_on_one_replica_skips_the_custom_step_on_all(sample):
     data = np.stack([X, X, X]).reshape(21, 4).astype("float32")

@@ -65,6 +65,7 @@ def alone():
     return result
 
 
+@pytest.mark.short("mirrored3")
 @pytest.mark.parametrize("name", STRATEGIES[1:])
 def test_own_step_that_clips_the_global_gradient_equals_one_device(name, alone):
     helpers.assert_close(fit_own_step(name), alone("float32", fit_own_step), helpers.FLOAT32)

@@ -71,6 +71,7 @@ def trained(strategy, make, optimizer, options):
     return [v.numpy() for v in model.variables], history, [v.numpy() for v in model.optimizer.variables]
 
 
+@pytest.mark.short("scaled", "own logs", "slices clipped")
 @pytest.mark.parametrize("name", CASES)
 def test_steps_made_as_for_gpus_give_the_numbers_of_one_replica(name, request):
     expected = trained(tf.distribute.get_strategy(), *CASES[name])
@@ -80,6 +81,7 @@ def test_steps_made_as_for_gpus_give_the_numbers_of_one_replica(name, request):
     assert merged
 
 
+@pytest.mark.short("weights")
 @pytest.mark.parametrize("level", ["optimizer", "weights"])
 def test_skipped_step_with_sharded_state_leaves_what_was_accumulated(level, request):
     """The branches of accumulation run in threads of their own, where writes must be guarded as well."""

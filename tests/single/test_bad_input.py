@@ -213,6 +213,7 @@ def test_compiling_in_another_scope_is_refused():
             model.compile("sgd", "mse")
 
 
+@pytest.mark.short("own loss", "synchronized")
 @pytest.mark.parametrize("kind", ["mask", "own loss", "synchronized"])
 def test_compiling_what_needs_the_other_replicas_gives_the_single_device_result(kind):
     weights = {}

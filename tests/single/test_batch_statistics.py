@@ -64,6 +64,7 @@ def test_synchronized_in_an_own_step_equals_one_device():
 
 
 # 10 rows in batches of 4: uneven on 3 replicas, and one replica has no rows in the last batch.
+@pytest.mark.short("central2-5")
 @pytest.mark.parametrize("name, batch", [("mirrored3", 4), ("central2", 5)])
 def test_synchronized_equals_one_device(name, batch):
     x, y = rows(10, 3), rows(10, 2)

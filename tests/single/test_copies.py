@@ -90,6 +90,7 @@ CLONES = {
 }
 
 
+@pytest.mark.short("adopted", "functional")
 @pytest.mark.parametrize("kind", MODELS)
 def test_copies_are_ours_and_train_on_with_the_bits_of_the_original(kind, tmp_path):
     model = trained(kind)

@@ -324,6 +324,7 @@ SHARED = [
 """All replicas share the work of these, and nothing is warned of."""
 
 
+@pytest.mark.short("LearnedWeights", "Queue", "MaskedMean", "Minimized", "Contrastive")
 @pytest.mark.parametrize("make", SHARED)
 def test_partitioned_step_matches_one_device(make):
     wanted, _ = trained(make, 1)
@@ -332,6 +333,7 @@ def test_partitioned_step_matches_one_device(make):
     assert said == []
 
 
+@pytest.mark.short("3-Python code", "2-branch")
 @pytest.mark.parametrize(
     ("make", "reason"),
     [(HasSideEffects, "PyFunc"), (AccumulatesInBranch, "an optimizer is called in a branch")],
@@ -345,6 +347,7 @@ def test_step_that_cannot_be_partitioned_runs_on_one_replica_and_says_why(make, 
     assert len(said) == 1 and reason in said[0]
 
 
+@pytest.mark.long
 def test_eager_step_matches_one_device():
     for make in (Clipped, MaskedMean, Contrastive, Queue):
         wanted, _ = trained(make, 1, run_eagerly=True)
@@ -353,6 +356,7 @@ def test_eager_step_matches_one_device():
         assert said == []
 
 
+@pytest.mark.long
 def test_added_loss_of_the_standard_step_matches_one_device():
     def make():
         return unisono.Sequential([keras.Input((5,)), L.Dense(6), Balanced(), L.Dense(2)])
@@ -374,6 +378,7 @@ class Views(unisono.Model):
         return self.encoder(ops.concatenate([x, 0.9 * x + 0.1], axis=0))
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("eager", [False, True])
 def test_outputs_in_another_order_match_one_device(eager):
     def views(y, z):

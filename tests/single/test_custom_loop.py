@@ -72,6 +72,7 @@ def fit(dtype, weighted):
     return losses, model.get_weights()
 
 
+@pytest.mark.short("float32-plain", "float64-weighted")
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_loop_equals_fit_on_one_device(dtype, weighted):

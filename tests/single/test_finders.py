@@ -37,6 +37,7 @@ def rates(model, *given, **options):
     return unisono.find_learning_rate(model, *given, lowest=1e-4, highest=50.0, steps=24, **options)
 
 
+@pytest.mark.short("dataset", "arrays")
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_after_a_search_for_a_learning_rate_has_the_same_bits(kind):
     alone, (after, found) = trained(kind, nothing)[0], trained(kind, rates)
@@ -64,6 +65,7 @@ def test_largest_batch_is_found_without_running_out_of_memory(fixed):
         largest_that_fits(lambda size: size * 2.0**20, 2.0**20, 100, 2)
 
 
+@pytest.mark.short("None")
 @pytest.mark.parametrize("kind", [None, "mirrored2"])
 def test_training_after_a_search_for_a_batch_size_has_the_same_bits(kind, monkeypatch):
     """The memory is made up: a number for each row that was trained on."""

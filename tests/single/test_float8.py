@@ -38,6 +38,7 @@ def assert_same(model, expected, before):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=scale * largest, err_msg=ours.path)
 
 
+@pytest.mark.short("float8_from_float32")
 @pytest.mark.parametrize("policy", [None, "float8_from_float32"])
 def test_float8_layers_on_two_replicas_are_those_of_one_device(policy):
     (one, before), (two, _) = (trained(s, policy) for s in (tf.distribute.get_strategy(), mirrored(2)))

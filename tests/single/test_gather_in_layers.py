@@ -32,6 +32,7 @@ def deferred():
     return unisono.Sequential([Compares(4), keras.layers.Dense(2)])
 
 
+@pytest.mark.short("functional")
 @pytest.mark.parametrize("make", [functional, deferred])
 def test_layer_that_gathers_trains_as_on_one_device(make):
     keras.config.set_floatx("float64")
@@ -91,6 +92,7 @@ def whitened():
     return unisono.Model(inputs, keras.layers.Dense(2)(Whitened()(keras.layers.Dense(4)(inputs))))
 
 
+@pytest.mark.short("2-Contrasted", "2-whitened")
 @pytest.mark.parametrize("make", [whitened, Contrasted])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_own_rows_compared_with_all_have_the_gradient_of_one_device(make, replicas, recwarn):

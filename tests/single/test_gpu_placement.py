@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = pathlib.Path(__file__).parents[1] / "gpu_traces.py"
 INPUT_ONLY = {

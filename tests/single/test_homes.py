@@ -166,6 +166,12 @@ MADE_ELSEWHERE = [
 ]
 
 
+@pytest.mark.short(
+    "models_used_before-mirrored2",
+    "head_outside_of_the_scope-mirrored2",
+    "trained_by_keras_and_adopted-one",
+    "adopted_before-mirrored2",
+)
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.parametrize(
     ("make", "name"),

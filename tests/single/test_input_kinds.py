@@ -141,6 +141,7 @@ def reference():
     }
 
 
+@pytest.mark.short("1")
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_every_kind_gives_the_numbers_of_arrays_on_one_device(replicas, reference, tmp_path):
     strategy = make_strategy(replicas)

@@ -175,6 +175,7 @@ def results(case, replicas, as_dataset, eager):
     return [history["loss"], weights, predicted]
 
 
+@pytest.mark.short("scalars and two outputs", "ragged, functional", "lookup")
 @pytest.mark.parametrize("case", CASES)
 def test_structure_gives_the_numbers_of_one_device(case):
     right = results(case, 1, as_dataset=False, eager=True)
@@ -296,6 +297,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.short("not finite", "pipeline")
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_goes_wrong_in_the_middle_leaves_the_last_good_step_on_every_replica(case, tmp_path):
     make, error, message = BROKEN[case]

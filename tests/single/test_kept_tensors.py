@@ -101,6 +101,7 @@ def trained(make, strategy, **options):
     return [*model.get_weights(), *(np.array(history[name]) for name in sorted(history))]
 
 
+@pytest.mark.short("3-KeepsLatents", "3-MatchesFeatures", "2-with_an_endpoint")
 @pytest.mark.parametrize("make", [KeepsLatents, ComparesLatents, MatchesFeatures, with_an_endpoint])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_numbers_are_those_of_one_device(make, replicas):

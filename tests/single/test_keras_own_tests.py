@@ -54,11 +54,13 @@ def hold(cases_found, beginning, least):
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.short("predict", "evaluate")
 @pytest.mark.parametrize("group", GROUPS)
 def test_keras_own_tests_of_the_trainer_hold(group, theirs):
     hold(theirs([TRAINER]), GROUPS[group], 4)
 
 
+@pytest.mark.short("keras.src.optimizers.schedules-30")
 @pytest.mark.parametrize(("package", "least"), [(PACKAGES[0], 50), (PACKAGES[1], 200), (PACKAGES[2], 30)])
 def test_keras_own_tests_of_a_package_hold(package, least, theirs):
     hold(theirs([name for name in modules([package]) if name not in ALONE]), "test_", least)

@@ -69,6 +69,7 @@ def fit(model, given, **arguments):
     model.fit(X, X, batch_size=2, verbose=0, validation_data=(X, X), callbacks=given, **arguments)
 
 
+@pytest.mark.short("unisono-RuntimeError")
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_error_at_any_hook_leaves_nothing_in_the_process(model, error, tmp_path, capfd):
     before = process_state()

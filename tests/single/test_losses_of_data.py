@@ -82,6 +82,7 @@ def trained(make, strategy, batch=4):
     return [*model.get_weights()[:1], np.array(history["loss"])]
 
 
+@pytest.mark.short("3-Ranks", "2-OfBoxes")
 @pytest.mark.parametrize("make", [OfBoxes, Ranks])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_ragged_and_sparse_data_is_gathered(make, replicas):

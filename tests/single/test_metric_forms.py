@@ -175,6 +175,7 @@ def rowwise_error(y_true, y_pred):
     return ops.square(y_true - y_pred)
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("vectors", [False, True])
 def test_metric_has_its_value_of_one_device(vectors):
     # In a graph without a last batch of fewer rows, which is a second graph; eagerly with one.
@@ -286,6 +287,7 @@ def stepping(base):
 
 
 # 11 rows: one at the end, which the first replica does not have.
+@pytest.mark.short("mirrored3-11-True", "mirrored1-10-False")
 @pytest.mark.parametrize(
     "name, rows, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, True)]
 )

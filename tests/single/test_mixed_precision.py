@@ -81,6 +81,7 @@ def test_overflow_on_some_replica_skips_the_step_on_all(bad_rows, skipped):
     assert number(two.optimizer.iterations) == 6 - 2 * skipped
 
 
+@pytest.mark.short("central2")
 @pytest.mark.parametrize("replicas", ["mirrored3", "central2"])
 def test_skipped_step_leaves_no_bit_behind(replicas):
     """Training with a batch that overflows ends like training without that batch: weights, slots, averages, dropout."""

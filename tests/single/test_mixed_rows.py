@@ -152,6 +152,7 @@ class Rolled(L.Layer):
         return 0.7 * x + 0.3 * ops.roll(x, 1, axis=0) if training else x
 
 
+@pytest.mark.short("3-Rolled", "2-Pair", "2-Grouped", "3-FirstRow")
 @pytest.mark.parametrize(
     "layer", [Deviation, Centered, FirstRow, Normalized, Block, Pair, Grouped, Similar, Rolled]
 )
@@ -180,6 +181,7 @@ def test_predictions_of_a_layer_that_mixes_rows_are_those_of_one_device():
     assert_close(found[1], found[0], FLOAT32, "predictions")
 
 
+@pytest.mark.short("OfEachRow", "CenteredByAll")
 @pytest.mark.parametrize("layer", [CenteredByAll, OfEachRow, Recurrent])
 def test_layers_that_do_not_mix_rows_match_one_device(layer):
     values, said = fit(layer, 2)

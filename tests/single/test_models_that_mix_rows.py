@@ -177,16 +177,9 @@ def numbers(make, replicas, x=X, y=Y, batch=BATCH, **options):
     return [*found, list(history.history.values())], [str(each.message) for each in said]
 
 
-def on_replicas(names):
-    """Each on two replicas and the first on three; the others on three are more of the same."""
-    return [
-        pytest.param(name, count, marks=[pytest.mark.long] if count == 3 and number else [])
-        for number, name in enumerate(names)
-        for count in (2, 3)
-    ]
-
-
-@pytest.mark.parametrize("name, replicas", on_replicas({**MODELS, **LAYERS}))
+@pytest.mark.short("a loop-2", "a limit-2", "between layers-2", "in an own prediction-2", "an inner model-2")
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", {**MODELS, **LAYERS})
 def test_model_that_mixes_samples_matches_one_device(name, replicas):
     make = {**MODELS, **LAYERS}[name]
     found, said = numbers(make, replicas)
@@ -194,6 +187,7 @@ def test_model_that_mixes_samples_matches_one_device(name, replicas):
     assert not any(ON_ONE in each for each in said)
 
 
+@pytest.mark.short("eager")
 @pytest.mark.parametrize(
     "options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eager", "jit_compile"]
 )

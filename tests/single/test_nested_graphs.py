@@ -182,6 +182,7 @@ def assert_same(found, right):
     helpers.assert_close(found, right, helpers.FLOAT64)
 
 
+@pytest.mark.short("Whole", "Branch", "Kept", "UpdateInBranch", "UpdatesInLoop")
 @pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved, Kept, UpdateInBranch, UpdatesInLoop])
 def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
     right = numbers(steps, keras.Model)

@@ -112,6 +112,7 @@ def iterators():
     return sum(isinstance(o, tf.data.Iterator) for o in gc.get_objects())
 
 
+@pytest.mark.long
 def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(tmp_path):
     models = {
         name: model_under(mirrored(replicas) if replicas > 1 else None)
@@ -195,6 +196,7 @@ def test_single_batches_trace_once():
     assert traces(model.train_function) == traces(model.test_function) == traces(model.predict_function) == 1
 
 
+@pytest.mark.short("1")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_model_that_is_no_longer_used_is_given_back(replicas):
     def use_one():

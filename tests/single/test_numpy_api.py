@@ -34,6 +34,7 @@ def test_gradient_tape_goes_through_numpy_code_in_a_custom_loop(expected):
     helpers.assert_close(found, expected["loop"], helpers.FLOAT32)
 
 
+@pytest.mark.short("float64")
 @pytest.mark.process
 @pytest.mark.parametrize("promotion", ["float32", "float64"])
 def test_training_holds_with_numpy_behaviour_switched_on(promotion, expected, forked, tmp_path):

@@ -118,6 +118,7 @@ def test_option_on_replicas_equals_one_device(name, replicas, on_one_device):
     helpers.assert_close(found, on_one_device(name, make), helpers.FLOAT64, name)
 
 
+@pytest.mark.short("accumulation", "global_clipnorm and decay", "loss scale", "aggregator")
 @pytest.mark.parametrize("number", range(len(OPTIONS)), ids=list(OPTIONS))
 def test_option_with_sharded_state_equals_one_device(number, on_one_device):
     name = list(OPTIONS)[number]
@@ -138,6 +139,7 @@ def test_option_with_sharded_state_equals_one_device(number, on_one_device):
     helpers.assert_close(actual, on_one_device(name, make), helpers.FLOAT64, name)
 
 
+@pytest.mark.short("Adafactor", "Lamb", "Muon", "ScheduleFreeAdamW", "Adam", "SGD")
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
 def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
     name = NAMES[number]

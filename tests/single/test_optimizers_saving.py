@@ -137,6 +137,7 @@ print(json.dumps([type(model.optimizer).__module__, before, [w.tolist() for w in
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_model_saved_with_our_optimizer_opens_in_plain_keras_and_goes_on(tmp_path):
     options = {"learning_rate": 0.1, "clipnorm": 0.5, "gradient_accumulation_steps": 2}

@@ -310,6 +310,14 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     }
 
 
+@pytest.mark.short(
+    "masks-gpipe-2-False",
+    "weights-1f1b-1-True",
+    "class weights-gpipe-2-True",
+    "blocks-gpipe-2-True",
+    "state-gpipe-2-True",
+    "accumulation-1f1b-2-False",
+)
 @pytest.mark.parametrize(
     "name, schedule, replicas, eager",
     [

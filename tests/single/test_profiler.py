@@ -48,6 +48,10 @@ class Session:
         self.export_to_tb = write
 
 
+@pytest.mark.short(
+    "Profiler-<lambda>-TensorFlow failed with SIGSEGV while it wrote it",
+    "TensorBoard-<lambda>-TensorFlow could not write it",
+)
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
@@ -198,6 +202,7 @@ def test_steps_that_are_no_range_are_refused(steps):
         unisono.callbacks.Profiler("logs", steps=steps)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_profile_on_demand_from_outside(tmp_path):
     (port,) = free_ports(1)

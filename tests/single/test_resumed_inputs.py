@@ -32,6 +32,7 @@ def trained(make, *extra, validation=None, steps=None):
     return [weight.tobytes() for weight in model.get_weights()], history.history
 
 
+@pytest.mark.short("slowly_from_numpy-None-None", "pydataset_shuffles_itself-pydataset_own_shuffle-3")
 @pytest.mark.parametrize(
     ("make", "validation", "steps"),
     [

@@ -29,9 +29,8 @@ CASES = {"ours": (BOTH, unisono), "Keras": (BOTH, keras), "ours alone": (OURS, u
 
 
 # That plain Keras takes them says something of the table, and changes with Keras alone.
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.long if case == "Keras" else ()) for case in CASES]
-)
+@pytest.mark.short("ours*")
+@pytest.mark.parametrize("case", CASES)
 def test_right_uses_work(case, tmp_path):
     failures = errors_of(*CASES[case], tmp_path)
     assert not failures, "\n".join(f"{name}: {error}" for name, error in failures.items())

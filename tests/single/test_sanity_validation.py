@@ -48,6 +48,7 @@ def test_what_follows_has_the_same_bits(kind, tmp_path):
     assert trained(kind, 2) == trained(kind, 0)
 
 
+@pytest.mark.long
 def test_what_follows_has_the_same_bits_on_two_replicas_and_with_backups(tmp_path):
     two = [trained("dataset", steps, strategy=helpers.mirrored(2)) for steps in (0, 2)]
     assert two[0] == two[1]

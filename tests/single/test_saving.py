@@ -133,6 +133,7 @@ def test_models_open_in_plain_keras_that_has_never_heard_of_us(tmp_path):
             )
 
 
+@pytest.mark.short("registered")
 @pytest.mark.parametrize("build", [sequential, functional, registered], ids=lambda build: build.__name__)
 def test_loaded_model_goes_on_with_the_same_numbers(build, tmp_path):
     model = compiled(build(), eager=build is not sequential)

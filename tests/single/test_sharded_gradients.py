@@ -86,6 +86,7 @@ def trained(strategy, step=None, **options):
     return model
 
 
+@pytest.mark.short("gradients-None", "weights-against_the_order")
 @pytest.mark.parametrize("step", [None, with_two_optimizers, with_two_tapes, against_the_order])
 @pytest.mark.parametrize("level", ["gradients", "weights"])
 def test_backward_pass_waits_for_the_sums_of_its_gradients(level, step, monkeypatch):

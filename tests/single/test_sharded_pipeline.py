@@ -59,6 +59,7 @@ class Outside:
         return tf.device("CPU:0")
 
 
+@pytest.mark.short("averages")
 @pytest.mark.parametrize(
     "make",
     [
@@ -133,6 +134,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.short("optimizer")
 @pytest.mark.parametrize("level", ["optimizer", None])
 def test_a_backup_is_resumed_with_and_without_parts(level, tmp_path):
     backup = lambda: unisono.callbacks.BackupAndRestore(tmp_path / "backup")  # noqa: E731

@@ -122,6 +122,12 @@ def state(model):
     return [*model.get_weights(), *model.optimizer.get_weights()]
 
 
+@pytest.mark.short(
+    "own transformer, average-2-optimizer",
+    "loss scale-2-gradients",
+    "aggregated by the step-3-weights",
+    "several optimizers-3-weights",
+)
 @pytest.mark.parametrize(
     ("name", "replicas", "level"),
     [
@@ -294,6 +300,7 @@ def test_gradient_watch_sees_the_gradients_of_all_shards():
     helpers.assert_close(found[1], found[0], helpers.FLOAT32)
 
 
+@pytest.mark.short("before0-after0", "before4-after4")
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -335,6 +342,7 @@ def test_what_cannot_be_sharded_is_refused():
         sharded(sharded(helpers.mirrored(2)), "gradients")
 
 
+@pytest.mark.short("weights")
 @pytest.mark.parametrize("level", ["optimizer", "gradients", "weights"])
 def test_level_after_the_variables_exist_is_rejected(level):
     """What was made under another strategy, or is not used any more, is in nobody's way."""

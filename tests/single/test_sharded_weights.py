@@ -143,6 +143,7 @@ def trained(strategy, make, x, **options):
     return model
 
 
+@pytest.mark.short("nested graphs", "tied", "penalizes slopes")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_user_code_sees_whole_weights_and_gets_the_numbers_of_one_device(name, caplog):
     make, x = PROGRAMS[name]
@@ -207,6 +208,7 @@ def is_second(op, gathers):
     )
 
 
+@pytest.mark.short("mixed_float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_precision_gives_the_bits_of_whole_weights(policy):
     keras.config.set_floatx("float32")

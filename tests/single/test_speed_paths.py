@@ -158,6 +158,7 @@ def test_rule_that_updates_named_rows_alone_is_given_rows(jit):
     assert not np.any(after[:5] == before[:5])
 
 
+@pytest.mark.short("masks")
 @pytest.mark.parametrize("kind", MODELS)
 def test_whole_loop_under_xla_gives_the_numbers_of_the_plain_graph(kind):
     found = {}

@@ -95,15 +95,18 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)], notes
 
 
+@pytest.mark.short(
+    "broken-a replica's thread", "broken, of unknown length-no strategy", "a partial batch-another device"
+)
 @pytest.mark.parametrize(
     "pipeline, place",
     [
         ("a partial batch", "another device"),
-        pytest.param("partial batches in the middle", "no strategy", marks=pytest.mark.long),
+        ("partial batches in the middle", "no strategy"),
         ("of unknown length", "a replica's thread"),
         ("without end", "no strategy"),
         ("broken", "a replica's thread"),
-        pytest.param("broken, full batches", "another device", marks=pytest.mark.long),
+        ("broken, full batches", "another device"),
         ("broken, of unknown length", "no strategy"),
     ],
 )

@@ -81,13 +81,14 @@ def assert_same_weights(one, other):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.short("arrays-*", "dataset-how1")
 @pytest.mark.parametrize(
     "kind, how",
     [
         ("arrays", {}),
         ("dataset", {}),
         ("arrays", {"jit_compile": True}),
-        pytest.param("dataset", {"jit_compile": True}, marks=pytest.mark.long),
+        ("dataset", {"jit_compile": True}),
         ("arrays", {"run_eagerly": True}),
     ],
 )
@@ -225,13 +226,14 @@ class WokenForNaN(keras.callbacks.TerminateOnNaN):
     """The same, and not known: it is called at every batch."""
 
 
+@pytest.mark.short("arrays-how[04]")
 @pytest.mark.parametrize(
     "kind, how",
     [
         ("arrays", {}),
         ("dataset", {}),
         ("arrays", {"jit_compile": True}),
-        pytest.param("dataset", {"jit_compile": True}, marks=pytest.mark.long),
+        ("dataset", {"jit_compile": True}),
         ("arrays", {"strategy": functools.partial(mirrored, 2)}),
     ],
 )

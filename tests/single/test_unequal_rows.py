@@ -90,6 +90,13 @@ def equal(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.short(
+    "last of fewer-items-reduce_mean-1",
+    "last of fewer-zipped-reduce_sum-3",
+    "known-zipped-reduce_mean-3",
+    "known-items-reduce_sum-1",
+    "no divisor-items-reduce_mean-3",
+)
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
 @pytest.mark.parametrize("given", [zipped, items])

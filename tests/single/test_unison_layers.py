@@ -113,6 +113,7 @@ def spectral():
     return keras.layers.SpectralNormalization(keras.layers.Dense(4))
 
 
+@pytest.mark.short("OwnStep")
 @pytest.mark.parametrize("cls", [unisono.Sequential, OwnStep])
 def test_weight_that_a_layer_assigns_in_the_step_trains_as_in_keras(cls):
     for replicas, eager, rows in REPLICAS:

@@ -329,6 +329,9 @@ def rows_of(name: str) -> int:
 WHOLE = ("plain", "sample_weight", "masked", "two_outputs", "many_losses", "penalties", "stock_metrics")
 
 
+@pytest.mark.short(
+    "masked", "many_losses", "two_outputs", "sample_weight", "own_loss", "class_weight", "none"
+)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
     eager = name == "many_losses"  # each kind is in a graph elsewhere; tracing all of them takes long
@@ -338,6 +341,7 @@ def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
 
 
 # 9 rows in batches of 4: the last batch has one row.
+@pytest.mark.short("many_losses", "masked", "subclassed", "none")
 @pytest.mark.parametrize("name", ["many_losses", "masked", "none", "subclassed", "two_outputs"])
 def test_fit_on_two_replicas_in_float64_equals_one_device(name, one_device):
     keras.config.set_floatx("float64")

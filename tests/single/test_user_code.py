@@ -370,6 +370,16 @@ def test_own_train_step_gives_the_numbers_of_one_device(name):
     assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
 
 
+@pytest.mark.short(
+    "across rows, with metrics in it",
+    "states of frozen layers",
+    "outputs of rank one",
+    "no reduction beside a mean",
+    "an own sum",
+    "an own vector",
+    "accumulation of a scalar",
+    "across rows, with weights of a layer",
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_own_losses_and_states_give_the_numbers_of_one_device(name):
     make, arguments = LOSSES[name]
@@ -466,6 +476,7 @@ class TracksItsStep(Net):
         return {metric.name: ops.sum(metric.result()) for metric in self.metrics if metric.name != "loss"}
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("eager", [False, True])
 def test_metrics_fed_with_gathered_rows_or_without_rows_count_once(eager):
     results = []
@@ -694,6 +705,12 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.short(
+    "last of one row-centers across rows",
+    "last of one row-norm of windows",
+    "full-mean with centers",
+    "full-sum of windows",
+)
 @pytest.mark.parametrize("case", OUTPUTS)
 @pytest.mark.parametrize("rows", [24, 17], ids=["full", "last of one row"])
 def test_losses_of_outputs_without_one_row_for_each_input_are_those_of_one_device(case, rows):

@@ -141,6 +141,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.short("codebook-3", "floored-2", "clipped-2", "own step-3")
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_state_is_written_as_one_device_writes_it(name, replicas):

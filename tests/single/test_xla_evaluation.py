@@ -56,6 +56,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.short("arrays", "known")
 @pytest.mark.parametrize("kind", INPUTS)
 def test_evaluation_goes_over_to_xla_and_gives_the_numbers_of_the_graph(eager_to_try, kind):
     model, expected = compiled(), compiled(jit_compile=False).evaluate(**INPUTS[kind](), verbose=0)
@@ -176,6 +177,7 @@ def test_validation_chooses_for_itself_from_what_is_ahead(eager_to_try):
     assert way == XLA and 2 <= epoch <= 8
 
 
+@pytest.mark.short("graph")
 @pytest.mark.parametrize("way", [GRAPH, XLA])
 def test_resumed_run_repeats_the_way_of_its_validation_to_the_bit(tmp_path, monkeypatch, way):
     def run(folder, stop=None):

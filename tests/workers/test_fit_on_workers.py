@@ -31,6 +31,7 @@ def one_device(tmp_path_factory):
     return {name: np.asarray(value) for name, value in found.items()}
 
 
+@pytest.mark.long
 def test_two_new_interpreters_of_two_replicas_give_the_numbers_of_one_device(start_workers, one_device):
     # Each has its own order of sets and works as for users; a profiler may not survive a fork.
     run = start_workers("fit", count=2, replicas=2, arguments=["AUTO", *PARTS["anew"]], anew=True)
@@ -50,6 +51,7 @@ def test_two_workers_of_two_replicas_give_the_numbers_of_one_device(start_worker
     check_own_rows(found, replicas=2)
 
 
+@pytest.mark.long
 def test_three_workers_and_a_ring_give_the_numbers_of_one_device(start_workers, one_device):
     run = start_workers("fit", count=3, arguments=["RING", *PARTS[3]])
     run.succeed()

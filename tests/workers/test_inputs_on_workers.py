@@ -38,6 +38,7 @@ def check_two_workers(start_workers, program, cases, one_device):
         assert program.differences(found, one_device, TOLERANCE) == []
 
 
+@pytest.mark.long
 def test_every_kind_of_input_on_two_workers_gives_the_numbers_of_one_device(
     start_workers, program, one_device
 ):

@@ -10,11 +10,6 @@ from unisono.callbacks import latest_backup, list_backups
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-COMBINATIONS = [
-    *kill_driver.COMBINATIONS,
-    *(pytest.param(*each, marks=pytest.mark.long) for each in kill_driver.MORE_COMBINATIONS),
-]
-
 
 @pytest.fixture(scope="module")
 def driver(forked, tmp_path_factory):
@@ -37,11 +32,11 @@ def left_alone(driver, tmp_path_factory):
     return result
 
 
-@pytest.mark.parametrize("scenario, strategy", COMBINATIONS)
+@pytest.mark.short("tfdata-mirrored2")
+@pytest.mark.parametrize("scenario, strategy", kill_driver.COMBINATIONS)
 def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, scenario, strategy):
     """Every combination is killed twice; over all of them each kind of moment is struck."""
-    every = kill_driver.COMBINATIONS + kill_driver.MORE_COMBINATIONS
-    number = every.index((scenario, strategy))
+    number = kill_driver.COMBINATIONS.index((scenario, strategy))
     rng = random.Random(number)
     kinds = [kill_driver.KINDS[(2 * number + i) % 4] for i in range(2)]
     order = {"scenario": scenario, "strategy": strategy, "directory": str(tmp_path), "backup": True}
@@ -52,6 +47,7 @@ def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, s
     assert list_backups(tmp_path / "backup") == [], "the backups are removed when training is done"
 
 
+@pytest.mark.short("pydataset_own_shuffle")
 @pytest.mark.parametrize("name", random.Random(2).sample(kill_driver.EXACT_INPUTS, 2))
 def test_killed_training_with_a_drawn_input_ends_with_the_same_bits(driver, left_alone, tmp_path, name):
     """Also the layer and the callback, which draw from generators of their own, and a shuffled validation, go on."""

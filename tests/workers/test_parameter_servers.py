@@ -28,6 +28,7 @@ def found(request, forked, tmp_path):
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("found", ["alone"], indirect=True)
 def test_one_worker_with_split_variables_equals_one_device_to_the_bit(found):
     assert found["fit_distance"] == 0 and found["same_history"] and found["predict"] == 0
@@ -39,6 +40,7 @@ def test_one_worker_with_split_variables_equals_one_device_to_the_bit(found):
     assert found["custom_loop"] == [-50, -50, 50]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("found", ["together"], indirect=True)
 def test_two_workers_count_each_step_once_and_report_errors(found):
     assert found["counts"] == [2000, -2000, 2000]
@@ -54,6 +56,7 @@ def test_two_workers_count_each_step_once_and_report_errors(found):
     assert "Parameter server 0 at " in found["server_error"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("found", ["killed"], indirect=True)
 def test_workers_killed_while_they_train_lose_and_repeat_no_step(found):
     assert found["kills"] == 10
@@ -74,6 +77,7 @@ def test_workers_in_step_with_one_to_spare_give_the_numbers_of_one_device(found)
     assert found["own_logs"][0] == pytest.approx(found["own_logs"][1], rel=1e-5)
 
 
+@pytest.mark.long
 def test_coordinator_and_servers_killed_in_the_middle_go_on_from_the_backup(forked, tmp_path):
     run(forked, "resumed", tmp_path, code=-9)
     found = run(forked, "resumed", tmp_path)
@@ -94,6 +98,7 @@ def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launc
     assert "starting all again in 1 s, restart 1 of 1" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("found", ["watched"], indirect=True)
 def test_callbacks_that_look_float16_and_own_steps_work_on_workers(found):
     assert found["report"] == [30, True], "the steps of two epochs, and the page"

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 PROGRAM = Path(__file__).parent / "programs" / "pipeline.py"
 
 
+@pytest.mark.long
 def test_stage_that_dies_and_one_that_stops_are_named_and_restarts_end_with_the_bits_of_one_process(
     launch_forks, tmp_path
 ):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.process
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+@pytest.mark.short("2-2-gradients")
 @pytest.mark.parametrize(("count", "replicas", "level"), [(2, 2, "gradients"), (3, 1, "weights")])
 def test_sharded_state_on_workers_gives_the_numbers_of_one_device(
     start_workers, tmp_path, count, replicas, level
