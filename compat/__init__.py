@@ -1,6 +1,6 @@
-"""Every private name of Keras and TensorFlow, and the functions of Keras that are replaced. Nothing else touches either.
+"""All uses of private names of Keras and TensorFlow, and the functions of Keras that are replaced. No other package has any.
 
-All names are checked here, when anything of this package is first imported.
+All names are checked on the first import of this package.
 """
 
 import importlib

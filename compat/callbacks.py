@@ -1,11 +1,11 @@
-"""What Keras' own callbacks keep for themselves."""
+"""Private state of Keras' own callbacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-# Attributes in which Keras' own callbacks keep what they learn during training.
+# Attributes in which Keras' own callbacks keep their state during training.
 CALLBACK_ATTRIBUTES = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
@@ -27,12 +27,12 @@ def is_default_hook(method: Callable[..., Any]) -> bool:
 
 
 def batches_since_saving(callback: Any) -> int:
-    """The batches that a `ModelCheckpoint` has seen since it saved."""
+    """The number of batches since a `ModelCheckpoint` last saved."""
     return callback._batches_seen_since_last_saving
 
 
 def choose_monitor_op(callback: Any) -> None:
-    """Has a `ModelCheckpoint` find out whether more or less of what it monitors is better."""
+    """Lets a `ModelCheckpoint` choose the direction (`min` or `max`) of its monitored value."""
     callback._set_monitor_op()
 
 
@@ -42,7 +42,7 @@ def path_to_save(callback: Any, epoch: int, batch: int | None, logs: dict | None
 
 
 def should_save(callback: Any, epoch: int, batch: int | None, logs: dict | None, path: Any) -> bool:
-    """Whether a `ModelCheckpoint` wants this model, after what it monitors."""
+    """Whether a `ModelCheckpoint` saves this model, given its monitored value."""
     return callback._should_save_model(epoch, batch, logs, path)
 
 
@@ -90,5 +90,5 @@ def profiler_has_begun(callback: Any) -> bool:
 
 
 def profiler_has_ended(callback: Any) -> None:
-    """Says that it was ended by somebody else."""
+    """Records that the profile was ended elsewhere."""
     callback._profiler_started = False

@@ -1,4 +1,4 @@
-"""The service by which the workers of a cluster know each other, and how a MultiWorkerMirroredStrategy starts."""
+"""TensorFlow's coordination service for workers, and how a MultiWorkerMirroredStrategy starts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _context() -> Any:
 def configure_coordination(
     leader: str, jobs: Sequence[tuple[str, int]], heartbeat_seconds: float, shutdown_seconds: float
 ) -> None:
-    """Sets the times of the service by which workers notice that a peer has died, before TensorFlow starts it.
+    """Sets the timeouts with which workers detect that a peer has died, before TensorFlow starts the coordination service.
 
     Args:
         leader: device name of the task that runs the service.
         jobs: task types and the number of their tasks.
         heartbeat_seconds: silence after which a task counts as dead.
-        shutdown_seconds: how long a task that ends waits for the others to end too.
+        shutdown_seconds: how long a task that ends waits for the others to end.
     """
     if _context().coordination_service is not None:
         return
@@ -41,10 +41,10 @@ def configure_coordination(
 
 
 def send_in_pieces(size: int) -> None:
-    """Lets this process send what a collective sends in strings of `size` bytes, once it joins a cluster.
+    """Sends the data of collectives in chunks of `size` bytes, once this process has joined a cluster.
 
-    TensorFlow's own are of 4,096 bytes, and each is allocated, copied and freed for itself, by sender and receiver. What the
-    program's own `ConfigProto` says holds.
+    TensorFlow's chunks have 4,096 bytes, and sender and receiver allocate, copy and free each one. A `ConfigProto` of the
+    program takes precedence.
     """
     config = _context()._config or tf.compat.v1.ConfigProto()
     if not config.experimental.recv_buf_max_chunk:
@@ -53,7 +53,7 @@ def send_in_pieces(size: int) -> None:
 
 
 def set_value(key: str, value: str) -> None:
-    """Stores a value on the service that all workers reach; a key can be set once."""
+    """Stores a value on the coordination service; a key can be set once."""
     _context().set_config_key_value(key, value)
 
 
@@ -61,23 +61,23 @@ def get_value(key: str, timeout_seconds: float) -> str:
     """Waits for a key to be set.
 
     Raises:
-        tf.errors.DeadlineExceededError: it was not, in time.
+        tf.errors.DeadlineExceededError: it was not set in time.
     """
     return _context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
 
 
 def delete_value(key: str) -> None:
-    """Forgets a key."""
+    """Deletes a key."""
     _context().delete_config_key_value(key)
 
 
 def abort_collectives(message: str) -> None:
-    """Ends every collective of this process, now and later, with an UnavailableError that says `message`."""
+    """Ends every collective of this process, now and later, with an UnavailableError with the text `message`."""
     _context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def report_error(message: str) -> None:
-    """Ends the collectives of every worker, with an error that says `message`."""
+    """Ends the collectives of every worker, with an error with the text `message`."""
     _context().report_error_to_cluster(tf.errors.INTERNAL, message)
 
 
@@ -88,14 +88,14 @@ def guard_multi_worker_strategies(
     creating: Callable[[], contextlib.AbstractContextManager[None]],
     compare: Callable[[tf.distribute.Strategy, str, str], None],
 ) -> None:
-    """Changes how every MultiWorkerMirroredStrategy starts from now on, whoever makes it.
+    """Changes how every later MultiWorkerMirroredStrategy starts, whoever creates it.
 
     Args:
         check: called before TF_CONFIG is read.
-        join: `join(cluster_resolver, start)`, called where the cluster is to be joined by `start()`.
+        join: `join(cluster_resolver, start)`, called instead of `start()`, which joins the cluster.
         count_cpu_replicas: the replicas of a worker without accelerators, one on each of its logical CPU devices.
-        creating: entered while workers create a variable: the first values come from the chief.
-        compare: `compare(strategy, name, "float32[3, 4]")`, called before that with what this worker is about to create.
+        creating: entered while workers create a variable: the initial values come from the chief.
+        compare: `compare(strategy, name, "float32[3, 4]")`, called before a worker creates a variable.
     """
 
     def initialize_strategy(original: Any, self: Any, cluster_resolver: Any, devices: Any) -> None:

@@ -1,4 +1,4 @@
-"""Collectives that TensorFlow has and `tf.distribute` does not offer, launched as it launches its own."""
+"""Collectives that TensorFlow has and `tf.distribute` does not offer, launched like TensorFlow's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tensorflow.python.ops.collective_ops import all_to_all_v2
 
 
 def launchers_of(strategy: tf.distribute.Strategy) -> list[Any]:
-    """What launches the collectives of each local replica of a strategy of several workers.
+    """The launchers of collectives, one for each local replica of a strategy of several workers.
 
-    They have the group, the instance keys and the ordering tokens of the all-reduces: all are met in one order.
+    They share the group, instance keys and ordering tokens of the all-reduces, so all collectives run in one order.
     """
     return list(strategy.extended._cross_device_ops._launchers)
 
 
 def all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
-    """Sends row r of `rows` to replica r; row s of the result is what replica s has sent. The shapes are equal.
+    """Sends matrix row r of `rows` to replica r; matrix row s of the result comes from replica s. The shapes are equal.
 
     Context: a graph; once for each replica of the strategy.
     """
@@ -39,12 +39,12 @@ def all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
 
 
 def all_gather(launcher: Any, shard: tf.Tensor) -> tf.Tensor:
-    """The tensors of all replicas, one after the other; their shapes are equal. Context as `all_to_all`."""
+    """Concatenates the tensors of all replicas; their shapes are equal. Context as `all_to_all`."""
     gathered: Any = launcher._all_gather(shard, None)
     gathered.set_shape([launcher._group_size * shard.shape[0], *shard.shape[1:]])
     return gathered
 
 
 def per_replica(values: Sequence[Any]) -> Any:
-    """One value for each local replica, as `merge_call` gives them back."""
+    """One value for each local replica, as `merge_call` returns them."""
     return PerReplica(list(values))

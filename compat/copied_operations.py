@@ -1,4 +1,4 @@
-"""What code made in a graph for one variable, made again for others of its kind without running the code again."""
+"""Operations that code made in a graph for one variable, copied for similar variables without running the code again."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .variables import is_plain
 
 
 class TracedOnce:
-    """Runs code that makes operations for variables and tensors, its places: once for all places of a kind.
+    """Runs code that makes operations for variables and tensors ("places"), once for all places of a kind.
 
-    For later places of the same dtypes, shapes and devices the operations are made again, with these in place of the first
-    places: types, attributes, devices and order are as if the code had run; the stacks in error messages are the first's.
-    So the code may look at nothing else of its places, and may do nothing but make operations. What depends on no place
-    and has no effect serves all.
+    For later places of the same dtypes, shapes and devices the operations are copied with these places as inputs: types,
+    attributes, devices and order are as if the code had run; the stacks in error messages are the first's. So the code may
+    read nothing else of its places, and may do nothing but make operations. Operations that depend on no place and have no
+    effect are shared.
 
     Args:
-        is_allowed: whether the code is known to be like that. False: it is run each time.
+        is_allowed: whether the code is known to meet these conditions. False: it runs each time.
 
     Context: one graph and one block of it (a branch, a loop's body). Outside of graphs of functions, where a gradient tape
     records, and for places that are no plain variables or dense tensors of a graph, the code is run each time.
@@ -35,7 +35,7 @@ class TracedOnce:
         self.first: dict[Any, _First] = {}
 
     def __call__(self, make: Callable[[], Any], places: Sequence[Any]) -> None:
-        """Puts into the graph what `make`, called for `places` (tensors and TensorFlow's variables), would put there."""
+        """Adds the operations to the graph that `make` would add for `places` (tensors and TensorFlow's variables)."""
         graph: Any = tf.compat.v1.get_default_graph()
         if not (self.is_allowed and _can_be_copied(graph, places)):
             make()
@@ -60,7 +60,7 @@ class _First:
         self.is_read = False
 
     def made_again_for(self, places: Sequence[Any]) -> bool:
-        """Makes them for `places`; false, and nothing made, where that cannot be done."""
+        """Copies the operations for `places`; returns False, having made nothing, where they cannot be copied."""
         if not self.is_read:
             self.is_read, self.recorded = True, self.read()
         if self.recorded is None:
@@ -75,7 +75,7 @@ class _First:
         return True
 
     def read(self) -> list[tuple[Any, dict[str, Any]]] | None:
-        """The operations that depend on a place or have an effect; None where one of them cannot be made again."""
+        """The operations that depend on a place or have an effect; None where one of them cannot be copied."""
         captured = {id(outer): inner for outer, inner in self.graph.captures}
         known = [captured.get(id(tensor), tensor) for tensor in map(_tensor_of, self.places)]
         made = self.graph.get_operations()[self.begin : self.end]

@@ -1,4 +1,4 @@
-"""The graph of a `tf.data` pipeline, and a checksum of what it does that is the same in every process."""
+"""The graph of a `tf.data` pipeline, and a checksum of the graph that is the same in every process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensorflow.python.framework import op_def_registry
 from .pipelines import PYTHON_CALLS, STATE_PREFIXES, python_functions_of
 
 _MOST_HELD = 2**26  # bytes
-# What TensorFlow numbers or draws anew in every process, and what depends on the machine.
+# Attributes that TensorFlow numbers or draws anew in every process, or that depend on the machine.
 _IGNORED_ATTRIBUTES = frozenset(
     ("metadata", "shared_name", "container", "debug_name", "allowed_devices", "config", "config_proto")
     + ("executor_type", "seed", "seed2", "token")
@@ -26,7 +26,7 @@ def dataset_graph(dataset: tf.data.Dataset) -> Any:
     """The GraphDef of a pipeline; states outside of it are left out.
 
     Raises:
-        tf.errors.OpError, ValueError: it has none.
+        tf.errors.OpError, ValueError: the pipeline has no graph.
     """
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
@@ -34,7 +34,7 @@ def dataset_graph(dataset: tf.data.Dataset) -> Any:
 
 
 def held_data(dataset: tf.data.Dataset) -> list[Any]:
-    """The tensors, also ragged and sparse ones, that the sources of a pipeline hold; those in functions not."""
+    """The tensors, also ragged and sparse ones, that the sources of a pipeline hold, without those in functions."""
     own: Any = getattr(dataset, "_tensors", None)
     if own is None:
         return [each for part in dataset._inputs() for each in held_data(part)]
@@ -46,7 +46,7 @@ def held_data(dataset: tf.data.Dataset) -> list[Any]:
 
 
 def read_dataset(x: Any) -> Any:
-    """The `tf.data.Dataset` that is read where `x` is one, or that TensorFlow shards where it is distributed; else None."""
+    """The `tf.data.Dataset` that `x` is, or that TensorFlow shards when it distributes `x`; else None."""
     off = tf.data.experimental.AutoShardPolicy.OFF
     if isinstance(x, tf.data.Dataset):
         return x
@@ -57,7 +57,7 @@ def read_dataset(x: Any) -> Any:
 
 
 def shards_of(dataset: tf.data.Dataset) -> list[list[Any]]:
-    """`[num_shards, index]` of each `shard` of a pipeline that has several shards; those in functions not."""
+    """`[num_shards, index]` of each `shard` of a pipeline that has several shards, without those in functions."""
     own = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_num_shards", "_index")]
     numbers = [None if number is None else int(number) for number in own]
     several = type(dataset).__name__ == "_ShardDataset" and numbers[0] != 1
@@ -68,14 +68,14 @@ def shards_of(dataset: tf.data.Dataset) -> list[list[Any]]:
 
 
 def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str]) -> str | None:
-    """A checksum of the graph of a pipeline; None where it has none, or holds much data.
+    """A checksum of the graph of a pipeline; None where it has no graph, or holds much data.
 
     It depends on operations, their order, constants and functions. It does not depend on names, seeds, the states of
     random generators, numbers of threads or places of caches.
 
     Args:
         dataset: its elements are not drawn.
-        of_python: the text that stands for a function of Python.
+        of_python: the text that stands for a Python function.
     """
     parts = tf.nest.flatten(held_data(dataset), expand_composites=True)
     numbers = [part for part in parts if part.dtype != tf.variant]
@@ -88,7 +88,7 @@ def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str])
 
 
 class _Digests:
-    """Digests of the nodes of one graph: each of its operation, its attributes and the digests of its inputs."""
+    """Digests of the nodes of one graph, each made of its operation, its attributes and the digests of its inputs."""
 
     def __init__(self, graph: Any, of_python: Callable[[Any], str]) -> None:
         self._graph, self._of_python = graph, of_python
@@ -106,13 +106,13 @@ class _Digests:
         return _digest(*(known[node.name] for node in self._graph.node if node.op == "_Retval"))
 
     def _assigns(self, source: str) -> Iterable[str]:
-        """The operations that have to run before a node, which are those that give a variable its value."""
+        """The operations that must run before a node: those that initialize its variable."""
         return (
             name for node in self._graph.node if node.name == source for name in node.input if name[0] == "^"
         )
 
     def _keeps_state(self, node: Any) -> bool:
-        """Whether a function of this transformation draws from a generator."""
+        """Whether a function of this transformation draws from a random generator."""
         return any(
             operation.startswith(STATE_PREFIXES)
             for name in _called(node)
@@ -120,7 +120,7 @@ class _Digests:
         )
 
     def _operations_of(self, name: str) -> frozenset[str]:
-        """The operations of a function and of those that it calls."""
+        """The operations of a function and of the functions that it calls."""
         if name not in self._operations:
             self._operations[name] = frozenset()  # a function may call itself
             nodes = self._functions[name].node_def if name in self._functions else ()
@@ -129,7 +129,7 @@ class _Digests:
         return self._operations[name]
 
     def _of_function(self, name: str) -> bytes:
-        """The digest of what a function returns and of its effects; its own name does not count."""
+        """The digest of a function's results and effects; its own name does not count."""
         function = self._functions.get(name)
         if function is None:
             return name.encode()
@@ -145,7 +145,7 @@ class _Digests:
         return self._of_functions[name]
 
     def _of_nodes(self, nodes: Iterable[Any], known: dict[str, bytes]) -> dict[str, bytes]:
-        """Adds the digests of nodes to those that are known. Nodes mostly come after their inputs."""
+        """Adds the digests of nodes to the known ones. Nodes mostly come after their inputs."""
         waiting = list(nodes)
         while waiting:
             later = []
@@ -208,7 +208,7 @@ def _called(node: Any) -> Iterator[str]:
 
 
 def _ignored_inputs(node: Any) -> set[int]:
-    """The numbers of a dataset's inputs that say nothing about its elements."""
+    """The positions of a dataset's inputs that do not affect its elements."""
     definition = op_def_registry.get(node.op) if "Dataset" in node.op else None
     found, number = set(), 0
     for argument in definition.input_arg if definition is not None else ():

@@ -28,10 +28,10 @@ LIVE_SHUFFLE = b"epoch_num_random_samples"
 
 
 class DistributedParts(NamedTuple):
-    """What a distributed dataset is made of on this worker."""
+    """The datasets from which a worker makes a distributed dataset."""
 
     datasets: list[tf.data.Dataset]
-    """One, whose elements are the samples of one replica after the other; or one for each replica."""
+    """One dataset, whose elements are the samples of one replica after the other; or one for each replica."""
     replicas: int
     """On all workers."""
     batches: int | None
@@ -54,9 +54,9 @@ def count_shuffles(dataset: tf.data.Dataset) -> int:
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
-    """The rows of a full batch, as the last `batch` of the pipeline says; None where none does, or several say otherwise.
+    """The size of a full batch, from the last `batch` of the pipeline; None without one, or where several disagree.
 
-    What follows it may change the rows, so this is a guess.
+    This is a guess, because later transformations may change the size.
     """
     for name in ("_batch_size", "_batch_sizes"):
         size = getattr(dataset, name, None)
@@ -68,9 +68,9 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
 
 
 def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same pipeline with a state of its own: passes over it change no order and fill no cache of `dataset`.
+    """The same pipeline with separate state: passes over it change no order and fill no cache of `dataset`.
 
-    The orders of `shuffle` begin as those of a pipeline that was not read yet. Functions of Python are shared.
+    The orders of `shuffle` begin as those of a pipeline that was not read yet. Python functions are shared.
     """
     graph = dataset_graph(dataset)
     for node in graph.node:
@@ -82,21 +82,21 @@ def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def saving_exactly(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same pipeline; an iterator of it that cannot be saved exactly says so when it is to be saved."""
+    """The same pipeline; saving its iterator raises an error where it cannot be saved exactly."""
     options = tf.data.Options()
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
     return dataset.with_options(options)
 
 
 def end_iterator(iterator: Any, dataset: Any) -> None:
-    """Ends the work of an iterator and gives back what it holds, in a thread of its own; it is empty from then on.
+    """Ends an iterator and frees its memory, in a separate thread; the iterator is empty from then on.
 
-    TensorFlow ends the thread that tunes a pipeline only when that thread wakes the next time: after up to 60 s, and the
-    more the longer the pass took. The next epoch need not wait for it; the end of the program does, for 70 s at most.
+    The thread with which TensorFlow tunes a pipeline checks for the end after up to 60 s, later the longer the pass took.
+    The next epoch does not wait for it; the end of the program waits for at most 70 s.
 
     Args:
-        iterator: one that no function draws from any more; others than those of one `tf.data.Dataset` are left alone.
-        dataset: the one it was made from.
+        iterator: no function may still draw from it; only iterators of one `tf.data.Dataset` are ended.
+        dataset: the dataset of the iterator.
     """
     handle = getattr(iterator, "_iterator_resource", None)
     if handle is None or not isinstance(dataset, tf.data.Dataset):
@@ -117,14 +117,14 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
 
 @functools.cache
 def _untuned() -> bytes:
-    """The options of a pipeline that no thread tunes, as TensorFlow writes them."""
+    """The options of a pipeline without a tuning thread, as TensorFlow writes them."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return options._to_proto().SerializeToString()
 
 
 def _nothing_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """`dataset.take(0)`, without tuning: by operations, since the Python around them takes milliseconds."""
+    """`dataset.take(0)`, without tuning, made of raw operations, because the Python API takes milliseconds."""
     kinds: dict[str, Any] = {
         "output_types": structure.get_flat_tensor_types(dataset.element_spec),
         "output_shapes": structure.get_flat_tensor_shapes(dataset.element_spec),
@@ -138,7 +138,7 @@ def _nothing_of(dataset: tf.data.Dataset) -> tf.Tensor:
 
 @atexit.register
 def _wait_for_ends() -> None:
-    """Python must not end under a thread that comes back from TensorFlow."""
+    """Keeps Python from ending while a thread is still inside TensorFlow."""
     until = time.monotonic() + _PATIENCE
     for thread in list(_ending):
         thread.join(max(0.0, until - time.monotonic()))

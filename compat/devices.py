@@ -1,4 +1,4 @@
-"""What TensorFlow's runtime knows of its devices and does not tell."""
+"""Private information of TensorFlow's runtime about its devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 
 
 def current_device() -> str:
-    """The device that the code here asks for; empty where it asks for none."""
+    """The device that the current code requests; empty without a request."""
     return device_util.current()
 
 

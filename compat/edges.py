@@ -1,4 +1,4 @@
-"""The edges of a graph that is being made: which operations read a tensor, in what order, and what they read instead."""
+"""The edges of a graph under construction: which operations read a tensor, in what order, and how to redirect them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be han
 
 
 def graph_of_replica() -> Any:
-    """The graph in which this replica may call `merge_call`: the one that its strategy runs it in; None in eager mode.
+    """The graph in which this replica may call `merge_call`: the one in which its strategy runs it; None in eager mode.
 
-    A function, branch or loop that the replica's code traces has a graph of its own inside of that one.
+    A function, branch or loop that the replica's code traces has a nested graph.
     """
     graph: Any = getattr(threading.current_thread(), "graph", None)
     return graph if isinstance(graph, tf.Graph) and graph.building_function else None
@@ -44,7 +44,7 @@ def next_number(graph: tf.Graph) -> int:
 
 @contextlib.contextmanager
 def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[None]:
-    """What is made inside belongs to the backward pass, and has a number right before that of one of its operations."""
+    """Operations made inside belong to the backward pass, and are numbered right before one of its operations."""
     if not hasattr(graph, _NUMBERS):
         setattr(graph, _NUMBERS, {})
     count = len(graph.get_operations())
@@ -64,16 +64,16 @@ def collectives_in(graph: tf.Graph, first: float) -> list[tf.Operation]:
 
 
 def newly_needed(ops: Iterable[tf.Operation], first: float, known: set[str]) -> list[tf.Operation]:
-    """What must have run before some operations may have: themselves, and what they wait for.
+    """The operations that must have run before `ops`, including `ops`.
 
-    That is what makes their inputs, their control inputs, and what TensorFlow puts before them when the graph is finished:
-    what has an effect on the same resource, or on none, in the order in which it was made. Of that, all that was made so
-    far counts.
+    These are the sources of their inputs, their control inputs, and the automatic control dependencies that TensorFlow adds
+    when the graph is finished: earlier operations with an effect on the same resource, or on no resource. All operations
+    made so far count.
 
     Args:
         ops: of one graph.
-        first: the smallest number of an operation that is looked at.
-        known: the names of those that are left out; it is added to.
+        first: operations with smaller numbers are left out.
+        known: the names of operations that are left out; the result's names are added.
     """
     found, todo, resources = [], list(ops), set[str]()
     while todo:
@@ -86,7 +86,7 @@ def newly_needed(ops: Iterable[tf.Operation], first: float, known: set[str]) -> 
 
 
 def _waited_for(op: tf.Operation, resources: set[str]) -> Iterator[tf.Operation]:
-    """Args: `resources`: the names of those whose operations were found before; it is added to."""
+    """Args: `resources`: the names of resources whose operations were found before; names are added."""
     for tensor in op.inputs:
         yield tensor.op
         if tensor.dtype == tf.resource and tensor.name not in resources:
@@ -108,7 +108,7 @@ def let_wait(op: tf.Operation, for_op: tf.Operation) -> None:
 
 
 def first_of_a_gradient(graph: tf.Graph) -> float | None:
-    """The number of the first operation that `tf.GradientTape.gradient` made in a graph; None: there is none."""
+    """The number of the first operation that `tf.GradientTape.gradient` made in a graph; None without one."""
     return next((number_of(op) for op in graph.get_operations() if is_of_a_gradient(op)), None)
 
 
@@ -120,7 +120,7 @@ def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:
 
 
 def is_stateless(op: tf.Operation) -> bool:
-    """Whether an operation computes its outputs from its inputs alone, and holds no function of its own."""
+    """Whether an operation computes its outputs from its inputs alone, and holds no function."""
     return not (op.op_def.is_stateful or holds_functions(op))
 
 
@@ -135,9 +135,9 @@ def made_again(
     """The outputs of another operation of the same kind, on the same device, with other inputs.
 
     Args:
-        op: which.
-        inputs: of the new one.
-        attributes: those of `op`, where they have been read; None: they are read here.
+        op: the operation to copy.
+        inputs: of the new operation.
+        attributes: the attributes of `op`, where they have been read; None: they are read here.
 
     Context: the graph of `op`.
     """

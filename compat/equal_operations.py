@@ -1,4 +1,4 @@
-"""Operations on scalars, and small constants, that are made anew for each variable: made once, where they are the same."""
+"""Scalar operations and small constants that are repeated for each variable are made once, where they are equal."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _made = _Made()
 
 @contextlib.contextmanager
 def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
-    """Inside, an operation that this thread asks a graph for again is the one that is there already.
+    """Inside, a graph returns the existing operation when this thread asks for an equal one.
 
-    It is so for constants of a few numbers and for operations on scalars: an update rule that is traced for each of many
-    variables computes its bias corrections, say, for each of them, and a backward pass names each shape again and again.
-    The numbers are those of an operation of its own: type, attributes, inputs, devices and control inputs are the same.
+    This holds for small constants and for scalar operations. An update rule that is traced for each of many variables
+    repeats its bias corrections, and a backward pass repeats each shape. The values are those of a separate operation:
+    type, attributes, inputs, devices and control inputs are the same.
     While a gradient tape records, nothing is shared, since a tape tells equal tensors apart.
 
     Args:
-        operations: a dictionary that keeps what was made for another block; None: one of this block alone. Blocks on
-            variables of several devices have one for each, so that no number travels.
+        operations: a dictionary that keeps the operations for another block; None: one of this block alone. Blocks on
+            variables of several devices have one for each device, so that no value is copied between devices.
 
     Context: a fit, in which `once_where_asked` is in place; nothing is shared elsewhere.
     """
@@ -51,7 +51,7 @@ def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
 
 
 def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
-    """`FuncGraph._create_op_internal` in place of `create`, which makes an operation: what `made_once` says."""
+    """`FuncGraph._create_op_internal` instead of `create`, which makes an operation; see `made_once`."""
 
     @functools.wraps(create)
     def create_or_find(
@@ -64,7 +64,7 @@ def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
         around = (graph, *inputs, *_surroundings(graph))
         contents = sorted((name, value.SerializeToString()) for name, value in attributes.items())
         key = op_type, tuple(map(id, around)), tuple(contents)
-        # What the key names by its identity is kept, so that no other thing takes its place.
+        # Objects that the key names by identity are kept alive, so that their ids are not reused.
         if key not in known:
             known[key] = create(graph, op_type, inputs, dtypes, *args, **kwargs), around
         return known[key][0]
@@ -82,7 +82,7 @@ def _is_small(inputs: Sequence[Any], attributes: Any) -> bool:
 
 
 def _surroundings(graph: Any) -> Iterator[Any]:
-    """What an operation that is made now waits for, and what says where and how it runs."""
+    """The control inputs of an operation that is made now, and its device and attribute scopes."""
     yield from graph._control_dependencies_stack
     yield from graph._device_function_stack.peek_objs()
     yield from graph._colocation_stack.peek_objs()

@@ -12,7 +12,7 @@ _AS_KERAS = "_unisono_calls_as_keras"
 
 
 def calls_as_keras(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a `__call__` that gives what Keras' own gives."""
+    """Marks a `__call__` that returns the same as Keras' own."""
     setattr(method, _AS_KERAS, True)
     return method
 
@@ -28,7 +28,7 @@ def graph_of(model: Any) -> Any | None:
 
 
 def nodes_in_order(graph: Any) -> list[Any]:
-    """The nodes of a functional graph but its inputs, each after what it needs, in the order of layers."""
+    """The nodes of a functional graph except its inputs, each after its dependencies, in the order of layers."""
     position = {id(operation): i for i, operation in enumerate(graph._operations)}
     nodes: list[Any] = []
     for depth in sorted(graph._nodes_by_depth, reverse=True):
@@ -43,13 +43,13 @@ def flat_inputs(graph: Any, inputs: Any) -> list[Any]:
 
 
 def declared_inputs(model: Any) -> Any:
-    """The symbolic inputs of a functional or sequential model, as it takes them; None where none are declared."""
+    """The symbolic inputs of a functional or sequential model, in its structure; None where none are declared."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     return graph._inputs_struct if isinstance(graph, Functional) else None
 
 
 def paired_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
-    """(declared input, what is given for it), as a functional model finds it: dicts by names or keys, others by place.
+    """Pairs (declared input, given value), matched like a functional model does: dicts by names or keys, others by position.
 
     Empty for a model that declares no inputs, and where the structures differ.
     """
@@ -72,7 +72,7 @@ def paired_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
 def known_outputs(model: Any, inputs: Any) -> Any:
     """The symbolic outputs for symbolic `inputs` of a model whose graph was made with inputs like these; None otherwise.
 
-    What Keras would find by calling every layer once more. Unknown batch sizes are alike.
+    The result equals that of calling every layer once more in Keras. Unknown batch sizes count as equal.
     """
     call = type(model).__call__
     own_call = call is not keras.Model.__call__ and not getattr(call, _AS_KERAS, False)

@@ -11,26 +11,26 @@ from tensorflow.core.protobuf.config_pb2 import ConfigProto
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
 
-# TensorFlow's options of the calls of functions, and ours that were made of them.
+# TensorFlow's function call options, and our modified copies.
 _made: list[tuple[Any, Any]] = []
 
 
 @contextlib.contextmanager
 def optimized_briefly() -> Iterator[None]:
-    """Graphs that run first inside are optimized once over, where TensorFlow does it twice, and for the host alone.
+    """Graphs that first run inside are optimized for the host alone, in one round instead of two.
 
-    The second round finds next to nothing in a step, on the host there is nothing to find for what saves a GPU's memory or
-    orders its kernels, and the passes named "tfg" look for branches and loops that are not lowered yet, of which a step has
-    none. Together they take about a quarter of the time to the first step of a large model. What the user has set stays.
-    With a GPU or TPU all is left to TensorFlow.
+    The second round finds almost nothing in a step. On the host, passes that save a GPU's memory or order its kernels find
+    nothing, and the "tfg" passes search for branches and loops that are not lowered yet, of which a step has none. Together
+    they take about a quarter of the time to the first step of a large model. User settings are kept. With a GPU or TPU
+    nothing is changed.
     """
     current: Any = context.context()
-    usual = current.function_call_options  # an object of this thread's
+    usual = current.function_call_options  # of this thread
     ours = current.function_call_options = _briefly(usual)
     try:
         yield
     finally:
-        if current.function_call_options is ours:  # else somebody has set something inside
+        if current.function_call_options is ours:  # else other code has set options inside
             current.function_call_options = usual
 
 

@@ -22,14 +22,14 @@ from tensorflow.python.framework import config, ops
 __all__ = ["control_status_ctx"]
 
 _MOST_LAYOUTS = 32  # of the arguments of one function
-_CALLS = ("While", "If", "PartitionedCall")  # what they call may do more than compute
+_CALLS = ("While", "If", "PartitionedCall")  # the called functions may have side effects
 
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
-    """`tf.function` of a function of ours: no conversion of its Python code, and no warning for each new model.
+    """`tf.function` of an internal function: without AutoGraph, and without a retracing warning for each new model.
 
-    TensorFlow counts the traces of all functions made by one line of code together, so the tenth model of a program
-    would be warned about although none is traced twice.
+    TensorFlow counts the traces of all functions from one line of code together, so the tenth model of a program would
+    cause a warning although no function is traced twice.
     """
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
@@ -37,10 +37,10 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def only_graph(function: Any) -> Callable[..., Any]:
-    """What runs the one graph of a `tf.function` with a signature, without the search for the graph that is meant.
+    """A callable that runs the one graph of a `tf.function` with a signature, without TensorFlow's search for the graph.
 
-    TensorFlow looks at every argument before each call, and at the devices and strategies around it, to find the graph
-    that fits: half a millisecond. Here all calls mean the same graph. Arguments are tensors, in nests like the signature.
+    That search inspects every argument, device and strategy before each call and takes half a millisecond. Here all calls
+    use the same graph. Arguments are tensors, in nests like the signature.
 
     Returns:
         `function` itself where it has no graph yet, may have several, or where functions run eagerly.
@@ -53,9 +53,9 @@ def only_graph(function: Any) -> Callable[..., Any]:
 
 
 def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """What runs the graph of a `tf.function` without a signature that arguments like these had before.
+    """A callable that runs the graph of a `tf.function` without a signature, for arguments with a known layout.
 
-    For arguments that come for the first time, or are more than tensors of numbers or text and None, `function` itself.
+    For new layouts, and for arguments other than None and tensors of numbers or text, it is `function` itself.
     """
     leaves = tf.nest.flatten(args)
     if not hasattr(function, "get_concrete_function") or tf.config.functions_run_eagerly():
@@ -77,13 +77,13 @@ def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def _run_graph(graph: Any, *args: Any) -> Any:
-    given = itertools.zip_longest(graph.function_type.parameters, args)  # what has a default is no tensor
+    given = itertools.zip_longest(graph.function_type.parameters, args)  # defaults are no tensors
     inputs = graph.function_type.unpack_inputs(inspect.BoundArguments(graph.function_type, dict(given)))
     return graph._call_flat(inputs, graph.captured_inputs)
 
 
 def inlined(function: Any) -> Callable[..., Any] | None:
-    """What a `tf.function` of the user's own computes, for the graph that calls it; None for a function of ours."""
+    """The body of a user's `tf.function`, for the graph that calls it; None for an internal function."""
     if function._omit_frequent_tracing_warning:
         return None
     if not function._autograph or tf.executing_eagerly():
@@ -92,9 +92,9 @@ def inlined(function: Any) -> Callable[..., Any] | None:
 
 
 def compiled_apart(function: Any) -> Callable[..., Any] | None:
-    """A `tf.function` that says how it is compiled (`jit_compile=True`, `_noinline`), traced anew; None for any other.
+    """A `tf.function` with compile options (`jit_compile=True`, `_noinline`), traced anew; None for any other.
 
-    What it was traced with before may be of another graph, or not be what a variable holds by now in this step.
+    An earlier trace may belong to another graph, or read a variable's value from before this step's writes.
     """
     if not (function._jit_compile or function._attributes):
         return None
@@ -104,7 +104,7 @@ def compiled_apart(function: Any) -> Callable[..., Any] | None:
 
 
 def is_of_keras(function: Any) -> bool:
-    """Whether Keras has written a `tf.function`: one around an operation that runs in XLA alone."""
+    """Whether Keras created a `tf.function`, around an operation that only XLA can run."""
     return str(function.python_function.__module__).startswith("keras.")
 
 
@@ -119,7 +119,7 @@ def _converted_again(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def left_as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function of ours that AutoGraph shall call as it is; what it calls is up to `converted`."""
+    """Marks an internal function that AutoGraph must not convert; `converted` decides about the functions it calls."""
     autograph_artifact(fn)
     return fn
 
@@ -142,9 +142,9 @@ def first_graph(function: Any) -> Any:
 
 
 def bytes_kept_for_backward(graph: Any) -> int:
-    """The bytes of what a forward pass computes in a graph, or in a loop or function of it, that the backward pass needs.
+    """The bytes that a forward pass keeps for the backward pass, in a graph and in its loops and functions.
 
-    Of shapes that are not known nothing is counted, and nothing of what a loop stacks whose number of rounds is not known.
+    Tensors of unknown shape are not counted, nor are the stacks of a loop whose number of iterations is unknown.
     """
     kept: dict[str, Any] = {}
     total = 0
@@ -163,14 +163,14 @@ def bytes_kept_for_backward(graph: Any) -> int:
 
 
 def _seen_through_views(tensor: Any) -> Any:
-    """What holds the numbers of a tensor: a reshaped tensor has no memory of its own."""
+    """The tensor that owns the memory of a tensor: a reshaped tensor has no memory of its own."""
     while tensor.op.type in _VIEWS:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 def _stacked_bytes(body: Any) -> int:
-    """The bytes that each round of a loop adds to its stacks, which the loop of the backward pass takes from."""
+    """The bytes that each iteration of a loop adds to its stacks, which the loop of the backward pass reads."""
     pushed = [
         _seen_through_views(op.inputs[1]) for op in body.get_operations() if op.type == "TensorListPushBack"
     ]
@@ -179,7 +179,7 @@ def _stacked_bytes(body: Any) -> int:
 
 
 def _rounds(loop: Any) -> int:
-    """How often the body of a loop is run at most: as it says, or as many as its longest list has elements; else 1."""
+    """The maximum number of iterations of a loop: as declared, or the length of its longest list; else 1."""
     counts = [tf.get_static_value(tensor) for tensor in loop.inputs[1:2]]
     for tensor in loop.inputs:
         if tensor.op.type == "TensorListReserve":
@@ -194,17 +194,17 @@ def _bytes(tensor: Any) -> int:
 
 
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:
-    """A graph that is thrown away: for reading structure from code that creates operations."""
+    """A temporary graph: for reading structure from code that creates operations."""
     return tf.__internal__.FuncGraph("scratch").as_default()
 
 
 def made_in_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Makes blocks in which operations are made where this was called: in its graph, or eagerly. Tapes go on recording."""
+    """Makes blocks whose operations are made where this was called: in its graph, or eagerly. Tapes go on recording."""
     return context.eager_mode if tf.executing_eagerly() else tf.compat.v1.get_default_graph().as_default
 
 
 def is_inside(graph: Any, outer: Any) -> bool:
-    """Whether a graph is made, at any depth, inside of another: as a function, a branch or a loop of it."""
+    """Whether one graph is nested in another, at any depth: as a function, a branch or a loop."""
     while isinstance(graph, tf.__internal__.FuncGraph) and graph is not outer:
         graph = graph.outer_graph
         if graph is outer:
@@ -214,10 +214,10 @@ def is_inside(graph: Any, outer: Any) -> bool:
 
 @contextlib.contextmanager
 def effects() -> Iterator[list[tf.Operation]]:
-    """A list that holds, when the block has ended, the operations that were made in it and do more than compute.
+    """A list that holds, when the block has ended, the operations with side effects that were made in it.
 
-    For `tf.control_dependencies`: TensorFlow orders by itself only what touches the same variable or iterator. Eagerly
-    everything is in order, and the list stays empty.
+    For `tf.control_dependencies`: TensorFlow only orders operations on the same variable or iterator. Eager operations are
+    in order, and the list stays empty.
     """
     made: list[tf.Operation] = []
     if tf.executing_eagerly():
@@ -235,10 +235,10 @@ def operations_are_deterministic() -> bool:
 
 
 def gradient_of_graph(decorator: tf.RegisterGradient, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """What to register for a gradient, which may hold tensors of the graph that is being made.
+    """The gradient to register, which may hold tensors of the current graph.
 
-    TensorFlow registers what `tf.custom_gradient` makes, such as that of every all-reduce, for good: no graph of several
-    replicas would ever be given back. Here the graph, and those that it is made in, hold the gradient instead.
+    TensorFlow registers the gradients of `tf.custom_gradient`, such as that of every all-reduce, permanently: no graph of
+    several replicas would ever be freed. Here the graph, and its outer graphs, hold the gradient instead.
     """
     graph = tf.compat.v1.get_default_graph()
     name: str = decorator._op_type

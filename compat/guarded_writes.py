@@ -1,4 +1,4 @@
-"""Writes to variables that change nothing where a bool tensor is false, without a conditional."""
+"""Conditional writes to variables without `tf.cond`: a write changes nothing where a bool tensor is false."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _originals: dict[tuple[type, str], Callable[..., Any]] = {}
 
 @contextlib.contextmanager
 def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
-    """What this thread writes to variables inside leaves every bit as it was where `condition`, a bool scalar, is false.
+    """Writes of this thread inside the block leave variables bitwise unchanged where `condition`, a bool scalar, is false.
 
-    Both values are computed and one is chosen. So a GPU can be given the work that follows before it knows the condition,
-    which `tf.cond` would wait for. In a graph. A block inside of another writes where both conditions are true.
+    Both values are computed and one is selected. So a GPU receives the following work before the condition is known, while
+    `tf.cond` would wait for it. In a graph. In nested blocks all conditions must be true.
     """
     _replace()
     outer = _guard.value
@@ -59,7 +59,7 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
 
 
 def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What guards the writes of another thread as those of this one are guarded here."""
+    """Applies the guards of this thread to the writes of another thread."""
     condition = _guard.value
     return contextlib.nullcontext if condition is None else lambda: writes_only_where(condition)
 

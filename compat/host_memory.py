@@ -1,8 +1,8 @@
-"""Where the operations of a graph for a GPU are computed, so that the host need not wait for a GPU to tell it a size.
+"""Places operations of a GPU's graph on the host where they compute sizes, so that the host need not wait for the GPU.
 
-TensorFlow keeps shapes in the host's memory, and does some of the arithmetic with them on the GPU all the same: it picks
-sizes of axes out of a shape there, and multiplies them. The host, which needs the result to go on, waits until the GPU has
-done all that it was sent before. So does a number that is written in the program and that a kernel takes from the host.
+TensorFlow keeps shapes in the host's memory but does some arithmetic with them on the GPU: it slices sizes of axes out of
+a shape there, and multiplies them. The host needs the result to go on, so it waits until the GPU has finished all earlier
+work. A constant in the program that a kernel reads from the host has the same effect.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _WHOLE = (tf.int32, tf.int64, tf.bool)
 
 
 def keep_sizes_on_host(operation: tf.Operation) -> None:
-    """Puts a new operation that is to run on a GPU on the CPU beside it, where it computes sizes out of shapes.
+    """Places a new operation for a GPU on the host's CPU where it computes sizes out of shapes.
 
-    Not where TensorFlow's kernel for GPUs computes on the host as well. A constant that the operation takes from the host's
-    memory, such as the value at the edges of a turned image, is put there too.
+    Not where TensorFlow's GPU kernel computes on the host as well. A constant that the operation reads from the host, such
+    as the fill value of a rotated image, is placed there too.
     """
     known = _known(operation)
     if operation.type in _SHAPES:
@@ -46,14 +46,14 @@ def keep_sizes_on_host(operation: tf.Operation) -> None:
 
 
 def size_on_host(size: tf.Tensor) -> tf.Tensor:
-    """The tensor, which the host has computed: what is computed of it and of shapes stays there."""
+    """Marks a tensor as computed on the host: operations on it and on shapes stay there."""
     if not tf.executing_eagerly():
         _known(size.op)[size.op.name] = True
     return size
 
 
 def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
-    """Whether a new operation of a graph compares whole numbers of 32 bits, which a GPU has: TensorFlow does it on the host.
+    """Whether a new operation compares 32-bit integers, which a GPU has in its memory: TensorFlow compares on the host.
 
     Scalars are left out: most of them are counters, which are on the host.
     """
@@ -65,7 +65,7 @@ def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
 
 
 def widened(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The inputs of a comparison in 64 bits, and what else the operation is made with."""
+    """The inputs of a comparison in 64 bits, and its other arguments."""
     wide = tf.int64.as_datatype_enum
     attributes = {**options["attrs"], "T": tf.compat.v1.AttrValue(type=wide)}
     kinds = [tf.int64 for _ in inputs]

@@ -19,7 +19,7 @@ from .functional import graph_of, nodes_in_order
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
 
-# Operations of Keras whose numbers are each computed of those in the same place.
+# Elementwise operations of Keras.
 _ARITHMETIC = ("Absolute", "Add", "Divide", "Multiply", "Negative", "Power", "Subtract", "TrueDivide")
 _CURVES = ("Exp", "Gelu", "LeakyRelu", "Log", "Relu", "Sigmoid", "Silu", "Sqrt", "Square", "Tanh")
 _COMPARISONS = (
@@ -39,12 +39,12 @@ _OF_COMPILE = ("loss", "optimizer")
 
 
 def is_own(layer: Any) -> bool:
-    """Whether the class of a layer is the user's own."""
+    """Whether the class of a layer is custom."""
     return not type(layer).__module__.startswith(("keras.src.", "unisono."))
 
 
 def holds_own_code(layer: Any) -> bool:
-    """Whether a layer computes what the user says: by its class, a function, operations between layers, an axis of rows."""
+    """Whether a layer's computation is custom: its class, a function, operations between layers, or an axis of samples."""
     if is_own(layer) or isinstance(layer, keras.layers.Lambda):
         return True
     settings = [value for name, value in vars(layer).items() if name not in _OF_COMPILE]
@@ -56,7 +56,7 @@ def holds_own_code(layer: Any) -> bool:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether this is a function of the user's own; those that layers have themselves treat each row by itself."""
+    """Whether this is a custom function; Keras' own functions in layers treat each sample independently."""
     if not isinstance(value, types.FunctionType):
         return isinstance(value, functools.partial)
     module = value.__module__ or ""
@@ -68,7 +68,7 @@ def _is_along_rows(axis: Any) -> bool:
 
 
 def _is_rowwise(node: Any) -> bool:
-    """Whether an operation of a functional model certainly treats every row by itself."""
+    """Whether an operation of a functional model certainly treats every sample independently."""
     kind = type(node.operation).__name__
     if kind == "GetItem":
         key = node.arguments.args[1] if len(node.arguments.args) > 1 else None
@@ -81,12 +81,12 @@ def _is_rowwise(node: Any) -> bool:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The model and every layer in it, at any depth, in a fixed order; nothing for what is no layer."""
+    """The model and every layer in it, at any depth, in a fixed order; empty for objects that are no layers."""
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
 
 
 def layers_within(layer: Any) -> list[Any]:
-    """The layers that a layer holds itself, not those within them."""
+    """The direct sublayers of a layer, without nested ones."""
     if not isinstance(layer, keras.layers.Layer):
         return []
     return list(layer._flatten_layers(recursive=False, include_self=False))
@@ -103,7 +103,7 @@ def takes_training(layer: Any) -> bool:
 
 
 def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call of `layer`, as positions and names, from Keras' description of the call."""
+    """The arguments of a call of `layer`, as positions and names, from Keras' call specification."""
     given, parameters = call_spec.user_arguments_dict, layer._call_signature.parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items()}
     starred = any(kind == inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
@@ -123,30 +123,30 @@ def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]
 
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The trainable variables that `layer` holds itself, not those of layers within it."""
+    """The trainable variables of `layer` itself, without those of its sublayers."""
     return [v for v in layer._trainable_variables if layer.trainable]
 
 
 def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The variables that `layer` holds itself and training does not update by gradients, without random state."""
+    """The non-trainable variables of `layer` itself, without random state."""
     return list(layer._non_trainable_variables)
 
 
 def losses_of_layers(layer: Any) -> list[tuple[keras.layers.Layer, int, Any]]:
-    """What `layer` and those inside of it have added with `add_loss`: each layer, the number of its loss, the loss."""
+    """The losses that `layer` and its sublayers have added with `add_loss`: each layer, the index of its loss, the loss."""
     each = [(part, part._get_own_losses()) for part in layers_of(layer)]
     return [(part, number, loss) for part, losses in each for number, loss in enumerate(losses)]
 
 
 def forget_losses(model: Any, losses: list[Any]) -> None:
-    """Layers drop the added losses of a step that has been traced (their ids may be given to other tensors)."""
+    """Drops the added losses of a traced step from the layers (their ids may be reused for other tensors)."""
     ids = {id(loss) for loss in losses}
     for layer in model._flatten_layers():
         layer._loss_ids.difference_update(ids)
 
 
 def drop_losses(layer: keras.layers.Layer, losses: list[Any]) -> None:
-    """Takes the losses that `layer` and those inside of it have added out of `losses`."""
+    """Removes the losses that `layer` and its sublayers have added from `losses`."""
     for each in layers_of(layer):
         added = {id(loss) for loss in losses} & each._loss_ids
         losses[:] = [loss for loss in losses if id(loss) not in added]
@@ -170,8 +170,8 @@ def watch_calls(
 ) -> Iterator[None]:
     """Calls `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
 
-    Keras runs `layer.call` by attribute, so an attribute of the instance comes first. It is set past Keras'
-    tracking and taken away again.
+    Keras calls `layer.call` by attribute, so an attribute of the instance comes first. It is set past Keras'
+    tracking and removed again.
     """
     original = layer.call
 

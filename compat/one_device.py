@@ -27,7 +27,7 @@ from .edges import OF_A_GRADIENT, is_of_a_gradient
 _LEFT_OUT = (
     "_class",
     "_gradient_op_type",
-)  # of other operations of the traced graph; of a backward pass that is traced
+)  # of other operations of the traced graph; of a traced backward pass
 
 
 _graphs_of_definitions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -47,7 +47,7 @@ _numbers = itertools.count()
 def traced_on_one_device(
     fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], name: str = "step", for_xla: bool = False
 ) -> Any:
-    """The graph of `fn(*tensors)` as the default strategy traces it: of each distributed variable the first copy is read.
+    """The graph of `fn(*tensors)` traced under the default strategy: distributed variables are read from their first copy.
 
     Args:
         fn: called once with placeholders; returns a list of tensors.
@@ -74,7 +74,7 @@ def traced_on_one_device(
 
 
 def graph_of(fn: Callable[..., list[Any]], like: Sequence[tf.Tensor]) -> Any:
-    """The `FuncGraph` of a function of tensors that are like these, and that has no captures."""
+    """The `FuncGraph` of a function of tensors with these specs, which has no captures."""
     graph: Any = tf.__internal__.FuncGraph("function")
     with graph.as_default():
         graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in like]
@@ -84,7 +84,7 @@ def graph_of(fn: Callable[..., list[Any]], like: Sequence[tf.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def as_on_one_device() -> Iterator[None]:
-    """Inside, the current graph is traced under the default strategy: the first copy of a distributed variable is read."""
+    """Inside, the current graph is traced under the default strategy: distributed variables are read as their first copy."""
     graph: Any = tf.compat.v1.get_default_graph()
     around, graph._distribution_strategy_stack = graph._distribution_strategy_stack, []
     none = tf.saved_model.SaveOptions(
@@ -103,7 +103,7 @@ def inner_graph(op: tf.Operation, attribute: str) -> Any:
 
 
 def called_graph(op: tf.Operation) -> Any:
-    """The graph of the function that is the type of an operation, as a `Defun` calls others; None: it is none."""
+    """The graph of the function that an operation's type names, as a `Defun` calls others; None without one."""
     return None if op.graph._get_function(op.type) is None else _graph_of(op, op.type)
 
 
@@ -111,25 +111,25 @@ def _graph_of(op: tf.Operation, name: str) -> Any:
     found: Any = op.graph._get_function(name)
     if found is None or hasattr(found, "graph"):
         return getattr(found, "graph", None)
-    if found not in _graphs_of_definitions:  # made by a `Defun`, as those of CTC are
+    if found not in _graphs_of_definitions:  # made by a `Defun`, like those of CTC
         with op.graph.as_default():
             _graphs_of_definitions[found] = function_def_to_graph(found.definition)
     return _graphs_of_definitions[found]
 
 
 def body_of(op: tf.Operation) -> str:
-    """The name of the function that is the body of a loop; empty where an operation is none."""
+    """The name of a loop's body function; empty for other operations."""
     return op.get_attr("body").name if "body" in op.node_def.attr else ""
 
 
 def distributed_variable(captured: Any) -> Any:
-    """The variable of which a graph has captured the first copy; None for anything else."""
+    """The variable whose first copy a graph has captured; None for other captures."""
     container = getattr(captured, "_distributed_container", None)
     return container() if container is not None else None
 
 
 def on_replica(captured: Any, replica: int) -> Any:
-    """What a graph has captured of the first copy of a variable, on another replica of this worker."""
+    """The capture of a variable's first copy, replaced by the copy of another replica of this worker."""
     variable = distributed_variable(captured)
     return captured if variable is None else variable.values[replica].handle
 
@@ -146,11 +146,11 @@ def copied_into_graph(
 
     Args:
         op: of any graph.
-        inputs: of the copy; a branch or a loop may be given scalars beside those of the operation.
-        functions: the names of functions that take the place of others that the operation names.
-        controls: operations that have to run before.
+        inputs: of the copy; a branch or a loop may be given scalars in addition to the inputs of `op`.
+        functions: the names of functions that replace others that the operation names.
+        controls: operations that have to run before the copy.
         seed: is added to the seed of an operation that draws random numbers.
-        changed: attributes, lists of int, that are not those of `op`.
+        changed: attributes, lists of int, that differ from those of `op`.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     attributes = {key: value for key, value in op.node_def.attr.items() if key not in _LEFT_OUT}
@@ -182,7 +182,7 @@ def copied_into_graph(
 
 
 def _append(attributes: dict[str, Any], name: str, dtypes: Sequence[tf.DType]) -> None:
-    """Lets a branch or a loop take scalars beside its inputs; a loop hands them on."""
+    """Adds scalars to the inputs of a branch or a loop; a loop passes them on."""
     if name not in attributes:
         return
     value = attributes[name] = type(attributes[name]).FromString(attributes[name].SerializeToString())
@@ -211,10 +211,10 @@ def new_function(
 
     Args:
         name: of it; made unique.
-        like: the `FuncGraph` that it takes the place of.
+        like: the `FuncGraph` that it replaces.
         build: called with the inputs; returns the outputs.
         shapes: of the inputs.
-        arguments: what it will be called with first, scalars beside the inputs of `like` included.
+        arguments: the first arguments of its calls, scalars added to the inputs of `like` included.
     """
     graph: Any = tf.__internal__.FuncGraph(f"{name}_{next(_numbers)}")
     with graph.as_default():
@@ -239,7 +239,7 @@ def with_static_shapes(
     shapes: Sequence[Sequence[int | None] | None],
     known: Mapping[str, tuple[Sequence[int | None] | None, np.ndarray | None]],
 ) -> dict[str, Any]:
-    """The shapes of all tensors of a graph, as TensorFlow infers them where its inputs have these.
+    """The shapes of all tensors of a graph, as TensorFlow infers them from these input shapes.
 
     The shape of a list of tensors is that of its elements.
 
@@ -265,7 +265,7 @@ def with_static_shapes(
 
 
 def _stand_in(tensor: Any, shape: Any, value: np.ndarray | None) -> Any:
-    """A tensor in the current graph with a shape, and where it is known with a value."""
+    """A tensor in the current graph with a shape, and with a value where it is known."""
     if value is not None:
         return tf.constant(value, tensor.dtype, name="known")
     if tensor.dtype != tf.variant:

@@ -1,4 +1,4 @@
-"""What Keras' optimizers keep for themselves."""
+"""Private state of Keras' optimizers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def track_apart(optimizer: keras.optimizers.Optimizer, name: str, variable: kera
 
 
 def know_variable(optimizer: keras.optimizers.Optimizer, variable: Any, index: int) -> None:
-    """Lets the optimizer find the state of its variable number `index` by another variable, too."""
+    """Lets the optimizer find the state of its variable number `index` by another variable as well."""
     optimizer._trainable_variables_indices[optimizer._var_key(variable)] = index
 
 
 def overwritten_by_gradient(variable: Any) -> bool:
-    """Whether `variable` takes its "gradient" as its new value, as the scales of Keras' float8 layers do."""
+    """Whether `variable` takes its "gradient" as its new value, like the scales of Keras' float8 layers."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def build_base_optimizer(optimizer: keras.optimizers.LossScaleOptimizer, variables: list[Any]) -> None:
-    """`Optimizer.build`, past `LossScaleOptimizer.build`, which would make the scale's variables again."""
+    """`Optimizer.build`, bypassing `LossScaleOptimizer.build`, which would create the scale's variables again."""
     keras_optimizer.Optimizer.build(optimizer, variables)
 
 
@@ -43,9 +43,9 @@ def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:
 
 
 def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The scope of the strategy that the variables of `optimizer` belong to; nothing to enter where one has been entered.
+    """The scope of the strategy of the optimizer's variables; a null context where a strategy's scope is active.
 
-    An optimizer that was made outside of that one is moved into it later.
+    An optimizer that was made in another scope is moved into the active one later.
     """
     strategy = optimizer_strategy(optimizer)
     if tf.distribute.has_strategy() or strategy is tf.distribute.get_strategy():
@@ -54,12 +54,12 @@ def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def call_count(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The variable that counts calls; with accumulation several of them make one update."""
+    """The variable that counts calls; with accumulation several calls make one update."""
     return optimizer._iterations
 
 
 def own_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables of `optimizer` itself, not those of optimizers inside of it."""
+    """The variables of `optimizer` itself, without those of nested optimizers."""
     return optimizer._variables
 
 
@@ -74,17 +74,17 @@ def own_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def variable_key(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """By what `optimizer` knows a variable."""
+    """The key under which `optimizer` knows a variable."""
     return optimizer._var_key(variable)
 
 
 def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables in which gradients are summed, one for each trained variable."""
+    """The variables that accumulate gradients, one for each trained variable."""
     return optimizer._accumulated_gradients
 
 
 def accumulator_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """The variable in which the gradients of `variable` are summed."""
+    """The variable that accumulates the gradients of `variable`."""
     return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
 
 
@@ -99,7 +99,7 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
-    """Gives the state of a trained variable: its item of every list with one for each of them (momentums, averages)."""
+    """The optimizer state of a trained variable: its item of every list with one for each of them (momentums, averages)."""
     number, every = len(trained_variables(optimizer)), own_variables(optimizer)
     lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == number]
     lists = [
@@ -124,5 +124,5 @@ def wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def index_of_optimizer(optimizer: Any, variable: Any) -> int:
-    """Which of its `wrapped_optimizers` a `MultiOptimizer` trains `variable` with."""
+    """The number, in `wrapped_optimizers`, of the optimizer with which a `MultiOptimizer` trains `variable`."""
     return optimizer._var_to_optimizer_idx[optimizer._var_key(variable)]

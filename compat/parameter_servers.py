@@ -1,4 +1,4 @@
-"""The coordinator of parameter servers: its workers, its queue, and variables in parts."""
+"""The coordinator of parameter servers: its workers, its queue, and sharded variables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ShardedVariable"]
 
 
 class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
-    """Reconnects to the workers that are there. TensorFlow's own waits until all of them are, for ever if need be."""
+    """Reconnects to the available workers. TensorFlow's own version waits until all are available, possibly for ever."""
 
     answers: Callable[[str, int], bool]
     whole: Any
 
     @property
     def _server_def(self) -> Any:
-        """The cluster without the workers that do not answer. Read before each attempt to reconnect."""
+        """The cluster without unreachable workers. Read before each attempt to reconnect."""
         definition = tensorflow_server_pb2.ServerDef()
         definition.CopyFrom(self.whole)
         for job in definition.cluster.job:
@@ -32,7 +32,7 @@ class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
         return definition
 
     def _validate_preemption_failure(self, e: Exception) -> None:
-        """Raises `e` unless it says that a worker was lost. TensorFlow knows no cluster from which one is left out."""
+        """Raises `e` unless it reports a lost worker. TensorFlow does not support a cluster with missing workers."""
         queue = self._cluster.closure_queue
         if not (_left_out(e) and not queue._cancellation_mgr.is_cancelled):
             super()._validate_preemption_failure(e)
@@ -44,7 +44,7 @@ def _left_out(error: Exception) -> bool:
 
 
 def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> None:
-    """Has the coordinator go on with the workers for which `answers("worker", index)` is true when one was lost."""
+    """Lets the coordinator continue after a loss with the workers for which `answers("worker", index)` is true."""
     handler = coordinator._cluster.failure_handler
     if type(handler) is not cluster_coordinator.WorkerPreemptionHandler:
         return
@@ -54,21 +54,21 @@ def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> No
 
 
 def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
-    """Has some worker's thread call `fn()`, with that worker as the default device.
+    """Calls `fn()` in the thread of some worker, with that worker as the default device.
 
-    The public `schedule` takes a `tf.function` only, which cannot know by which worker it is run.
+    The public `schedule` takes a `tf.function` only, which does not know the worker that runs it.
     """
     coordinator._cluster.schedule(fn, None, None)
 
 
 def current_worker() -> int:
-    """The number of the worker whose thread this is. Context: host, in a function of `schedule_python`."""
+    """The number of this thread's worker. Context: host, in a function of `schedule_python`."""
     dispatch: Any = coordinator_context.get_current_dispatch_context()
     return int(dispatch.worker_index)
 
 
 def scheduled_error(coordinator: Any) -> BaseException | None:
-    """The error that ended a scheduled function, if there is one; `join` would raise it."""
+    """The error that ended a scheduled function, or None; `join` would raise it."""
     return coordinator._cluster.closure_queue._error
 
 
@@ -76,14 +76,14 @@ def join_for(coordinator: Any, seconds: float) -> bool:
     """Waits until all scheduled functions have ended; False if they have not in `seconds`.
 
     Raises:
-        Exception: what one of them raised.
+        Exception: the error of a scheduled function.
     """
     return bool(coordinator._cluster.closure_queue.wait(timeout=seconds))
 
 
 @contextlib.contextmanager
 def scheduling(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Tells the strategy that what is traced here will be scheduled; it warns otherwise."""
+    """Marks the code traced here as scheduled; without the mark the strategy warns."""
     extended = strategy.extended
     before = extended._being_scheduled
     extended._being_scheduled = True
@@ -94,7 +94,7 @@ def scheduling(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:
-    """The cluster resolver that a `ParameterServerStrategy` was made with; its public property is None."""
+    """The cluster resolver of a `ParameterServerStrategy`; its public property is None."""
     return strategy.cluster_resolver or strategy._cluster_resolver
 
 

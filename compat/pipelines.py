@@ -1,4 +1,4 @@
-"""What the transformations of a `tf.data.Dataset` do, as far as its position depends on it."""
+"""The effect of the transformations of a `tf.data.Dataset` on its position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE_PREFIXES = (
     "StatefulRandom",
 )
 _DRAWING = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted")
-# What starts its inputs with its own first element, and once in a pass.
+# Transformations that start their inputs with their first element, and once in a pass.
 _STARTS_ONCE = (
     "Map",
     "Filter",
@@ -41,10 +41,10 @@ class Transformation(NamedTuple):
 
     name: str
     operations: frozenset[str]
-    python: tuple[Callable[..., Any], ...]  # the functions of the user that it calls
+    python: tuple[Callable[..., Any], ...]  # the Python functions that it calls
     variables: tuple[tf.Variable, ...]  # that its functions use
-    unseeded: bool  # it draws from a seed that is another in every process
-    over_shuffle: bool  # something before it gives another order in every pass
+    unseeded: bool  # it draws from a seed that differs in every process
+    over_shuffle: bool  # an earlier transformation changes the order in every pass
 
     @property
     def calls_python(self) -> bool:
@@ -53,7 +53,7 @@ class Transformation(NamedTuple):
 
     @property
     def caches(self) -> bool:
-        """Whether it keeps what the first pass gave."""
+        """Whether it caches the elements of the first pass."""
         return self.name == "CacheDataset" or any(name.startswith("CacheDataset") for name in self.operations)
 
     @property
@@ -63,12 +63,12 @@ class Transformation(NamedTuple):
 
     @property
     def forgets_order(self) -> bool:
-        """Whether the checkpoint of an iterator lacks what the order of the next pass depends on, beside shuffles."""
+        """Whether the checkpoint of an iterator lacks state, except shuffles, that the order of the next pass depends on."""
         return self.name == "_RandomDataset"
 
     @property
     def draws(self) -> bool:
-        """Whether it draws from random operations, which begin anew with every pass."""
+        """Whether it draws from random operations that restart with every pass."""
         return any(name.startswith(_DRAWING) for name in self.operations)
 
     @property
@@ -92,7 +92,7 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
         definition = graph.as_graph_def()
         nodes += [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
         variables += graph.variables
-    # In the order in which the program has made them: that of a graph's functions is another in every process.
+    # In creation order: the order of a graph's functions differs in every process.
     tokens = {node.attr["token"].s for node in nodes if node.op in PYTHON_CALLS}
     called = [
         each for token in sorted(tokens, key=lambda t: (len(t), t)) for each in python_functions_of(token)
@@ -120,7 +120,7 @@ def _gives_new_order(name: str) -> bool:
 
 
 def is_deterministic(dataset: tf.data.Dataset) -> bool:
-    """Whether the options of a pipeline leave its order alone."""
+    """Whether the options of a pipeline keep its order."""
     return dataset.options().deterministic is not False
 
 

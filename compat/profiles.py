@@ -1,10 +1,10 @@
-"""Writes TensorFlow's profile in a fork of the process, where a fault of TensorFlow ends no training.
+"""Writes TensorFlow's profile in a fork of the process, so that a crash of TensorFlow does not end the training run.
 
-TensorFlow joins the beginning and the end of what two threads did for one operation, such as a sum over workers, through
-pointers to events that it has copied and freed meanwhile (`TraceMeRecorder::Consume` in 2.20 and 2.21, met by users since
-2020: tensorflow/tensorboard#3149). Depending on the order of its threads, which stays the same for long, the process is then
-killed, hangs, or goes on with memory that was overwritten. In a fork only the fork is lost, and there nothing that is freed
-is used again. In this process the events are dropped unread.
+TensorFlow matches the beginning and the end of an operation that two threads share, such as an all-reduce, through
+pointers to events that it has copied and freed (`TraceMeRecorder::Consume` in 2.20 and 2.21, reported by users since
+2020: tensorflow/tensorboard#3149). Depending on the order of its threads, which is stable for long, the process is then
+killed, hangs, or continues with overwritten memory. A crash in a fork loses only the fork, and freed memory is not
+reused there. In this process the events are dropped unread.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ from tensorflow.python.profiler import profiler_v2
 
 _LEVEL = "_ZN3tsl8profiler8internal13g_trace_levelE"
 _NOT_RECORDING = -1
-_FORKS = 2  # that may write a profile
+_FORKS = 2  # attempts to write a profile
 _POLL = 0.01
-_RETURN = b"\xc3"  # the instruction of an x86-64
+_RETURN = b"\xc3"  # the return instruction of x86-64
 
 
 def can_be_written_in_fork() -> bool:
-    """Whether nothing but the host is profiled: what records a GPU or TPU works in its own process alone."""
+    """Whether only the host is profiled: a GPU or TPU can be profiled only in its own process."""
     on_host = all(device.device_type == "CPU" for device in tf.config.list_physical_devices())
     return on_host and bool(_levels())
 
 
 def write_in_fork(seconds: float, most: float, state: Callable[[int], tuple[bool, float]]) -> str | None:
-    """Writes the profile that was begun, and ends it. It takes 0.05 s for 10,000 events, beside copying the page tables.
+    """Writes the current profile and ends it. It takes 0.05 s for 10,000 events, plus the copy of the page tables.
 
     Args:
-        seconds: how long that may take; what a fork waits for a processor does not count. A fork has what another thread
-            was in the middle of, a lock that it held, say: one that fails, or has taken half of the time, is followed by
-            another.
-        most: how long it may take by the clock.
-        state: whether a process computes or waits for a processor now, and the seconds that it has computed.
+        seconds: timeout in CPU time; waiting for a processor does not count. A fork inherits the state of other threads,
+            such as a lock that is held: a fork that fails, or has taken half of the time, is followed by another one.
+        most: timeout in wall-clock time.
+        state: whether a process runs or waits for a processor now, and its CPU seconds.
 
     Returns:
-        None, or why nothing was written.
+        None, or the reason why nothing was written.
     """
     session, reason = profiler_v2._profiler, None
     for _ in range(_FORKS):
         reason = _written_in_fork(session, lambda fork: _ended(fork, seconds / _FORKS, most / _FORKS, state))
         if reason is None:
             break
-    del session  # else it would not end below
+    del session  # otherwise it would not end below
     discard()
     return reason
 
@@ -63,19 +62,19 @@ def write_in_fork(seconds: float, most: float, state: Callable[[int], tuple[bool
 def _written_in_fork(session: Any, ended: Callable[[int], str | None]) -> str | None:
     keep_what_is_freed = _keeper()
     with warnings.catch_warnings():
-        # Python warns of forks beside threads: this one takes no lock of Python's, and runs no code of the user's.
+        # Python warns of forks with threads: this one takes no lock of Python and runs no user code.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             fork = os.fork()
-        except OSError as error:  # memory that the system may not promise twice, or a limit on processes
-            return f"no process could be made to write it ({error.strerror})"
+        except OSError as error:  # memory that the system cannot overcommit, or a limit on processes
+            return f"no process could be started to write it ({error.strerror})"
     if not fork:
         _write_and_exit(session, keep_what_is_freed)
     return ended(fork)
 
 
 def discard() -> None:
-    """Ends the profile that was begun and writes nothing."""
+    """Ends the current profile without writing it."""
     _stop_unread()
     if _levels():
         tf.profiler.experimental.start("")  # the beginning of a profile frees the events that are left
@@ -89,10 +88,10 @@ def _stop_unread() -> None:
 
 
 def _write_and_exit(session: Any, keep_what_is_freed: Callable[[], object]) -> None:
-    """Does not return: nothing of what this process does at its end, or after an error, may happen twice."""
+    """Does not return: exit handlers and error handlers of this process must not run twice."""
     status = 1
     try:
-        faulthandler.disable()  # what became of it is said in one sentence
+        faulthandler.disable()  # the parent reports the error in one sentence
         keep_what_is_freed()
         session.export_to_tb()
         status = 0
@@ -101,26 +100,26 @@ def _write_and_exit(session: Any, keep_what_is_freed: Callable[[], object]) -> N
 
 
 def _keeper() -> Callable[[], object]:
-    """What makes `free` return at once: fit for a process that is about to end, and done where we know its instructions.
+    """Makes `free` return at once: safe in a process that is about to end, and done where the instructions are known.
 
-    Elsewhere, or where the system forbids it, the pointers above may lead to what is in use again, and the fork may be lost.
+    Elsewhere, or where the system forbids it, the pointers above may point to reused memory, and the fork may crash.
     """
     if platform.machine() != "x86_64":
         return lambda: None
     library = ctypes.CDLL(None)
     free = ctypes.cast(library.free, ctypes.c_void_p).value or 0
     page = ctypes.c_void_p(free // mmap.PAGESIZE * mmap.PAGESIZE)
-    everything = 7  # to be read, written and run
+    everything = 7  # read, write and execute
     change = library.mprotect
     return lambda: change(page, mmap.PAGESIZE, everything) or ctypes.memmove(free, _RETURN, 1)
 
 
 def _ended(fork: int, seconds: float, most: float, state: Callable[[int], tuple[bool, float]]) -> str | None:
-    """Waits for the fork, at most so long and a second after it was killed; None if it wrote the profile, or why not."""
+    """Waits for the fork, at most this long and one second after killing it; None if it wrote the profile, or why not."""
     status = _status(fork, seconds, most, state)
     if status is None:
         os.kill(fork, signal.SIGKILL)
-        _status(fork, 1.0, 1.0, state)  # on a disk that hangs it ends later
+        _status(fork, 1.0, 1.0, state)  # on a hanging disk it ends later
         return f"TensorFlow did not write it within {_FORKS * seconds:g} s"
     if status < 0:
         return f"TensorFlow failed with {signal.Signals(-status).name} while it wrote it"
@@ -128,7 +127,7 @@ def _ended(fork: int, seconds: float, most: float, state: Callable[[int], tuple[
 
 
 def _status(fork: int, seconds: float, most: float, state: Callable[[int], tuple[bool, float]]) -> int | None:
-    """How a child ended, a signal as a negative number; None: it has not after so long."""
+    """The exit status of a child, negative for a signal; None on a timeout."""
     until, asleep, computed = time.monotonic() + most, 0.0, 0.0
     while asleep + computed < seconds and time.monotonic() < until:
         try:
@@ -144,7 +143,7 @@ def _status(fork: int, seconds: float, most: float, state: Callable[[int], tuple
 
 
 def _levels() -> list[ctypes.c_int]:
-    """What TensorFlow's recorder looks at before it notes an event or reads what it has; empty where it cannot be found."""
+    """The address that TensorFlow's recorder checks before it records or reads events; empty where it is unknown."""
     for file in Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.*"):
         try:
             return [ctypes.c_int.in_dll(ctypes.CDLL(str(file)), _LEVEL)]

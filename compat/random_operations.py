@@ -33,7 +33,7 @@ def _is_stateful(operation: str) -> bool:
 
 
 def drawing_operations(graph: Any) -> list[str]:
-    """The names of the operations of a graph, its functions included, that draw random numbers from a state of their own."""
+    """The names of a graph's operations, its functions included, that draw random numbers from internal state."""
     definition = graph.as_graph_def(add_shapes=False)
     nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
     return sorted({node.name for node in nodes if _draws(node.op) and _is_stateful(node.op)})

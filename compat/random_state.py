@@ -1,4 +1,4 @@
-"""Where Keras and TensorFlow keep their random numbers, and the state of a thread."""
+"""The random state of Keras and TensorFlow, and the state of a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE_NAME = "seed_generator_state"
 
 
 def global_seed_generator_state(make: bool = False) -> Any:
-    """The `keras.Variable` of the generator behind `seed=None`; None if it was never used, unless `make`."""
+    """The `keras.Variable` of the generator behind `seed=None`; None before its first use, unless `make`."""
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     if generator is None and make:
         generator = seed_generator.global_seed_generator()
@@ -33,7 +33,7 @@ def is_random_state(variable: Any) -> bool:
 
 
 def seeds_as_set() -> dict[str, int | None]:
-    """The seeds that the program has given to `keras.utils.set_random_seed` and `tf.random.set_seed`; None without."""
+    """The seeds that the program has set with `keras.utils.set_random_seed` and `tf.random.set_seed`; None without."""
     return {
         "keras.utils.set_random_seed": rng_utils.get_random_seed(),
         "tf.random.set_seed": context.global_seed(),
@@ -41,17 +41,17 @@ def seeds_as_set() -> dict[str, int | None]:
 
 
 def eager_seed_source() -> random.Random | None:
-    """The generator of the seeds of eager random operations; None before a first use."""
+    """The generator of the seeds of eager random operations; None before its first use."""
     return getattr(context.context(), "_rng", None)
 
 
 def global_generator() -> tf.random.Generator | None:
-    """`tf.random.get_global_generator()` if there is one already; None otherwise (asking would make one)."""
+    """`tf.random.get_global_generator()` if one exists; None otherwise (the call would make one)."""
     return stateful_random_ops.global_generator
 
 
 def forget_generators(keras: bool, tensorflow: bool) -> None:
-    """Removes the global generators of Keras and TensorFlow, which are made anew when they are next used."""
+    """Removes the global generators of Keras and TensorFlow; the next use creates new ones."""
     if keras:
         global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
     if tensorflow:
@@ -66,15 +66,15 @@ class thread_state:
     """
 
     def __init__(self) -> None:
-        # One device makes the generator, from a random seed, only where one is used.
+        # A single device makes the generator, from a random seed, only on its first use.
         drawn = random.getstate()
-        with tf.init_scope(), direct_writes():  # not in the graph or the scope that is at work here
+        with tf.init_scope(), direct_writes():  # not in the current graph or stateless scope
             seed_generator.global_seed_generator()
         random.setstate(drawn)
         self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))
 
     def enter(self) -> None:
-        """Gives this thread the state that was captured; what the thread has itself stays."""
+        """Gives this thread the captured state; existing state of the thread stays."""
         own = vars(global_state.GLOBAL_STATE_TRACKER)
         for name, value in self._attributes.items():
             if name not in _OF_ONE_THREAD:
@@ -82,10 +82,10 @@ class thread_state:
 
 
 def drawn_seed(seed: Any) -> Any:
-    """The int32 pair of numbers that a random function of Keras draws with for its argument `seed`."""
+    """The int32 pair with which a random function of Keras draws for its argument `seed`."""
     return backend_random._cast_seed(seed_generator.draw_seed(seed))
 
 
 def noise_shape_of(inputs: Any, noise_shape: Any) -> Any:
-    """The shape of a dropout mask, what the argument `noise_shape` leaves open taken from `inputs`."""
+    """The shape of a dropout mask; open dimensions of `noise_shape` are taken from `inputs`."""
     return backend_random._get_concrete_noise_shape(inputs, noise_shape)

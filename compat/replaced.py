@@ -1,12 +1,12 @@
 """What is changed in Keras and TensorFlow from outside: functions that are replaced, and names that are added.
 
-- `REPLACED`: functions of Keras, and some of TensorFlow, that are replaced while a step of ours is computed, in whatever
-  thread; at any other time each of them is the very original. What stands in for a function is made by the package that
-  knows how, and handed down with `provide`. It does what the original does in a thread that computes no step, so that
-  plain Keras in another thread is plain Keras.
-- `WRAPPED`: steps by which a MultiWorkerMirroredStrategy joins its cluster and creates variables, and `run` of a
-  ParameterServerStrategy, which may be made by TensorFlow's own class before anything of ours is called; and what does more
-  for a model of ours. These stay.
+- `REPLACED`: functions of Keras, and some of TensorFlow, that are replaced while a step of ours is computed, in any
+    thread; at any other time each is the original. The package that defines a replacement passes it to `provide`. In a
+    thread that computes no step, a replacement behaves like the original, so that plain Keras in another thread is
+    unchanged.
+- `WRAPPED`: methods by which a MultiWorkerMirroredStrategy joins its cluster and creates variables, and `run` of a
+    ParameterServerStrategy, because TensorFlow's class may create the strategy before any call of Unisono; and methods that
+    do more for a model of ours. These stay.
 - `ADDED`: methods that classes of TensorFlow lack. Nothing that worked without them changes.
 """
 
@@ -43,7 +43,7 @@ from .shared_change import shared_change
 
 
 class Changed(NamedTuple):
-    """A name that is changed: the module or class that holds it, the name there, and why."""
+    """A changed name: the module or class that holds it, the name there, and why."""
 
     owner: Any
     name: str
@@ -51,7 +51,7 @@ class Changed(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What it is called here: `Loss.__call__`, `random.uniform`."""
+        """Its short name: `Loss.__call__`, `random.uniform`."""
         return f"{self.owner.__name__.rpartition('.')[2]}.{self.name}"
 
 
@@ -59,7 +59,7 @@ REPLACED = (
     Changed(
         keras.losses.Loss,
         "__call__",
-        "what it is divided by is noted, for optimizers that accumulate and for micro-batches",
+        "the divisor is recorded, for optimizers that accumulate and for micro-batches",
     ),
     Changed(
         keras.layers.Layer,
@@ -77,7 +77,7 @@ REPLACED = (
     Changed(
         BaseOptimizer,
         "apply",
-        "an optimizer that was found nowhere in the model adds up what the replicas hand it as the others do",
+        "an optimizer outside of the model's attributes reduces the replicas' gradients like the others",
     ),
     Changed(
         keras.layers.Layer,
@@ -87,13 +87,13 @@ REPLACED = (
     Changed(
         backend_core.Variable,
         "handle",
-        "a tape knows a variable whose value is given as a tensor by that tensor",
+        "a tape accepts a tensor as the value of a variable",
     ),
     Changed(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
     Changed(
         _MirroredReplicaContext,
         "_merge_call",
-        "no replica waits for others inside of a function that is compiled apart",
+        "no replica waits for others inside of a function that is compiled separately",
     ),
     Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws"),
     Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws"),
@@ -101,19 +101,21 @@ REPLACED = (
     Changed(
         random_ops_util,
         "_get_key_counter",
-        "a GPU works out itself what it draws with, and is not waited for",
+        "a GPU computes its own random seeds, and the host does not wait for it",
     ),
-    Changed(backend_numpy, "take", "rows of a variable are taken where they are, on a parameter server"),
+    Changed(backend_numpy, "take", "embedding rows are looked up on the parameter server that holds them"),
     Changed(
         backend_nn,
         "_compute_moments_sync",
-        "a difference of squares cancels digits, which replicas would show",
+        "a difference of squares loses digits, and replicas would differ from a single device",
     ),
-    Changed(Function, "__call__", "writes inside of it are writes of the step"),
+    Changed(Function, "__call__", "writes inside of a function are writes of the step"),
     Changed(cond_module, "cond", "writes inside of a branch are writes of the step"),
     Changed(while_module, "while_loop", "writes inside of a loop are writes of the step"),
-    Changed(FuncGraph, "_create_op_internal", "sizes are computed on the host, which waits for no GPU"),
-    Changed(tf.RegisterGradient, "__call__", "a gradient that was made for one graph ends with that graph"),
+    Changed(
+        FuncGraph, "_create_op_internal", "sizes are computed on the host, which does not wait for a GPU"
+    ),
+    Changed(tf.RegisterGradient, "__call__", "the gradient of one graph is freed with that graph"),
 )
 
 WRAPPED = (
@@ -130,12 +132,12 @@ WRAPPED = (
     Changed(
         tf.distribute.experimental.ParameterServerStrategy,
         "run",
-        "variables in parts are looked up and differentiated as whole ones",
+        "sharded variables are looked up and differentiated like whole ones",
     ),
     Changed(
         backend_core.Variable,
         "_initialize",
-        "a weight of a strategy that shards weights is never whole on a device",
+        "a weight of a strategy that shards weights never has its full size on a device",
     ),
     Changed(
         backend_core.Variable,
@@ -146,43 +148,40 @@ WRAPPED = (
     Changed(
         backend_core.Variable,
         "_serialize_to_tensors",
-        "a checkpoint of TensorFlow holds a variable in parts as a whole one, where it stops with an error otherwise",
+        "a TensorFlow checkpoint stores a sharded variable as a whole one, instead of raising an error",
     ),
     Changed(
         backend_core,
         "remat",
-        "`keras.RematScope` in a graph, where TensorFlow's own takes no keyword arguments",
+        "`keras.RematScope` in a graph, where TensorFlow's version takes no keyword arguments",
     ),
-    Changed(
-        TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` come to the fit of a model of ours"
-    ),
+    Changed(TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` reach the fit of a model of ours"),
     Changed(TensorFlowTrainer, "evaluate", "the same"),
     Changed(TensorFlowTrainer, "predict", "the same"),
     Changed(
         keras.callbacks.TensorBoard,
         "_stop_profiler",
-        "TensorFlow can end the process that writes a profile, which must not be the one that trains",
+        "TensorFlow can crash while it writes a profile, so another process than the training process writes it",
     ),
-    Changed(cloning, "_clone_sequential_model", "the clone of a model of ours is one"),
+    Changed(cloning, "_clone_sequential_model", "the clone of a model of ours is a model of ours"),
 )
 
 ADDED = (
-    Changed(ShardedVariable, "__array__", "Keras reads a variable so when it saves"),
-    Changed(DistributedVariable, "__int__", "`int(optimizer.iterations)` in a loop of the user's own"),
-    Changed(DistributedVariable, "__float__", "`float(optimizer.learning_rate)` in a loop of the user's own"),
+    Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),
+    Changed(DistributedVariable, "__int__", "`int(optimizer.iterations)` in a custom loop"),
+    Changed(DistributedVariable, "__float__", "`float(optimizer.learning_rate)` in a custom loop"),
 )
 
 _makers: dict[str, Callable[[Any], Any]] = {}
-_FILES: set[str] = set()  # of what stands in for functions
-_made: dict[str, tuple[Any, Any]] = {}  # for each name the last original and what stands in for it
+_FILES: set[str] = set()  # of the replacements
+_made: dict[str, tuple[Any, Any]] = {}  # for each name the last original and its replacement
 _installed: list[tuple[Changed, Any, Any]] = []
 
 
 def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
-    """Says what stands in for a function of `REPLACED`: `make(original)`; for a property, its getter.
+    """Sets the replacement of a function of `REPLACED`: `make(original)`; for a property, its getter.
 
-    What is provided later stands around what is there. `within`: functions of other modules that stand around the original,
-    too.
+    A later replacement wraps an earlier one. `within`: functions of other modules that also wrap the original.
     """
     assert key in {each.key for each in REPLACED}, key
     inner = _makers.get(key)
@@ -194,8 +193,8 @@ def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -
 def replaced_functions() -> Iterator[None]:
     """The functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
 
-    Where TensorFlow says in which lines of the user's an operation was made, those of the replacements are left out: over
-    several processes it sends so many characters only.
+    The lines of the replacements are left out of TensorFlow's list of the user's lines that made an operation: over several
+    processes it sends only a limited number of characters.
     """
     with _replaced(), _LeftOut():
         yield
@@ -217,7 +216,7 @@ def _install() -> None:
 
 def _restore() -> None:
     for each, original, replacement in _installed:
-        if vars(each.owner)[each.name] is replacement:  # else somebody has put a wrapper of his own around it
+        if vars(each.owner)[each.name] is replacement:  # otherwise other code has wrapped it
             setattr(each.owner, each.name, original)
     _installed.clear()
 
@@ -226,7 +225,7 @@ _replaced = shared_change(_install, _restore)
 
 
 def _original(found: Any) -> Any:
-    """What was there before us: a patch that began inside of a step and ends outside puts our replacement back."""
+    """The value before our replacement: a patch that begins inside of a step and ends outside restores our replacement."""
     return getattr(found.fget if isinstance(found, property) else found, "__unisono_original__", found)
 
 
@@ -241,7 +240,7 @@ def _replacement(key: str, original: Any) -> Any:
 
 
 def wrap(name: str, around: Callable[..., Any]) -> None:
-    """Has `around(original, *arguments)` called for a method of `WRAPPED`, for good; a second call does nothing."""
+    """Calls `around(original, *arguments)` for a method of `WRAPPED`, permanently; a second call does nothing."""
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     original = getattr(owner, name)
     if not hasattr(original, "__unisono_original__"):
@@ -249,9 +248,9 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
 
 
 def wrap_within(name: str, around: Callable[..., Any]) -> None:
-    """As `wrap`, for a method that Keras has decorated: inside of the decorator.
+    """Like `wrap`, for a method that Keras has decorated: inside of the decorator.
 
-    What holds the method already, such as a tool that has put its own in its place, then calls `around`, too.
+    A tool that has stored the method before, such as one that replaces it, then also calls `around`.
     """
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     method = getattr(owner, name)

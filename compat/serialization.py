@@ -1,4 +1,4 @@
-"""The names under which Keras writes classes into files and finds them again."""
+"""The names under which Keras writes classes into files and finds them when it loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["deserialize_keras_object"]
 
 
 def save_as(cls: type, original: type) -> None:
-    """Has Keras write objects of `cls` into files as `original`: plain Keras then opens what we save.
+    """Lets Keras write objects of `cls` into files as `original`: plain Keras can then open these files.
 
     Args:
         cls: a class of ours.
@@ -26,20 +26,20 @@ def save_as(cls: type, original: type) -> None:
 
 
 def save_under(cls: type, path: str) -> None:
-    """Has Keras write objects of `cls` into files as `path`, "module.Name", of a class for which it exports no name."""
+    """Lets Keras write objects of `cls` into files as `path`, "module.Name", for a class without an exported name."""
     REGISTERED_OBJS_TO_NAMES[cls] = path
 
 
 def pickled(reduced: Any) -> tuple[Any, Any]:
-    """What `unpickle` takes, of what `__reduce__` of Keras returned, or of a tool with a way of its own."""
+    """The arguments of `unpickle`, from the result of Keras' `__reduce__`, or of a tool's own serialization."""
     read, (content,) = reduced
     own = getattr(read, "__func__", None) is getattr(KerasSaveable._unpickle_model, "__func__", None)
-    # Keras' function is bound to a class, which need not be found again by its name.
+    # Keras' function is bound to a class, which need not be importable by name.
     return content, None if own else read
 
 
 def unpickle(content: Any, read: Any) -> Any:
-    """The object that was pickled, as one of Keras' classes."""
+    """The unpickled object, as one of Keras' classes."""
     return (read or KerasSaveable._unpickle_model)(content)
 
 
@@ -49,7 +49,7 @@ _ours: dict[str, type] = {}
 def save_under_keras_name(cls: type) -> None:
     """Saves `cls`, a subclass of a class of the same name in `keras.optimizers`, under that name.
 
-    Keras looks for a custom object of that name first and then in the module: so the file opens as `cls` within
+    Keras searches for a custom object of that name first and then in the module: so the file opens as `cls` within
     `our_classes()`, and as Keras' own class everywhere else.
     """
     REGISTERED_OBJS_TO_NAMES.pop(cls, None)
@@ -58,5 +58,5 @@ def save_under_keras_name(cls: type) -> None:
 
 
 def our_classes() -> keras.saving.CustomObjectScope:
-    """A scope in which Keras opens what `save_under_keras_name` saved as our classes, with all of their settings."""
+    """A scope in which Keras opens files of `save_under_keras_name` as our classes, with all settings."""
     return keras.saving.custom_object_scope(_ours)

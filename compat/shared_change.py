@@ -1,4 +1,4 @@
-"""What is changed for as long as anyone needs it: in place when the first comes, and taken back when the last has gone."""
+"""Reference-counted changes: made when the first user enters, and undone when the last one leaves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 def shared_change(
     make: Callable[[], None], undo: Callable[[], None]
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context manager inside of which a change is made. Counts those who are inside, in all threads.
+    """A context manager inside of which a change holds. Counts the users inside, in all threads.
 
     Args:
         make: makes the change.
-        undo: takes it back.
+        undo: reverts it.
     """
     lock = threading.Lock()
     users = 0
@@ -40,12 +40,12 @@ def shared_change(
 
 _ABSENT = object()
 _attributes_lock = threading.Lock()
-_attributes: dict[tuple[int, str], list[Any]] = {}  # how many are inside, and what was there before
+_attributes: dict[tuple[int, str], list[Any]] = {}  # the number of users inside, and the original value
 
 
 @contextlib.contextmanager
 def shared_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, the attribute of an object is `make` of what it was; that of the first who is inside serves all threads.
+    """Inside, the attribute of an object is `make` of its original value; the first user's change serves all threads.
 
     Args:
         owner: the object; its attribute is set past Keras' tracking.

@@ -1,4 +1,4 @@
-"""What a strategy and its replicas know of themselves."""
+"""Private state of a strategy and its replicas."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .shared_change import shared_change
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
-    """What the `CommunicationOptions` of a MultiWorkerMirroredStrategy say; 0: they leave it to TensorFlow."""
+    """The `CommunicationOptions` of a MultiWorkerMirroredStrategy; 0: TensorFlow decides."""
     return strategy.extended._communication_options.bytes_per_pack
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> list[str]:
-    """The names of the devices that replicas compute on."""
+    """The names of the replicas' compute devices."""
     return getattr(strategy.extended, "_devices", None) or ["default device"]
 
 
 def traced_replica() -> int | None:
-    """The number of the replica in its own worker, where a thread traces each; None where one trace serves them all."""
+    """The number of the replica in its worker, where each replica has a tracing thread; None where one trace serves all."""
     index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
     return index if isinstance(index, int) else None
 
@@ -36,7 +36,7 @@ _grouped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def give_collectives_a_group(strategy: Any) -> None:
-    """Lets the collectives of a `MirroredStrategy` meet those of no other one of this process.
+    """Keeps the collectives of a `MirroredStrategy` separate from those of other strategies in this process.
 
     TensorFlow numbers the groups of every strategy from 1, and a group has one size for the life of a process: collectives
     of a second strategy with another number of replicas are aborted.
@@ -51,9 +51,9 @@ def give_collectives_a_group(strategy: Any) -> None:
 
 
 class LoneReplica(tf.distribute.ReplicaContext):
-    """The context of the replica that computes a step on the whole batch: a reduction over replicas is its own value.
+    """The context of the replica that computes a step on the whole batch: a reduction over replicas is the identity.
 
-    A `tf.Variable` with an aggregation, which the code of a layer assigns, is so written in a graph that is then pruned.
+    A `tf.Variable` with an aggregation, assigned by a layer, is written this way in a graph that is then pruned.
     """
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
@@ -97,10 +97,10 @@ _replaced = shared_change(_install, _restore)
 
 @contextlib.contextmanager
 def pretending_replicas(count: int | None) -> Iterator[None]:
-    """Code of this thread finds `count` as the `num_replicas_in_sync` of any strategy; None: the real number.
+    """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number.
 
-    For code that computes as on one device. The property is TensorFlow's own again when the last such block of any thread
-    ends.
+    For code that computes like a single device. When the last such block of any thread ends, TensorFlow's property is
+    restored.
     """
     outer = _pretending.replicas
     with _replaced():

@@ -1,4 +1,4 @@
-"""The parts of Keras' trainer that ours is made of, and what it keeps in a model."""
+"""The parts of Keras' trainer that ours uses, and their state in a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def filter_traceback(function: Function) -> Function:
 
 
 def compiled_loss(model: Any) -> Any | None:
-    """What `compile` made of the argument `loss`: callable as `loss(y, y_pred, sample_weight)`; None without a loss."""
+    """The compiled loss: callable as `loss(y, y_pred, sample_weight)`; None without a loss."""
     return model._compile_loss
 
 
@@ -47,7 +47,7 @@ def flat_losses(model: Any) -> list[Any]:
 
 
 def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """What `loss.call` gives, and the mask of its entries or None: `Loss.__call__` up to the reduction."""
+    """The result of `loss.call`, and the mask of its entries or None: `Loss.__call__` before the reduction."""
     in_mask = get_keras_mask(y_pred)
     with keras.name_scope(loss.name):
         y_true, y_pred = (
@@ -61,7 +61,7 @@ def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def pretending_built(optimizer: Any) -> Iterator[None]:
-    """Keeps Keras' symbolic build from making the variables of an optimizer that the user's step may never use."""
+    """Keeps Keras' symbolic build from creating optimizer variables that a custom step may never use."""
     object.__setattr__(optimizer, "built", True)
     try:
         yield
@@ -70,18 +70,18 @@ def pretending_built(optimizer: Any) -> Iterator[None]:
 
 
 def compiled_metrics(model: Any) -> Any | None:
-    """What `compile` made of the arguments `metrics` and `weighted_metrics`; None without any."""
+    """The compiled arguments `metrics` and `weighted_metrics`; None without any."""
     return model._compile_metrics
 
 
 def given_metrics(model: Any) -> Any:
-    """The argument `metrics` of `compile`, as it was given; None without any."""
+    """The argument `metrics` of `compile`, as given; None without any."""
     metrics = compiled_metrics(model)
     return None if metrics is None else metrics._user_metrics
 
 
 def loss_tracker(model: Any) -> Any:
-    """The metric that holds the mean of the loss; None before `compile`."""
+    """The metric with the mean of the loss; None before `compile`."""
     return model._loss_tracker
 
 
@@ -96,12 +96,12 @@ def overrides_compute_loss(model: Any) -> bool:
 
 
 def compile_config(model: Any) -> dict[str, Any]:
-    """The arguments of `compile` as a file will have them; what is taken out is left to its default."""
+    """The arguments of `compile` as saved in a file; removed ones take their defaults."""
     return model._compile_config.config
 
 
 def check_compiled(model: Any, method: str) -> None:
-    """Refuses a model without `compile`; the message names the method that was called."""
+    """Raises for a model without `compile`; the message names the method that was called."""
     model._assert_compile_called(method)
 
 
@@ -116,15 +116,15 @@ def strategy_of(model: Any) -> Any | None:
 
 
 def set_strategy_of(model: Any, strategy: Any) -> None:
-    """The model belongs to `strategy` from now on."""
+    """Assigns the model to `strategy`."""
     model._distribute_strategy = strategy
 
 
 def build_symbolically(model: Any, batch: Any) -> None:
     """Makes the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`.
 
-    Keras calls the whole model for the outputs that losses and metrics are built with: a second trace of its forward
-    pass. Where the model's graph says what they are, losses and metrics are built before.
+    Keras calls the whole model to get the outputs for losses and metrics: a second trace of its forward pass. Where the
+    model's graph already has them, losses and metrics are built before.
     """
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     y_pred = known_outputs(model, x)
@@ -138,25 +138,25 @@ def build_symbolically(model: Any, batch: Any) -> None:
 
 
 def epoch_to_begin_with(model: Any) -> int | None:
-    """The epoch that a callback of Keras has set to begin with."""
+    """The initial epoch that a callback of Keras has set."""
     return model._initial_epoch
 
 
 def begin_with_epoch(model: Any, epoch: int) -> None:
-    """Has plain Keras' `fit` begin with this epoch; called in `on_train_begin`."""
+    """Sets the initial epoch of plain Keras' `fit`; called in `on_train_begin`."""
     model._initial_epoch = epoch
 
 
 def plain_fit() -> weakref.ref[Any] | None:
-    """The innermost `fit` of plain Keras in this thread, for `still_runs`; None where none runs. Called in `on_train_begin`.
+    """The innermost `fit` of plain Keras in this thread, for `still_runs`; None without one. Called in `on_train_begin`.
 
-    It stands for the list of callbacks, which lives in the frame of `fit`: when that ends by an error, Keras calls no hook.
+    It is the list of callbacks, which lives in the frame of `fit`: when that ends by an error, Keras calls no hook.
     """
     return next((weakref.ref(frame.f_locals["callbacks"]) for frame in _plain_fits(sys._getframe())), None)
 
 
 def still_runs(fit: weakref.ref[Any]) -> bool:
-    """Whether what `plain_fit` gave has not ended, in any thread. After an error a traceback may keep its list alive."""
+    """Whether the result of `plain_fit` still runs, in any thread. After an error a traceback may keep its list alive."""
     callbacks = fit()
     frames = (frame for top in sys._current_frames().values() for frame in _plain_fits(top))
     return callbacks is not None and any(frame.f_locals.get("callbacks") is callbacks for frame in frames)
@@ -176,7 +176,7 @@ def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
 
 
 def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """(place in the outputs, class that is ignored or None) of each loss whose targets are class numbers."""
+    """(position in the outputs, ignored class or None) of each loss whose targets are class numbers."""
     fn = keras.losses.sparse_categorical_crossentropy
     losses = getattr(model._compile_loss, "_flat_losses", None) or ()
     of_classes = [entry for entry in losses if getattr(entry.loss, "fn", None) is fn]
@@ -185,15 +185,15 @@ def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def settings_of(loss: Any) -> dict[str, Any]:
-    """The arguments that a loss or metric class of Keras gives its function."""
+    """The arguments that a loss or metric class of Keras passes to its function."""
     return getattr(loss, "_fn_kwargs", {})
 
 
 def held_metrics(owner: Any) -> list[Any]:
-    """The metrics that a layer or a metric holds itself, in attributes, lists and dicts."""
+    """The metrics that a layer or a metric holds directly, in attributes, lists and dicts."""
     return list(getattr(owner, "_metrics", ()))
 
 
 def makes_variables_late(metric: Any) -> bool:
-    """Whether the metric has yet to make its variables, for targets whose shape it does not know (`F1Score`)."""
+    """Whether the metric creates its variables later, when it knows the shape of the targets (`F1Score`)."""
     return not getattr(metric, "_built", True)

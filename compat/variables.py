@@ -15,33 +15,33 @@ _SCOPE = "stateless_scope"
 
 
 def raw_value(variable: Any) -> Any:
-    """The TensorFlow variable in a Keras variable, whatever scope notes another value; else `variable` itself."""
+    """The TensorFlow variable in a Keras variable, even where a scope records another value; else `variable` itself."""
     return getattr(variable, "_value", variable)
 
 
 def stored_dtype(variable: Any) -> Any:
-    """The dtype that a Keras variable has in memory; in a layer under a mixed policy reading it gives another one."""
+    """The dtype of a Keras variable in memory; reads in a layer with a mixed policy have another dtype."""
     return getattr(raw_value(variable), "dtype", None) or variable.dtype
 
 
 def is_plain(variable: Any) -> bool:
-    """Whether it is a variable of TensorFlow that has one copy, on one device."""
+    """Whether it is a TensorFlow variable with one copy, on one device."""
     return type(variable) is ResourceVariable
 
 
 def autocast(variable: keras.Variable, value: Any) -> Any:
-    """`value` in the dtype that reading `variable` gives here."""
+    """`value` in the dtype that a read of `variable` has here."""
     return variable._maybe_autocast(value)
 
 
 def stateless_scope() -> keras.StatelessScope | None:
-    """The `keras.StatelessScope` that this thread collects writes in, or None."""
+    """The `keras.StatelessScope` in which this thread collects writes, or None."""
     return global_state.get_global_attribute(_SCOPE)
 
 
 @contextlib.contextmanager
 def direct_writes() -> Iterator[None]:
-    """Writes to Keras variables reach the variables, also where a `keras.StatelessScope` would collect them."""
+    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them."""
     scope = stateless_scope()
     global_state.set_global_attribute(_SCOPE, None)
     try:
@@ -51,7 +51,7 @@ def direct_writes() -> Iterator[None]:
 
 
 def make_again(variable: keras.Variable) -> None:
-    """Makes the TensorFlow variable inside `variable` again, with its value and id, under the current strategy."""
+    """Recreates the TensorFlow variable inside `variable`, with its value and id, under the current strategy."""
     old, value = variable._value, variable.numpy()
     variable._value = None
     variable._initialize(tf.constant(value, variable.dtype))
@@ -59,9 +59,9 @@ def make_again(variable: keras.Variable) -> None:
 
 
 def move_to_device(variable: Any, device: str) -> None:
-    """Makes the TensorFlow variable inside a Keras variable again on `device`, with its value and its id.
+    """Recreates the TensorFlow variable inside a Keras variable on `device`, with its value and id.
 
-    Optimizers that were built before know their variables by that id.
+    Optimizers that were built earlier know their variables by that id.
     """
     old = variable._value
     if isinstance(old, tf.Variable) and old.device == device:
@@ -91,7 +91,7 @@ def holding(variable: keras.Variable, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> Iterator[None]:
-    """While this is entered each Keras variable says that it has the shape beside it: Keras' functions look at it."""
+    """Inside, each Keras variable reports the paired shape, which Keras' functions read."""
     before = [(variable, variable._shape) for variable, _ in variables]
     for variable, shape in variables:
         variable._shape = tuple(shape)
@@ -103,7 +103,7 @@ def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> Iterator[Non
 
 
 def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> None:
-    """Makes `value` the variable inside a Keras variable; optimizers know it by the id of the one before, if any."""
+    """Makes `value` the variable inside a Keras variable, with the id of the previous one, by which optimizers know it."""
     old = getattr(variable, "_value", None)
     if old is not None and keeps_id:
         value._unique_id = getattr(old, "_primary", old)._unique_id
@@ -111,11 +111,11 @@ def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> N
 
 
 class VariableStandIn:
-    """A value that Keras variables and optimizers take for a `tf.Variable`; a subclass reads and writes it.
+    """A value that Keras variables and optimizers accept as a `tf.Variable`; a subclass reads and writes it.
 
     Args:
-        strategy: to which it belongs, as `variable_created_in_scope` says; None: to none.
-        unique_id: by which optimizers know it.
+        strategy: its strategy, as `variable_created_in_scope` reports; None: none.
+        unique_id: the id by which optimizers know it.
     """
 
     shape: Any
@@ -140,12 +140,12 @@ class VariableStandIn:
 
     @property
     def key(self) -> Any:
-        """By which optimizers know it."""
+        """The id by which optimizers know it."""
         return self._unique_id
 
     @property
     def value(self) -> VariableStandIn:
-        """Itself: the value of a Keras variable is the variable inside, that of a `tf.Variable` is called."""
+        """Itself: a Keras variable reads the variable inside as a value, while `tf.Variable.value` is called."""
         return self
 
     def __call__(self) -> tf.Tensor:
@@ -153,19 +153,19 @@ class VariableStandIn:
         return self.read_value()
 
     def scatter_add(self, slices: tf.IndexedSlices) -> Any:
-        """Adds to rows."""
+        """Adds to the slices of a sparse update."""
         return self.assign(
             tf.tensor_scatter_nd_add(self.read_value(), slices.indices[:, None], slices.values)
         )
 
     def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
-        """Subtracts from rows."""
+        """Subtracts from the slices of a sparse update."""
         return self.assign(
             tf.tensor_scatter_nd_sub(self.read_value(), slices.indices[:, None], slices.values)
         )
 
     def scatter_update(self, slices: tf.IndexedSlices) -> Any:
-        """Replaces rows."""
+        """Replaces slices."""
         return self.assign(
             tf.tensor_scatter_nd_update(self.read_value(), slices.indices[:, None], slices.values)
         )
@@ -210,12 +210,12 @@ def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def plain_variable(value: Any) -> Any:
-    """A variable of this process alone, whatever strategy's scope it is made in: one that holds no part of a model."""
+    """A variable of this process alone, in any strategy's scope: it holds no part of a model."""
     return ResourceVariable(value, trainable=False)
 
 
 def is_read_together(value: Any) -> bool:
-    """Whether each replica writes its own copy of a variable, put together only when it is read."""
+    """Whether each replica writes its own copy of a variable, and reads aggregate the copies."""
     return getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 

@@ -1,4 +1,4 @@
-"""Which versions are supported, and whether the installed ones have every private name that is used here.
+"""The supported versions, and a check that the installed ones have every private name that is used.
 
 The modules of this package import the private names of modules; the tables below are the attributes of objects. An attribute
 that only objects have counts as there if a method of the class sets it.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 SUPPORTED = {"tensorflow": ">=2.20,<2.22", "keras": ">=3.15,<3.16"}
-"""Up to which versions every test was run; `pyproject.toml` says the same."""
+"""The newest versions that pass every test; `pyproject.toml` has the same ones."""
 
 _DISTRIBUTE = "tensorflow.python.distribute"
 
@@ -95,7 +95,7 @@ ATTRIBUTES = {
 """The private attributes that are read, written or called: the class or module that has them, and their names."""
 
 _COPIES = "each replica writes its own copies of the variables"
-_ONCE = "ours are called once for each execution, which may be many steps"
+_ONCE = "ours are called once for each compiled call, which may run many steps"
 
 OVERRIDDEN = {
     "keras:optimizers.Optimizer": {
@@ -103,18 +103,18 @@ OVERRIDDEN = {
         "_backend_update_step": _COPIES,
         "_overwrite_model_variables_with_average_value": _COPIES,
         "_update_model_variables_moving_average": _COPIES,
-        "_clip_gradients": "gradients are clipped after they were summed over the replicas",
-        "_get_current_learning_rate": "a schedule is asked about updates, not about calls",
+        "_clip_gradients": "gradients are clipped after the all-reduce",
+        "_get_current_learning_rate": "a schedule counts updates, not calls",
     },
     "keras:Model": {"_maybe_build": "a model that replicas call first is built once, and not in their graph"},
     "keras:callbacks.ModelCheckpoint": {
-        "_save_model": "files are written whole or not at all, by the chief, and the best are kept",
+        "_save_model": "files are written atomically, by the chief, and the best are kept",
         "_should_save_on_batch": _ONCE,
-        "_is_improvement": "what is not a number is never better",
+        "_is_improvement": "NaN is never better",
     },
     "keras:callbacks.ProgbarLogger": {"_update_progbar": _ONCE, "_finalize_progbar": _ONCE},
     "keras:callbacks.TensorBoard": {
-        "_collect_learning_rate": "a model of a loop of the user's own may have no optimizer",
+        "_collect_learning_rate": "a model of a custom loop may have no optimizer",
         "_compute_steps_per_second": _ONCE,
         "_write_keras_model_train_graph": "the graph is that of our own step function",
     },
@@ -141,7 +141,7 @@ def missing_attributes() -> list[str]:
 
 
 def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
-    """Those of `names` that a method of the class, or of one that it inherits from, gives its objects."""
+    """The names that a method of the class, or of a base class, sets on its objects."""
     for base in getattr(cls, "__mro__", ()):
         for member in vars(base).values():
             member = inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member))
@@ -151,10 +151,10 @@ def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
 
 
 def unsupported(lacking: str) -> str:
-    """The error on versions that lack something."""
+    """The error for versions that lack a name."""
     wanted = " and ".join(f"{name}{bounds}" for name, bounds in SUPPORTED.items())
     found = " and ".join(f"{name} {_installed(name)}" for name in SUPPORTED)
-    return f"Unisono works with {wanted}, and here are {found}, which lack {lacking}: install versions that it works with."
+    return f"Unisono needs {wanted}, but found {found}, which lack {lacking}: install supported versions."
 
 
 def _installed(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Variables that have a shape and no numbers: a model that no memory here could hold can still be traced."""
+"""Variables with a shape and no value: a model that is too large for this machine's memory can still be traced."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-_SMALL = 4096  # numbers; counters, rates and seeds are read by Python while a model is made
+_SMALL = 4096  # elements; Python reads counters, rates and seeds while a model is made
 
 
 @contextlib.contextmanager
 def variables_without_memory() -> Iterator[None]:
-    """Large variables made in the block have no value: they can be read in graphs, and nowhere else.
+    """Large variables made in the block have no value: only graphs can read them.
 
-    A variable made of an array, not by an initializer, is as ever: its memory is taken already.
+    Variables made of an array, not by an initializer, are unchanged: their memory is allocated already.
     """
 
     def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:

@@ -131,8 +131,8 @@ def test_version_without_a_name_is_refused_in_one_sentence():
     assert said.keys() == FAKES.keys(), run.stderr
     for kind, (_, name) in FAKES.items():
         sentence = said[kind]
-        assert sentence.startswith("ImportError: Unisono works with tensorflow>=2.20"), sentence
-        assert name in sentence and sentence.endswith("install versions that it works with.")
+        assert sentence.startswith("ImportError: Unisono needs tensorflow>=2.20"), sentence
+        assert name in sentence and sentence.endswith("install supported versions.")
         assert sentence.count(". ") == 0
 
 
