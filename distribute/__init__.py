@@ -1,6 +1,6 @@
 """Strategies, replicas, clusters, and the communication between them. Nothing here knows of models, losses or optimizers.
 
-The names are imported when they are first used: the launcher is part of this package and must not load TensorFlow.
+The names are imported on first use: the launcher is part of this package and must not load TensorFlow.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _NAMES_OF = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is found here
+if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         for module, names in _NAMES_OF.items():

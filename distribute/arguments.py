@@ -1,4 +1,4 @@
-"""Checks of arguments that every package needs: one sentence that names the argument, the value and the fix."""
+"""Checks of arguments that every package needs; each error names the argument, the value and the fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 120  # characters of a value in a message
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: its `repr` in one line, cut where it is long."""
+    """`value` for a message: its `repr` in one line, truncated where it is long."""
     text = re.sub(r"\s+", " ", repr(value))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -24,17 +24,17 @@ def shown(value: Any) -> str:
 def whole_number(
     name: str, value: Any, least: int = 1, optional: bool = False, words: tuple[str, ...] = ()
 ) -> Any:
-    """`value`, if it is an int of at least `least`; bool is none. NumPy's integers become int.
+    """`value`, if it is an int of at least `least`; bool is rejected. NumPy's integers become int.
 
     Args:
         name: of the argument, for the message.
-        value: what was given.
-        least: int; the smallest that has a meaning.
+        value: the given value.
+        least: int; the smallest valid value.
         optional: whether None is allowed too, and returned.
         words: str values that are allowed too, and returned.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is invalid.
     """
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
@@ -61,20 +61,20 @@ def number(
     finite: bool = True,
     optional: bool = False,
 ) -> Any:
-    """`value` as it is, if it is a number in a range: neither a bool nor a text, nor NaN.
+    """`value` unchanged, if it is a number in a range: not a bool, a str or NaN.
 
     Args:
         name: of the argument, for the message.
-        value: what was given: a Python or NumPy number.
-        least: the smallest that has a meaning.
-        above: what it must be greater than.
-        most: the largest.
-        below: what it must be less than.
+        value: the given value: a Python or NumPy number.
+        least: the smallest valid value.
+        above: a lower limit that is not valid itself.
+        most: the largest valid value.
+        below: an upper limit that is not valid itself.
         finite: whether infinity is rejected.
         optional: whether None is allowed too, and returned.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is invalid.
     """
     if value is None and optional:
         return None
@@ -93,10 +93,10 @@ def number(
 
 
 def truth(name: str, value: Any) -> bool:
-    """`value` as a bool, if it is one, or 0 or 1; a text such as "no" would count as true.
+    """`value` as a bool, if it is one, or 0 or 1; a str such as "no" would count as true.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is invalid.
     """
     if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
         raise ValueError(f"`{name}` must be True or False. Received: {shown(value)}")
@@ -104,10 +104,10 @@ def truth(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
-    """`value`, if it is one of the texts `choices`.
+    """`value`, if it is one of the strings `choices`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is invalid.
     """
     if not isinstance(value, str) or value not in choices:
         *first, last = (f'"{choice}"' for choice in choices)
@@ -119,7 +119,7 @@ def function(name: str, value: Any, optional: bool = False) -> Any:
     """`value`, if it can be called.
 
     Raises:
-        TypeError: it cannot.
+        TypeError: `value` is not callable.
     """
     if not callable(value) and not (value is None and optional):
         raise TypeError(f"`{name}` must be a function. Received: {shown(value)}")
@@ -130,7 +130,7 @@ def takes_arguments(value: Any, count: int) -> bool:
     """Whether a function can be called with `count` arguments; True where that is not known."""
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # some functions of C have none that can be read
+    except (TypeError, ValueError):  # some C functions have no signature
         return True
     try:
         signature.bind(*[None] * count)

@@ -1,4 +1,4 @@
-"""The strategy for wherever the program runs: one machine, many, accelerators or none."""
+"""The strategy for the devices and the cluster of this program: one machine, many, accelerators or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .workers import cluster_start
 from .workers.addresses import split_address
 from .workers.cluster import Cluster, ClusterError, launched_task, read_cluster, read_tf_config
 
-# TensorFlow's own, for clusters that are described elsewhere.
+# TensorFlow's strategies, for clusters without TF_CONFIG.
 cluster_resolver = tf.distribute.cluster_resolver
 
 
@@ -30,8 +30,8 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     | several GPUs, or several simulated devices | `MirroredStrategy` |
     | one GPU, or none | `OneDeviceStrategy` |
 
-    Call it once, before anything else uses TensorFlow's devices. `python -m unisono launch` sets TF_CONFIG, and
-    UNISONO_REPLICAS_PER_WORKER, from which a worker without GPUs makes itself that many devices.
+    Call it once, before TensorFlow's devices are used. `python -m unisono launch` sets TF_CONFIG, and
+    UNISONO_REPLICAS_PER_WORKER, the number of CPU devices that a worker without GPUs creates.
 
     Args:
         communication_options: `tf.distribute.experimental.CommunicationOptions`, for several workers.
@@ -41,12 +41,12 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
             TF_CONFIG.
         TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
     """
-    # The public name makes instances of another class.
+    # The public name creates instances of another class.
     known = type(tf.distribute.experimental.CommunicationOptions())
     if communication_options is not None and not isinstance(communication_options, known):
         raise TypeError(
-            "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the number of replicas and "
-            f"workers is found, not given. Received: {shown(communication_options)}"
+            "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the numbers of replicas and "
+            f"workers are detected, not given. Received: {shown(communication_options)}"
         )
     cluster, task = read_cluster(), launched_task()
     if cluster is None and task is not None:
@@ -99,7 +99,7 @@ def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute
 
 
 def _take_gpus_of_slurm_task(cluster: Cluster) -> int:
-    """Shows this task its share of the machine's GPUs, where Slurm has not bound them to tasks; their number."""
+    """Makes this task's share of the machine's GPUs visible, where Slurm has not bound them to tasks; returns the number."""
     gpus = tf.config.list_physical_devices("GPU")
     host, _ = split_address(cluster.address)
     neighbours = [address for address in cluster.workers if split_address(address)[0] == host]

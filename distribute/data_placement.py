@@ -1,4 +1,4 @@
-"""Where the arrays that are given to `fit` live while steps run on them: on the GPUs, or on the host."""
+"""The placement of the arrays given to `fit` during the steps: on the GPUs, or on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .device_memory import free_memory, in_words
 from .devices import is_gpu
 
 MEMORY_SHARE = 0.25
-"""The share of a GPU's free memory that arrays may take by default: weights, state and activations need the rest."""
+"""The default share of a GPU's free memory for arrays: weights, state and activations need the rest."""
 
 
 @dataclasses.dataclass
@@ -23,11 +23,11 @@ _setting = _Setting()
 
 
 def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> None:
-    """Says where arrays live that are given to `fit`, `evaluate` and `predict`, from the next call on.
+    """Sets the placement of the arrays given to `fit`, `evaluate` and `predict`, from the next call on.
 
-    On a GPU the samples of a batch are picked out of the arrays there, and nothing is copied between steps. On the host they
-    are picked out there, each GPU is sent its own samples, and the batches of the next steps are sent while a step is
-    computed. `fit` says in one line which it is. Without GPUs nothing changes.
+    On a GPU the samples of a batch are selected from the arrays there, and nothing is copied between steps. On the host they
+    are selected there, each GPU receives its own samples, and the next batches are copied while a step runs. `fit` prints
+    one line with the choice. Without GPUs nothing changes.
 
     Args:
         place: "auto": on every GPU of this process where the arrays fit `memory_share` of its free memory, else on the host;
@@ -35,8 +35,8 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
         memory_share: above 0, at most 1.
 
     Raises:
-        ValueError: another place, or a share that is none.
-        TypeError: the share is no number.
+        ValueError: another place, or a share that is out of range.
+        TypeError: the share is not a number.
     """
     one_of("place", place, ("auto", "device", "host"))
     if isinstance(memory_share, bool) or not isinstance(memory_share, int | float):
@@ -50,11 +50,11 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class DataHome:
-    """Where arrays live.
+    """The placement of the arrays.
 
     Attributes:
         devices: of each replica of this process, in order; none: the host.
-        sentence: says it; empty where there was nothing to decide.
+        sentence: describes the choice; empty where there was nothing to choose.
     """
 
     devices: tuple[str, ...] = ()
@@ -64,13 +64,13 @@ class DataHome:
 def data_home(
     size: int, devices: Sequence[str], dense: bool, free: Callable[[str], int | None] | None = None
 ) -> DataHome:
-    """Decides it.
+    """Chooses the placement of the arrays.
 
     Args:
         size: bytes of the arrays, those of tensors included.
         devices: of the replicas of this process.
         dense: whether GPUs can hold all of them (no strings, ragged or sparse tensors).
-        free: device -> the bytes that are free there, None where that is not known; None: `free_memory`.
+        free: device -> its free bytes, None where they are not known; None: `free_memory`.
     """
     if not devices or not all(map(is_gpu, devices)):
         return DataHome()

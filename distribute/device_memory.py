@@ -1,4 +1,4 @@
-"""The memory of the devices of this process: how much they have, how much is free, and how much was used at most."""
+"""The memory of the devices of this process: total, free, and peak."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def grow_gpu_memory(enabled: bool = True) -> list[str]:
-    """Has TensorFlow take the memory of every GPU as it is needed, not nearly all of it at the start.
+    """Lets TensorFlow allocate the memory of every GPU on demand, instead of nearly all of it at the start.
 
-    For machines that several programs share, and to see in `nvidia-smi` what a program needs. What was taken is not given
-    back before the program ends, and fragments more. Call it before anything else uses TensorFlow's devices.
+    For machines that several programs share, and to see a program's demand in `nvidia-smi`. Allocated memory is not returned
+    before the program ends, and fragments more. Call it before anything else uses TensorFlow's devices.
 
     Args:
         enabled: False: all of it at the start, as by default.
 
     Returns:
-        The names of the GPUs; none where there are none.
+        The names of the GPUs; an empty list without GPUs.
 
     Raises:
-        TypeError: `enabled` is no bool.
+        TypeError: `enabled` is not a bool.
         RuntimeError: the GPUs are in use already.
     """
     if not isinstance(enabled, bool):
@@ -55,13 +55,13 @@ def free_memory(device: str) -> int | None:
 
 
 class PeakMemory:
-    """The most memory that one device has had in use. CPUs count as one device: their memory is the process's.
+    """The peak memory of one device. All CPUs count as one device, with the memory of the process.
 
     Args:
         devices: names, of this process.
 
     Raises:
-        RuntimeError: the operating system does not tell how much a process has used.
+        RuntimeError: the operating system does not report a process's memory.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ class PeakMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Counts from now on."""
+        """Restarts the measurement."""
         for gpu in self._gpus:
             tf.config.experimental.reset_memory_stats(gpu)
         if not self._gpus:
@@ -78,17 +78,17 @@ class PeakMemory:
                 _CLEAR.write_text("5")
             except OSError as error:
                 raise RuntimeError(
-                    f"This operating system does not tell how much memory a process has used ({error}): use Linux, or a GPU."
+                    f"This operating system does not report a process's memory ({error}): use Linux, or a GPU."
                 ) from error
 
     def most(self) -> int:
-        """Bytes, of the device that had most in use since `reset`."""
+        """Peak bytes since `reset`, of the device with the highest peak."""
         if self._gpus:
             return max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in self._gpus)
         return _kilobytes(_STATUS, "VmHWM") * 1024
 
     def limit(self) -> int:
-        """Bytes that the smallest device has; of the host, what this process has and what is free."""
+        """Bytes of the smallest device; for the host, the memory of this process plus the free memory."""
         if self._gpus:
             return min(memory_limit(gpu) or 0 for gpu in self._gpus)
         used = _kilobytes(_STATUS, "VmRSS") * 1024
@@ -105,7 +105,7 @@ def _kilobytes(file: Path, name: str) -> int:
 
 
 def in_words(size: float) -> str:
-    """A number of bytes, for people."""
+    """A number of bytes as readable text."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

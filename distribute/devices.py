@@ -1,4 +1,4 @@
-"""The devices of this process, and those of others that it is connected to: made, and known by their names."""
+"""The devices of this process, and those of connected processes: created, and identified by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .arguments import shown, whole_number
 from .environment import replicas_per_worker
 
 _MOST = 4096  # devices of one process: TensorFlow makes threads for each
-_THIS_PROCESS = "localhost"  # the job of devices whose names have none
+_THIS_PROCESS = "localhost"  # the job of device names without one
 
 
 def simulate_devices(count: int) -> list[str]:
@@ -50,29 +50,29 @@ def simulate_devices(count: int) -> list[str]:
 
 
 def simulate_replicas() -> None:
-    """Makes one device for each replica that the launcher asked for, on a machine without GPUs."""
+    """Creates one device for each replica that the launcher requested, on a machine without GPUs."""
     if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
         simulate_devices(replicas_per_worker())
 
 
-@functools.cache  # it is asked for each operation of a step
+@functools.cache  # called for each operation of a step
 def is_gpu(device: str) -> bool:
-    """Whether a device's name is that of a GPU."""
+    """Whether a device name belongs to a GPU."""
     return tf.DeviceSpec.from_string(device or "CPU:0").device_type == "GPU"
 
 
 def computes_on_gpu() -> bool:
-    """Whether what this replica computes here runs on a GPU. Context: replica."""
+    """Whether operations created here by this replica run on a GPU. Context: replica."""
     return runs_on_gpu(current_device())
 
 
 def runs_on_gpu(device: str) -> bool:
-    """Whether what asks for this device, or for none, runs on a GPU."""
+    """Whether an operation with this requested device, or with none, runs on a GPU."""
     return is_gpu(device) if device else bool(tf.config.list_logical_devices("GPU"))
 
 
 def wait_for_accelerators() -> None:
-    """Waits for everything that was sent to GPUs, which run ahead of Python: a clock is read after that."""
+    """Waits until GPUs, which run ahead of Python, have finished all work: for reading a clock."""
     if tf.config.list_physical_devices("GPU"):
         tf.test.experimental.sync_devices()
 
@@ -87,7 +87,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
         Names such as "/job:localhost/replica:0/task:0/device:GPU:0", in order.
 
     Raises:
-        ValueError: for one that does not exist, with those that do.
+        ValueError: a device does not exist; the message lists the existing ones.
     """
     if not isinstance(devices, list | tuple) or not devices:
         raise ValueError(
@@ -98,7 +98,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
 
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
-    """Rejects devices of this process that do not exist: TensorFlow would use the CPU instead without a word.
+    """Rejects devices of this process that do not exist: TensorFlow would silently use the CPU instead.
 
     Raises:
         ValueError: names the device, and those that exist.

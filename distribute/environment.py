@@ -1,4 +1,4 @@
-"""The variables by which `python -m unisono launch` tells a process its part. Needs no TensorFlow."""
+"""The environment variables with which `python -m unisono launch` configures a process. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORDS = "UNISONO_RECORDS"
 RUN = "UNISONO_RUN"
 
 DEFAULT_TIMEOUT = 60.0
-LONGEST_TIMEOUT = 1e6  # 11 days; what waits for longer than the system can count fails elsewhere
+LONGEST_TIMEOUT = 1e6  # 11 days; longer waits overflow system timers
 
 
 def peer_timeout() -> float:
@@ -29,7 +29,7 @@ def peer_timeout() -> float:
     if not 1 <= seconds <= LONGEST_TIMEOUT:
         raise ValueError(
             f"{TIMEOUT} must be a number of seconds from 1 to {LONGEST_TIMEOUT:,.0f}. Received: {text!r}. "
-            f"Give one, or unset it for {DEFAULT_TIMEOUT:g} s."
+            f"Set it to such a number, or unset it for {DEFAULT_TIMEOUT:g} s."
         )
     return seconds
 
@@ -47,5 +47,5 @@ def replicas_per_worker() -> int:
 
 
 def stage_addresses() -> list[str]:
-    """Addresses of the processes that compute a pipeline's later stages; empty if the launcher started none."""
+    """Addresses of the processes with a pipeline's later stages; empty if the launcher started none."""
     return [address for address in os.environ.get(STAGES, "").split(",") if address]

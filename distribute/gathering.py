@@ -1,4 +1,4 @@
-"""The samples of all replicas, on each of them: for losses and metrics that look at the whole batch."""
+"""All-gather of the samples of all replicas: for losses and metrics that use the whole batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .step_context import StepContext, current_step, this_step
 def gather(values: Any) -> Any:
     """The samples of all replicas, for code that compares samples: contrastive losses, in-batch negatives, batch statistics.
 
-    What is computed from the result alone is the same number on every replica, and is the single-device result. It may also
-    be compared with the samples of this replica. The gradient of what all replicas compute of a sample flows back into it,
-    for which they add it up: one more collective in the backward pass.
+    Code that uses only the result computes the single-device result on every replica. It may also compare the result with
+    the samples of this replica. The gradient of a sample is summed over all replicas that use it: one more collective in
+    the backward pass.
 
     - In `fit`, in a layer or a custom `train_step`: use the loss as it is. Replicas may hold different numbers of samples,
       or none.
@@ -27,7 +27,7 @@ def gather(values: Any) -> Any:
       `strategy.num_replicas_in_sync`.
 
     Args:
-        values: nest of tensors `[rows, ...]` of this replica; scalars stay as they are. Keras masks are gathered along.
+        values: nest of tensors `[rows, ...]` of this replica; scalars stay unchanged. Keras masks are gathered as well.
 
     Returns:
         The same nest, `[rows of the global batch, ...]` in the order of the replicas; `values` itself on one replica.
@@ -35,9 +35,9 @@ def gather(values: Any) -> Any:
     Raises:
         RuntimeError: called outside of `strategy.run`.
         TypeError: a ragged or sparse tensor of floating point numbers.
-        ValueError: in a part of a step that XLA compiles.
+        ValueError: called in a part of a step that XLA compiles.
 
-    Context: replica, or no strategy; where Keras finds out the shapes of a layer's outputs, it returns `values`.
+    Context: replica, or no strategy; while Keras infers the shapes of a layer's outputs, it returns `values`.
 
     Examples:
         >>> gather(tf.ones([2, 3])).shape
@@ -51,7 +51,7 @@ def gather(values: Any) -> Any:
         return values
     context = tf.distribute.get_replica_context()
     if context is None:
-        if in_symbolic_scope():  # a layer of a model that is being made: the samples are not known
+        if in_symbolic_scope():  # a model under construction has no samples
             return values
         raise RuntimeError(
             "`gather` was called outside of `strategy.run`: call it inside, where each replica has its samples."
@@ -73,8 +73,8 @@ def gather_for_step(structure: Any) -> Any:
     """Gathers every tensor of a batch over the replicas, along the samples, in the order of the replicas.
 
     Args:
-        structure: nest of tensors `(samples, ...)`, of which nobody wants the gradient; None stays None, scalars stay as
-            they are. Keras masks are gathered along.
+        structure: nest of tensors `(samples, ...)`, which need no gradient; None stays None, scalars stay unchanged.
+            Keras masks are gathered as well.
 
     Returns:
         The same nest with `(samples of the global batch, ...)` instead of each tensor.
@@ -111,7 +111,7 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
 
 
 def _trimmed(value: Any, step: StepContext) -> Any:
-    """The tensor without the sample that a replica without samples has borrowed."""
+    """The tensor without the borrowed sample of a replica that has no samples."""
     if step.certainly_alive:
         return value
     if isinstance(value, tf.SparseTensor):
@@ -122,7 +122,7 @@ def _trimmed(value: Any, step: StepContext) -> Any:
 
 @tf.custom_gradient
 def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor) -> Any:
-    """The samples of all; the gradient of one is the sum of what the replicas give it."""
+    """The samples of all replicas; the gradient of a sample is the sum of the replicas' gradients."""
 
     def gradient(upstream: Any) -> Any:
         wide = tf.cast(tf.convert_to_tensor(upstream), tf.float64 if own.dtype == tf.float64 else tf.float32)
@@ -133,7 +133,7 @@ def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor) -> Any:
 
 
 def gather_outputs(outputs: Any, step: StepContext) -> Any:
-    """The rows of all replicas, in order, on every replica.
+    """The samples of all replicas, in order, on every replica.
 
     Args:
         outputs: nest of dense, ragged or sparse tensors `[step.rows, ...]` of any dtype.
@@ -162,19 +162,19 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
 
 
 def gather_samples(value: tf.Tensor) -> tf.Tensor:
-    """The tensors of all replicas, in order, one after another along axis 0. Context: replica, inside a step."""
+    """The tensors of all replicas, concatenated in order along axis 0. Context: replica, inside a step."""
     step = this_step()
     if not value.shape.is_fully_defined() or not isinstance(step.rows, int):
         step.shapes_vary = True
     return tf.ensure_shape(_all_gather(value), [None, *value.shape[1:]])
 
 
-# What collectives carry; other numbers are sent as one of these that holds them.
+# Dtypes that collectives support; other numbers are cast to one of these that represents them.
 _CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
-    """`value` of all replicas, one after the other along the first axis."""
+    """`value` of all replicas, concatenated along the first axis."""
     if value.dtype == tf.string:
         return _gather_strings(value)
     if value.dtype.is_complex:

@@ -1,4 +1,4 @@
-"""Means over the global batch, for custom training loops: carry sums and counts, divide once."""
+"""Means over the global batch, for custom training loops: sum values and counts, divide once."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def global_mean(
 
         part_r = sum_i w_i v_i / sum over replicas of n_r
 
-    Replicas may hold different numbers of samples, or none. The gradients of the parts, summed over the replicas (which is
-    what an optimizer does), are the gradient of the mean.
+    Replicas may hold different numbers of samples, or none. The sum over replicas of the gradients of the parts, which an
+    optimizer computes, is the gradient of the mean.
 
     Args:
         values: float tensor (samples, ...) of this replica; usually one loss for each sample (`reduction="none"`).
         sample_weight: tensor whose shape is a prefix of that of `values` ((samples,) is usual) or broadcasts to it, or None.
-        reduction: what n_r is. `"sum_over_batch_size"`, the default of every Keras loss: the number of values, so that
+        reduction: defines n_r. `"sum_over_batch_size"`, the default of every Keras loss: the number of values, so that
             weights change the size of the mean. `"mean_with_sample_weight"`: the sum of the weights.
 
     Returns:
         A scalar of the dtype of `values` (float32 for float16 and bfloat16, whose sums would lose digits); 0
-        where the whole global batch is empty or weighs nothing.
+        where the whole global batch is empty or has total weight 0.
 
     Raises:
         ValueError: unknown `reduction`, or weights that do not fit the values.
 
     Context: replica; or no strategy, where it is the plain mean. In a step of `unisono.Model` and of
-    `replica_step`, which are programs of one device, it is the plain mean, too.
+        `replica_step`, which run like on a single device, it is the plain mean, too.
 
     Examples:
         >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
@@ -66,7 +66,7 @@ def global_mean(
     """
     if not isinstance(reduction, str) or reduction not in get_args(Reduction):
         raise ValueError(
-            '`reduction` must be "sum_over_batch_size" or "mean_with_sample_weight": the sum is no mean. '
+            '`reduction` must be "sum_over_batch_size" or "mean_with_sample_weight", because a sum is not a mean. '
             f"Received: {reduction!r}"
         )
     replica = tf.distribute.get_replica_context() is not None
@@ -94,7 +94,7 @@ def numeric_tensor(name: str, value: Any) -> tf.Tensor:
     """`value` as a tensor of numbers.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not.
     """
     try:
         tensor = tf.convert_to_tensor(value)

@@ -1,9 +1,9 @@
-"""Which of accumulation, sharded state, half precision and a pipeline a training needs to fit into its devices.
+"""Chooses among accumulation, sharded state, half precision and a pipeline, so that training fits into device memory.
 
-A replica holds, of a model with weights of W bytes of which T are trained, with S bytes of optimizer state, on N replicas:
+Bytes of a replica, for a model with W bytes of weights, T of them trained, and S bytes of optimizer state, on N replicas:
 
 ================  ============  ============  ==================  =============================================
-                  weights       gradients     slots               accumulators (with accumulation)
+                                    weights       gradients     state               accumulators (with accumulation)
 ================  ============  ============  ==================  =============================================
 as it is          W             T             S                   T
 "optimizer"       W             T             S / N               T / N
@@ -13,10 +13,10 @@ pipeline over K   W / K         T / K         S / K               none: micro-ba
   "optimizer"     W / K         T / K         S / N               the same
 ================  ============  ============  ==================  =============================================
 
-and the activations of the samples of one micro-batch that the backward pass waits for. L bytes are the weights of the
-largest layer: two layers' weights or gradients are whole at a time. Weights of rank one stay whole at every level. With
-float32 and Adam that is, but for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020,
-arXiv 1910.02054. No tensors.
+and the activations of one micro-batch, kept for the backward pass. L bytes are the weights of the largest layer: two layers'
+weights or gradients have their full size at a time. Weights of rank one are never sharded. With float32 and Adam this is,
+except for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054. No
+tensors.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from .arguments import number, shown, truth, whole_number
 from .device_memory import in_words
 from .sharding.sharded import LEVELS
 
-_WORKSPACE = 0.9  # of the memory may be planned with: kernels need some, and the allocator loses some
-_MICRO_BATCHES = 4  # for each stage of a pipeline: they keep its bubble below a fifth
+_WORKSPACE = 0.9  # usable share of the memory: kernels need some, and the allocator loses some
+_MICRO_BATCHES = 4  # for each stage of a pipeline: the bubble stays below a fifth
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelMemory:
-    """What training a model takes on one device.
+    """The memory that training a model needs on one device.
 
     Attributes:
-        weights: int; bytes of all weights, those of layers' own counters and averages included.
-        trained: int; bytes of the weights that are trained, and so of their gradients.
+        weights: int; bytes of all weights, including layers' counters and averages.
+        trained: int; bytes of the trained weights, and so of their gradients.
         slots: int; bytes of the optimizer state.
-        activations: float; bytes that the backward pass waits for, for each sample of the batch.
-        always: float; bytes that it waits for whatever the batch, such as half-precision copies of the weights.
-        largest_layer: int; bytes of the weights of the layer that has most.
-        vectors: int; bytes of the weights of rank one and less, of which every replica has all.
+        activations: float; bytes kept for the backward pass, for each sample of the batch.
+        always: float; bytes kept for it that do not depend on the batch, such as half-precision copies of the weights.
+        largest_layer: int; bytes of the weights of the largest layer.
+        vectors: int; bytes of the weights of rank one and less, which are never sharded.
         half_precision: bool; whether layers compute in float16 or bfloat16 already.
     """
 
@@ -60,7 +60,7 @@ class ModelMemory:
     half_precision: bool = False
 
     def __post_init__(self) -> None:
-        """Rejects what is no number of bytes."""
+        """Rejects values that are not numbers of bytes."""
         for name in ("weights", "trained", "slots", "activations", "always", "largest_layer", "vectors"):
             number(name, getattr(self, name), least=0)
         truth("half_precision", self.half_precision)
@@ -68,14 +68,14 @@ class ModelMemory:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """One way to train, and the bytes that it takes on each device.
+    """One training setup, and its bytes on each device.
 
     Attributes:
         sharded: str or None; the level of `unisono.distribute.sharded`.
         accumulation: int; micro-batches whose gradients are summed before each update; 1: none.
-        half_precision: bool; whether a policy of half precision is needed that the model does not have yet.
-        stages: int; devices over which each copy of the model is cut; 1: no pipeline.
-        rows: int; samples that a device works on at once.
+        half_precision: bool; whether it needs a half-precision policy that the model does not have yet.
+        stages: int; devices over which each copy of the model is split; 1: no pipeline.
+        rows: int; samples that a device processes at once.
         weights, gradients, slots, accumulators, activations: int; bytes.
         fits: bool; whether they are at most nine tenths of the device's memory.
     """
@@ -99,7 +99,7 @@ class MemoryPlan:
 
     @property
     def remedies(self) -> frozenset[str]:
-        """What is used in addition to plain data parallelism."""
+        """The techniques that it adds to plain data parallelism."""
         used = {
             "sharded": self.sharded is not None,
             "accumulation": self.accumulation > 1,
@@ -112,20 +112,20 @@ class MemoryPlan:
 def memory_plans(
     model: ModelMemory, memory_bytes: float, global_batch_size: int, replicas: int = 1
 ) -> list[MemoryPlan]:
-    """The ways to train a model on devices of this size, those first that change least.
+    """The setups with which a model fits devices of this size, those with the smallest changes first.
 
-    Sharded state and accumulation come first: they keep every number. Half precision changes numbers within its
+    Sharded state and accumulation come first, because they keep every number. Half precision changes numbers within its
     rounding, and a pipeline leaves devices idle in its bubble.
 
     Args:
-        model: what it takes on one device, as `unisono.model_memory` finds it.
+        model: its memory on one device, from `unisono.model_memory`.
         memory_bytes: float; of the smallest device.
         global_batch_size: int; samples of a step.
         replicas: int; devices in all.
 
     Returns:
-        A list of `MemoryPlan`. The first is the model as it is, with a copy on each device. If that does not fit, those
-        follow that do, and of which nothing can be left out; none: it fits in no way.
+        A list of `MemoryPlan`. The first is plain data parallelism. If that does not fit, the minimal setups that fit
+        follow; if none follows, the model does not fit at all.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -155,15 +155,15 @@ def less_memory(
     accumulates: bool = False,
     stages: int = 1,
 ) -> str:
-    """What would need less memory and how much less, the most helpful first, in one paragraph.
+    """The options that would save memory, with estimates, the most helpful first, in one paragraph.
 
     Args:
-        model: on one device.
+        model: its memory on one device.
         rows: of one replica.
         replicas: that may shard the state; 1: it cannot be sharded.
-        level: at which they do; None: each holds all of it.
-        accumulates: whether gradients are summed over several calls already.
-        stages: devices that the model is cut over.
+        level: the present level of sharding; None: each replica holds all state.
+        accumulates: whether gradients are accumulated over several calls already.
+        stages: devices over which the model is split.
     """
     state = dataclasses.replace(model, activations=0.0, always=0.0)
 
@@ -230,7 +230,7 @@ def _plan(
         kind: replicas // stages if level >= least else 1
         for kind, least in (("slots", 1), ("gradients", 2), ("weights", 3))
     }
-    two_layers = 2 * model.largest_layer  # at most this is whole at a time of what is in parts
+    two_layers = 2 * model.largest_layer  # the maximum of sharded tensors with full size at a time
     weights, gradients = model.weights / stages, model.trained / stages / shard["gradients"]
     if level == 3:
         parts = (model.weights - model.vectors) / shard["weights"]
@@ -239,7 +239,7 @@ def _plan(
         gradients = min(model.trained, gradients + two_layers)
     at_once, held = _rows_of_device(rows, replicas, accumulation, stages)
     activations = model.activations * held / stages + model.always / stages
-    # Half of each, and a copy of the weights in half precision that waits for the backward pass.
+    # Half of each, and a half-precision copy of the weights that is kept for the backward pass.
     if half_precision:
         copies = 0 if level == 3 else model.trained / 2 / stages
         activations = activations / 2 + copies
@@ -256,22 +256,22 @@ def _plan(
 
 
 def _rows_of_device(rows: int, replicas: int, accumulation: int, stages: int) -> tuple[int, int]:
-    """How many samples a device works on at once, and of how many it keeps activations."""
+    """How many samples a device processes at once, and for how many it keeps activations."""
     of_copy = -(-rows // (replicas // stages))
     if stages == 1:
         at_once = -(-of_copy // accumulation)
         return at_once, at_once
     at_once = -(-of_copy // min(of_copy, _MICRO_BATCHES * stages))
-    # 1F1B keeps at most as many micro-batches as there are stages.
+    # 1F1B keeps the activations of at most K micro-batches, with K stages.
     return at_once, min(of_copy, at_once * stages)
 
 
 def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> int:
-    """Into how many parts the pipeline of a plan cuts the samples of a copy of the model."""
+    """The number of micro-batches into which a plan's pipeline splits the samples of a copy of the model."""
     return min(-(-global_batch_size // (replicas // plan.stages)), _MICRO_BATCHES * plan.stages)
 
 
 def _cost(plan: MemoryPlan) -> tuple[Any, ...]:
-    """What comes first: the same numbers, no idle devices, little traffic, few micro-batches."""
+    """Sort key: the same numbers first, then no idle devices, little traffic, few micro-batches."""
     level = 0 if plan.sharded is None else LEVELS.index(plan.sharded) + 1
     return plan.stages, plan.half_precision, level == 3, len(plan.remedies), level, plan.accumulation

@@ -1,6 +1,6 @@
-"""Communication between replicas: the few operations that everything above is made of.
+"""Communication between replicas: the few operations that the other packages build on.
 
-Context: the functions say for themselves in which context they may be called. None of them knows of models or losses.
+Context: the docstring of each function says in which context it may be called. None of them knows of models or losses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .step_context import current_step
 
 _BYTES_PER_PACK = 2**20
 _BYTES_PER_PACK_OF_GPUS = 25 * 2**20
-"""What PyTorch's DistributedDataParallel takes for NCCL: large enough for the links, several in a backward pass."""
+"""PyTorch's DistributedDataParallel uses it for NCCL: large enough for the links, several in a backward pass."""
 
 
 _THREADED = (
@@ -34,7 +34,7 @@ def num_replicas() -> int:
 
 
 def runs_in_threads(strategy: Any) -> bool:
-    """Whether `strategy.run` runs the replicas in threads of their own, be it only one."""
+    """Whether `strategy.run` runs each replica in a separate thread, even a single one."""
     return strategy.num_replicas_in_sync > 1 or isinstance(strategy, _THREADED)
 
 
@@ -60,7 +60,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     Returns:
         The sums, in order, each with the kind, dtype and shape of its input.
 
-    Context: replica. With one replica nothing is added to the graph.
+    Context: replica. With one replica the graph stays unchanged.
     """
     tensors, step = list(tensors), current_step()
     if not tensors or num_replicas() == 1:
@@ -70,7 +70,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     context = tf.distribute.get_replica_context()
     give_collectives_a_group(context.strategy)
     result: list[Any] = [None] * len(tensors)
-    for group in _by_dtype(tensors):  # over several workers TensorFlow packs what it is given into one tensor
+    for group in _by_dtype(tensors):  # over several workers TensorFlow packs its inputs into one tensor
         parts = [_on_this_device(tensors[i]) for i in group]
         sums = context.all_reduce(tf.distribute.ReduceOp.SUM, parts, _packs(parts))
         for i, total in zip(group, sums):
@@ -83,11 +83,11 @@ def _is_slices_of_unknown_number(tensor: Any) -> bool:
 
 
 def _packs(tensors: Sequence[Any]) -> Any:
-    """Options for several workers or GPUs: collectives of a size that lets them run while the backward pass goes on.
+    """Options for several workers or GPUs: collectives small enough to overlap with the backward pass.
 
-    By default TensorFlow puts everything into one, which begins when the last gradient is there. It launches packs from the
-    last tensor to the first, each when the one before has ended, as the gradients of the last layers are there first. What
-    the user chose for the strategy holds.
+    By default TensorFlow packs everything into one collective, which begins when the last gradient is ready. Packs are
+    launched from the last tensor to the first, one after the other, because the gradients of the last layers are ready
+    first. The user's options for the strategy take precedence.
     """
     strategy = tf.distribute.get_strategy()
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -102,7 +102,7 @@ def _packs(tensors: Sequence[Any]) -> Any:
 
 
 def bytes_of_packs(strategy: Any = None) -> int:
-    """The most that a collective of many tensors holds, as the user or we chose for a strategy (None: the current one)."""
+    """The maximum bytes of a collective of many tensors, by the user or by us, for a strategy (None: the current one)."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     return bytes_per_pack(strategy) or (_BYTES_PER_PACK_OF_GPUS if _on_gpus(strategy) else _BYTES_PER_PACK)
 
@@ -120,7 +120,7 @@ def _by_dtype(tensors: Sequence[Any]) -> list[list[int]]:
 
 
 def _on_this_device(tensor: Any) -> Any:
-    """`tensor` as the result of an operation of this replica: a function's own argument has no device to reduce on."""
+    """`tensor` as the result of an operation of this replica: an argument of a function has no device to reduce on."""
     if isinstance(tensor, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(tensor.values), tf.identity(tensor.indices), tensor.dense_shape)
     return tf.identity(tensor)
@@ -151,8 +151,8 @@ def local_copy(variable: Any) -> tf.Variable:
         variable: `tf.Variable`, `keras.Variable` or a distributed variable of the current strategy.
 
     Returns:
-        A plain `tf.Variable`; writing to it touches no other replica. Where all replicas share one copy
-        (`CentralStorageStrategy`) that one.
+        A plain `tf.Variable`; writes to it do not affect other replicas. Where all replicas share one copy
+        (`CentralStorageStrategy`) that copy.
 
     Context: replica.
     """
@@ -167,14 +167,14 @@ def local_copy(variable: Any) -> tf.Variable:
 
 
 def copies_of(variable: Any) -> tuple[Any, ...]:
-    """The copies of `variable` in this process, a plain one alone. Context: any."""
+    """The copies of `variable` in this process; for a plain variable itself. Context: any."""
     value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
     values = getattr(value, "values", None)
     return tuple(values) if isinstance(values, list | tuple) else (value,)
 
 
 def local_replica_index() -> int:
-    """This replica's number among those of its own worker, known while tracing.
+    """This replica's number within its worker, known while tracing.
 
     Context: replica.
     """
@@ -195,9 +195,9 @@ def shares_variables(strategy: Any = None) -> bool:
 
 
 def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, to be called on every replica so that each copy of each variable is written exactly once.
+    """`fn` for a call on every replica, so that each copy of each variable is written exactly once.
 
-    Where every replica has its own copies, that is `fn` itself: each replica writes its own, and the arguments must be equal
+    Where every replica has its own copies, this is `fn` itself: each replica writes its own, and the arguments must be equal
     on all replicas for the copies to stay equal. Where all share one copy, it runs once, with the first replica's arguments;
     on parameter servers, while no other worker writes. Inside `fn` write through `local_copy(variable)` or
     `keras.Optimizer.assign`; `tf.cond` is allowed.
@@ -218,12 +218,12 @@ def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
-    """`fn`, so that replicas which give it equal numbers compute equal bits, whatever it adds up.
+    """`fn` such that replicas with equal arguments compute bitwise identical results, even with sums of many terms.
 
-    The replicas of a worker are in one graph, and TensorFlow's optimizer of graphs sorts the terms of a sum of three or more
-    by the names of their operations (`a + b + c` and `tf.add_n` alike). The names differ from replica to replica, and with
-    them the order of the sum. As a function of its own, `fn` has names of its own and is optimized alike on each. It begins
-    when all its arguments are there.
+    The replicas of a worker share one graph, and Grappler sorts the terms of a sum of three or more by the names of their
+    operations (`a + b + c` and `tf.add_n` alike). The names differ between replicas, and with them the order of the sum. As
+    a separate function, `fn` has the same operation names on each replica and is optimized alike. It begins when all its
+    arguments are ready.
 
     Context: replica. With one replica, where all share one copy, and eagerly it is `fn` itself.
     """

@@ -1,11 +1,11 @@
-"""What more replicas will bring: a measured step, its bytes and the speed of the links, played for any number of replicas.
+"""Scaling estimate: simulates any number of replicas from a measured step, its bytes and the speed of the links.
 
-A step of N replicas, of which `replicas_per_worker` are in one machine, takes as long as the slowest replica computes, and
-as long as the sum of the gradients takes beyond what runs during the backward pass. With B bytes of gradients, n partners,
-bandwidth b and latency l a sum takes
+A step of N replicas, of which `replicas_per_worker` are in one machine, takes the compute time of the slowest replica plus
+the part of the all-reduce of the gradients that does not overlap with the backward pass. With B bytes of gradients, n
+partners, bandwidth b and latency l an all-reduce takes
 
 ============  ==========================================================================================================
-ring          2 (n - 1) l + 2 (n - 1) / n B / b: every byte goes around once to be summed, and once to be handed out
+ring          2 (n - 1) l + 2 (n - 1) / n B / b: every byte goes around once to be summed, and once to be distributed
 tree          2 ceil(log2 n) l + 2 B / b: two trees, each with half of the bytes, in pieces so small that levels overlap
 hierarchical  a ring of the replicas of each machine over its own links, and a ring of the machines over the network
 ============  ==========================================================================================================
@@ -30,16 +30,16 @@ _POWERS = tuple(2**n for n in range(13))
 
 @dataclasses.dataclass(frozen=True)
 class ScaledStep:
-    """A step on a number of replicas, each with as many samples as the replica that was measured.
+    """A step on a number of replicas, each with as many samples as the measured replica.
 
     Attributes:
         replicas: int.
         step_seconds: float; the whole step.
-        sum_seconds: float; the sum of the gradients, what runs during the backward pass included.
-        speedup: float; samples a second, against one replica.
+        sum_seconds: float; the all-reduce of the gradients, including the part that overlaps with the backward pass.
+        speedup: float; samples a second, relative to one replica.
         efficiency: float, 0 to 1; `speedup / replicas`.
-        sent_bytes: float; what each machine sends over the network in a step.
-        memory_bytes: float; what each replica holds: weights, gradients, optimizer state, activations.
+        sent_bytes: float; the bytes that each machine sends over the network in a step.
+        memory_bytes: float; the memory of each replica: weights, gradients, optimizer state, activations.
     """
 
     replicas: int
@@ -66,7 +66,7 @@ def simulate_scaling(
     slots: int = 2,
     activation_bytes: float = 0.0,
 ) -> list[ScaledStep]:
-    """How long a step of synchronous data parallelism will take, and what each replica holds, on other numbers of replicas.
+    """Estimates the step time of synchronous data parallelism, and each replica's memory, on other numbers of replicas.
 
     The global batch grows with the replicas. Memory is that of `MirroredStrategy` and `MultiWorkerMirroredStrategy`: every
     replica has all weights, gradients and optimizer state.
@@ -74,17 +74,17 @@ def simulate_scaling(
     Args:
         step_seconds: float; the measured step of one replica alone, on its own device.
         gradient_bytes: float; bytes of all gradients: 4 times the number of weights in float32.
-        link_bytes_per_second: float; what a machine sends to another in a second. A network of 10 Gbit/s has 1.25e9 at best.
+        link_bytes_per_second: float; bandwidth between machines. A network of 10 Gbit/s has 1.25e9 at best.
         replicas: ints; numbers of replicas. Beyond `replicas_per_worker`, machines are filled one after the other.
-        algorithm: "ring", "tree" or "hierarchical"; how gradients are summed. TensorFlow's collectives are rings.
+        algorithm: "ring", "tree" or "hierarchical"; the all-reduce algorithm. TensorFlow's collectives are rings.
         latency: float; seconds for one message.
         replicas_per_worker: int; devices in one machine.
-        local_bytes_per_second: float or None; what a device sends to another of its machine in a second. None: as
+        local_bytes_per_second: float or None; bandwidth between devices of a machine. None: as
             `link_bytes_per_second`.
-        overlap: float, 0 to 1; the share of the step during which sums run: 0 where they begin after the backward pass.
+        overlap: float, 0 to 1; share of the step that overlaps with all-reduces: 0 if they begin after the backward pass.
         jitter: float; the standard deviation of a replica's step, as a share of it. All wait for the slowest.
-        slots: int; variables that the optimizer keeps for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
-        activation_bytes: float; what else a step needs on a device.
+        slots: int; optimizer variables for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
+        activation_bytes: float; other memory that a step needs on a device.
 
     Returns:
         A list of `ScaledStep`, one for each of `replicas`.
@@ -138,11 +138,11 @@ class _Link:
     latency: float
 
     def ring(self, partners: int, size: float) -> float:
-        """Seconds for the sum of `size` bytes over a ring."""
+        """Seconds for an all-reduce of `size` bytes over a ring."""
         return 2 * (partners - 1) * (self.latency + size / partners / self.bytes_per_second)
 
     def tree(self, partners: int, size: float) -> float:
-        """Seconds for the sum of `size` bytes over two trees."""
+        """Seconds for an all-reduce of `size` bytes over two trees."""
         if partners == 1:
             return 0.0
         return 2 * (math.ceil(math.log2(partners)) * self.latency + size / self.bytes_per_second)
@@ -151,7 +151,7 @@ class _Link:
 def _sum_seconds(
     algorithm: str, replicas: int, within: int, size: float, network: _Link, local: _Link
 ) -> tuple[float, float]:
-    """Seconds for the sum, and the bytes that each machine sends over the network."""
+    """Seconds for the all-reduce, and the bytes that each machine sends over the network."""
     workers = -(-replicas // within)
     inside = min(replicas, within)
     sent = 2 * (workers - 1) / workers * size
@@ -169,5 +169,5 @@ def _sum_seconds(
 
 
 def _slowest(replicas: int) -> float:
-    """The largest of so many draws of a normal distribution, as expected, in standard deviations (Blom, 1958)."""
+    """The expected largest of so many draws of a normal distribution, in standard deviations (Blom, 1958)."""
     return statistics.NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))

@@ -1,4 +1,4 @@
-"""A process that serves others: a parameter server, a worker of a coordinator, or a later stage of a pipeline.
+"""A serving process: a parameter server, a worker of a coordinator, or a later stage of a pipeline.
 
 `python -m unisono.distribute.server` reads TF_CONFIG, starts TensorFlow's gRPC server for its task and waits until it is
 ended. `python -m unisono launch` starts these processes; on a cluster each machine runs the command itself.

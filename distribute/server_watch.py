@@ -1,9 +1,9 @@
-"""Servers that hang or are gone: noticed from outside, so that whatever waits for them gets an error.
+"""Detects servers that hang or are gone, so that everything that waits for them gets an error.
 
-TensorFlow waits without end for a process that is stopped and for a machine that is gone. So a thread for each server
-connects to its gRPC port again and again: a live server answers at once, however much it has to compute. Once it has
-been silent for too long, the connections to it are ended, which TensorFlow takes as the death of that process:
-everything that waits for it fails, in a function or outside of one.
+TensorFlow waits without end for a stopped process or a lost machine. So a thread for each server connects to its gRPC
+port at intervals: a live server answers at once, even under load. After a timeout, the connections to a silent server
+are ended, which TensorFlow treats as the death of that process: everything that waits for it fails, in a function or
+outside of one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from .workers.addresses import end_connections, first_words, is_grpc, keep_alive, listens
 from .workers.ticker import Ticker
 
-_ANSWER = 2.0  # seconds that a process has for one answer
+_ANSWER = 2.0  # timeout in seconds for one answer
 _TICK = 2.0  # seconds between two connections, at most
-_AGAIN = 0.2  # seconds after which a process that does not listen is asked once more
+_AGAIN = 0.2  # seconds until a process that does not listen is asked once more
 
 
 def answers(address: str, seconds: float = _ANSWER) -> bool:
-    """Whether a gRPC server at "host:port" sends something in time; a process that is stopped accepts connections only."""
+    """Whether a gRPC server at "host:port" answers in time; a stopped process only accepts connections."""
     return is_grpc(first_words(address, seconds))
 
 
@@ -56,7 +56,7 @@ class ServerWatch:
             ticker.stop(_ANSWER + self._pause)
 
     def lost(self) -> dict[int, str]:
-        """What is wrong with each lost server: it was silent for too long, or nothing listens at its address now."""
+        """The problem of each lost server: it was silent for too long, or nothing listens at its address now."""
         found = {}
         for number, address in self.addresses.items():
             if number in self._silent:

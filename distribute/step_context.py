@@ -1,8 +1,8 @@
-"""What one replica knows about the step that it is computing.
+"""The state of one replica in the current step.
 
-The trainer enters a `StepContext` around the user's code, because between the two is code that it does not call with
-arguments of its own: a `train_step`, a loss, a metric, an optimizer. Everything in it is a tensor of the step's graph or
-a Python constant; nothing in it outlives the step.
+The trainer enters a `StepContext` around user code, because it cannot pass arguments through that code: a `train_step`, a
+loss, a metric, an optimizer. Every value in it is a tensor of the step's graph or a Python constant; none outlives the
+step.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class ReplicaRows:
     """One replica's samples of the global batch.
 
     Attributes:
-        replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers. Random layers mix it into their
-            seeds, so that replicas draw different numbers. Asynchronous workers, which read the same random state, each
-            have their own number, too, though each of their steps has one replica.
+        replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers. Random layers mix it into
+            their seeds, so that replicas draw different numbers. Asynchronous workers, which read the same random
+            state, also have distinct numbers, though each of their steps has one replica.
         num_replicas: int; replicas in sync.
         rows: int or int32 scalar tensor; samples of the global batch that this replica holds. Can be 0: the replica then
             computes on one borrowed sample, whose effects are dropped (`alive` is false).
         global_rows: int or int32 scalar tensor; samples of the global batch.
-        first_row: int or int32 scalar tensor or None; where this replica's samples begin in the global batch. None: the
-            samples are shared out evenly, in the order of the replicas.
+        first_row: int or int32 scalar tensor or None; the position of this replica's first sample in the global batch.
+            None: the samples are split evenly, in the order of the replicas.
     """
 
     replica_id: Any
@@ -52,12 +52,12 @@ class ReplicaRows:
 
     @property
     def certainly_alive(self) -> bool:
-        """Whether it is known while tracing that this replica has samples."""
+        """Whether this replica certainly has samples, known while tracing."""
         return isinstance(self.rows, int) and self.rows > 0
 
     @property
     def rows_before(self) -> Any:
-        """The samples of the global batch that are before those of this replica: an int or an int tensor."""
+        """The number of samples of the global batch before this replica's: an int or an int tensor."""
         if self.first_row is not None:
             return self.first_row
         return (self.replica_id * self.global_rows) // self.num_replicas
@@ -70,32 +70,32 @@ class ReplicaRows:
         return tf.logical_and(first, self.alive)
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
-        """`rows / global_rows`, the weight of a mean over this replica's samples in the global mean; a scalar."""
+        """`rows / global_rows`, the weight of this replica's mean in the global mean; a scalar."""
         rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
         return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
 
 
 ON_FIRST_REPLICA = "on the first replica"
-"""In the notes of a step that the first replica computes on the whole batch: what it writes counts."""
+"""A note of a step that the first replica computes on the whole batch: its writes count."""
 
 NOT_AGGREGATED = "not aggregated"
-"""In the notes of a step whose gradients are taken: `fn(optimizer)`, an error for code that aggregates them, or None."""
+"""A note of a step that takes gradients: `fn(optimizer)`, an error for code that aggregates them, or None."""
 
 
 @dataclasses.dataclass
 class WeightTotals:
-    """The divisors of those losses of a step that are not divided by samples (masks, `mean_with_sample_weight`), in order.
+    """The divisors of a step's losses that do not divide by the number of samples (masks, `mean_with_sample_weight`).
 
     Attributes:
-        noted: scalar tensors; those so far, each summed over the replicas.
-        known: those of the whole batch, where the step computes a part of it; None: what is noted is that of the batch.
+        noted: scalar tensors, in the order of the losses; the recorded divisors, each summed over the replicas.
+        known: those of the whole batch, where the step computes a part of it; None: `noted` are those of the batch.
     """
 
     noted: list[Any] = dataclasses.field(default_factory=list)
     known: Sequence[Any] | None = None
 
     def divisor(self, total: Any) -> Any:
-        """Notes the total sample weight of the next loss; returns that of the whole batch."""
+        """Records the total sample weight of the next loss; returns that of the whole batch."""
         if self.known is not None:
             total = self.known[len(self.noted)]
         self.noted.append(total)
@@ -104,22 +104,22 @@ class WeightTotals:
 
 @dataclasses.dataclass
 class StepContext(ReplicaRows):
-    """A replica's samples, and what code inside of Keras leaves for the step around it.
+    """A replica's samples, and the state that code inside of Keras leaves for the surrounding step.
 
     Attributes:
-        compute: the function that computes loss, gradients and outputs in `Model.train_step`; None: as it is written.
-        in_xla: bool; whether this part of the step is compiled by XLA, where no collective can be.
-        totals: the total sample weights of its losses, where they are asked for (to accumulate gradients, to combine the
+        compute: the function that computes loss, gradients and outputs in `Model.train_step`; None: Keras' own.
+        in_xla: bool; whether XLA compiles this part of the step, where collectives are not supported.
+        totals: the total sample weights of its losses, where they are needed (to accumulate gradients, to combine the
             parts of a batch); else None.
         writes: the scope that collects the writes of Keras variables in this step.
-        verdicts: the finite checks, bool scalar tensors; one from each optimizer that was asked to apply: true when it did.
-        notes: what objects keep for the rest of this step, under keys of their own.
-        shapes_vary: bool; noted while the step is traced: a collective in it may have another shape in another step.
-            TensorFlow keeps the shape of a collective for a whole call, so such steps cannot be run in one loop.
+        verdicts: bool scalar tensors of the finite checks, one for each optimizer that was to update: true if it did.
+        notes: state of other objects for the rest of this step, under separate keys.
+        shapes_vary: bool; set while the step is traced: a collective in it may have another shape in another step.
+            TensorFlow keeps the shape of a collective for a whole call, so such steps cannot run in one loop.
         builds_under: None or the strategy under which layers that have no variables yet are built.
         take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
         calls: for an optimizer, by its id: its calls since its last update before this step; int32 scalar on the host.
-            Of one that is not there only the device knows.
+            For a missing optimizer only the device knows the number.
         of_custom_loop: bool; whether it is a step of a custom loop.
     """
 
@@ -136,20 +136,20 @@ class StepContext(ReplicaRows):
     of_custom_loop: bool = False
 
     def count(self, what: str) -> int:
-        """How many times this was asked for `what` in this step before."""
+        """The number of earlier calls with `what` in this step."""
         number = self.notes.get(what, 0)
         self.notes[what] = number + 1
         return number
 
     @property
     def weight_total(self) -> Any:
-        """The divisor of the step's loss where exactly one loss has one of its own; else None: the samples."""
+        """The divisor of the step's loss where exactly one loss has a special one; else None: the samples."""
         noted = self.totals.noted if self.totals is not None else ()
         return noted[0] if len(noted) == 1 else None
 
     @property
     def applied(self) -> Any:
-        """Whether every optimizer applied its update: bool scalar tensor; None where none could skip."""
+        """Whether every optimizer applied its update: bool scalar tensor; None where no optimizer can skip updates."""
         return tf.reduce_all(tf.stack(self.verdicts)) if self.verdicts else None
 
 
@@ -162,7 +162,7 @@ _local = _Local()
 
 
 def current_step() -> StepContext | None:
-    """The step that this thread computes, or None outside of the trainer's steps (in a custom loop, say)."""
+    """The step that this thread computes, or None outside of the trainer's steps (such as in a custom loop)."""
     return _local.step
 
 
@@ -173,7 +173,7 @@ def drawing_step() -> StepContext | None:
 
 @contextlib.contextmanager
 def draws_of(replica: StepContext) -> Iterator[None]:
-    """Inside, layers draw the random numbers of this replica, and nothing else is a step."""
+    """Inside, layers draw the random numbers of this replica; `current_step` is not set."""
     outer, _local.drawing = _local.drawing, replica
     try:
         with replaced_functions():

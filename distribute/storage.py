@@ -1,8 +1,8 @@
-"""Where files are: each path that an argument, a command or a variable gives is checked here, before anything is written.
+"""Checks every path from an argument, a command or a variable, before files are written.
 
-Unisono renames, truncates, maps and flushes files, which a local or mounted file system can do and a bucket cannot:
-`local_path` rejects URLs. TensorFlow writes event files itself: `tensorflow_path` accepts every scheme that TensorFlow has a
-file system for. Support for buckets begins in `local_path`.
+Unisono renames, truncates, maps and flushes files. Local and mounted file systems support this, buckets do not:
+`local_path` rejects URLs. TensorFlow writes event files itself: `tensorflow_path` accepts every scheme with a TensorFlow
+file system. Support for buckets begins in `local_path`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 
 
 def local_path(name: str, value: Any, optional: bool = False) -> Any:
-    """`value` as a `pathlib.Path`, if it is a text or a path object, not empty, of a local or mounted file system.
+    """`value` as a `pathlib.Path`, if it is a str or a path object, not empty, of a local or mounted file system.
 
     `file:///folder/file` is the local path `/folder/file`.
 
     Args:
         name: of the argument, for the message.
-        value: what was given.
+        value: the given value.
         optional: whether None is allowed too, and returned.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is invalid.
     """
     if value is None and optional:
         return None
@@ -50,14 +50,14 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
 
 
 def tensorflow_path(name: str, value: Any) -> str:
-    """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme it has a file system for.
+    """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme has a TensorFlow file system.
 
     Args:
         name: of the argument, for the message.
-        value: what was given.
+        value: the given value.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is invalid.
     """
     text = path_text(name, value)
     found = _URL.match(text)
@@ -85,7 +85,7 @@ def is_url(value: Any) -> bool:
 
 
 def path_text(name: str, value: Any) -> str:
-    """`value` as text, if it is a path: a text or a path object, not empty. Raises as `local_path`."""
+    """`value` as text, if it is a path: a str or a path object, not empty. Raises as `local_path`."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not text or not isinstance(text, str):
         raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
@@ -97,10 +97,10 @@ def path_text(name: str, value: Any) -> str:
 
 
 def open_plain(path: str | Path) -> io.BufferedReader:
-    """Opens a plain file for reading; a FIFO, a device or a folder is rejected, and never waited for.
+    """Opens a plain file for reading; rejects FIFOs, devices and folders without waiting for them.
 
     Raises:
-        OSError: it cannot be opened, or is no plain file.
+        OSError: it cannot be opened, or is not a plain file.
     """
     _refuse_unless_plain(os.stat(path), path)  # opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -114,4 +114,4 @@ def open_plain(path: str | Path) -> io.BufferedReader:
 
 def _refuse_unless_plain(status: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))

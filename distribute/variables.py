@@ -1,4 +1,4 @@
-"""Variables that move to the strategy that uses them, and sums that replicas share."""
+"""Variables that move into the strategy that uses them, and sums that replicas share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .replicas import in_replica_context, shares_variables
 
 
 def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> bool:
-    """Makes the TensorFlow variable inside each Keras variable again under `strategy`, unless it belongs to it already.
+    """Recreates the TensorFlow variable inside each Keras variable under `strategy`, unless it belongs to it already.
 
-    The Keras variables stay the same objects and keep their values. What is not a Keras variable is left alone.
+    The Keras variables stay the same objects and keep their values. Other objects are ignored.
 
     Returns:
-        Whether there was one to make again.
+        Whether a variable was recreated.
 
     Context: eager; cross-replica.
     """
@@ -34,10 +34,10 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
 
 
 def add_to_shared_counts() -> None:
-    """Has replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
+    """Lets replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
 
-    That is how metrics count. Keras assigns the old value plus a number: several replicas would add the old value as often,
-    and a worker would lose what another one has added in between. In a step of ours writes are collected before this.
+    Metrics count with such variables. Keras assigns the old value plus a number: several replicas would add the old value
+    several times, and a worker would overwrite another one's addition. In a step of ours writes are collected before this.
     """
     wrap("_direct_assign", _direct_assign)
 

@@ -1,4 +1,4 @@
-"""How the values that replicas, or the parts of a batch, give a variable become one."""
+"""How the values of a variable from several replicas, or from several parts of a batch, are reduced to one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 MEAN = "mean"  # weighted with the samples
-SUM = "sum"  # of what the replicas add
-FIRST = "first"  # that of the first replica
+SUM = "sum"  # of the replicas' increments
+FIRST = "first"  # the value of the first replica
 
 
 def declared(variable: Any) -> str | None:
-    """What the `aggregation` of a Keras variable says; None where it says nothing."""
+    """The reduction from the `aggregation` of a Keras variable; None where it declares none."""
     kinds = {"mean": MEAN, "sum": SUM, "only_first_replica": FIRST}
     return kinds.get(getattr(variable, "aggregation", None) or "none")
 
@@ -27,13 +27,13 @@ def reduce_parts(
 ) -> tf.Tensor:
     """The value of a variable after a step whose parts were computed one by one, each from the same value.
 
-    By the declared rule; otherwise the mean of floating-point values and the first of others: a counter that each part
-    advances advances once.
+    By the declared reduction; otherwise the mean of floating-point values and the first of others: a counter that each part
+    increments is incremented once.
 
     Args:
         variable: the Keras variable.
-        values: what the parts give it.
-        shares: of each part in the samples of the batch; scalars.
+        values: the value from each part.
+        shares: the share of each part in the samples of the batch; scalars.
         alive: for each part whether it has samples; bools or bool scalar tensors.
         old: the value before the step.
     """

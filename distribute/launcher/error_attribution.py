@@ -1,6 +1,6 @@
-"""Which process failed first: attributed from how each ended, what it recorded of itself, and whom its error names.
+"""Attribution of failures: which process failed first, from exit statuses, records, and the processes that errors name.
 
-Nothing here looks at a process: `ProcessState`s come in, `Failure`s go out.
+Pure functions: their input are `ProcessState`s, their output `Failure`s.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MOST_TEXT = 400
 
 @dataclasses.dataclass
 class ProcessState:
-    """What is known of one process. Times are those of `time.time()`.
+    """The known state of one process. Times are those of `time.time()`.
 
     Attributes:
-        task: what it is, and what errors call it.
-        process: `subprocess.Popen`; None: of no interest.
+        task: its description, with the names that errors use for it.
+        process: `subprocess.Popen`; None: not needed.
         code: int or None; its exit status as `subprocess` gives it; None while it runs.
-        ended: float; when its end was seen.
+        ended: float; when its end was noticed.
         stopped: float or None; since when it is stopped (SIGSTOP).
-        record: what it last recorded of itself, or None.
+        record: its last record, or None.
         lines: the last lines that it printed.
     """
 
@@ -45,7 +45,7 @@ class ProcessState:
 
     @property
     def failed(self) -> bool:
-        """Whether its program has ended badly, or is about to."""
+        """Whether its program has failed, or is about to fail."""
         return self.code not in (None, 0) or (self.record is not None and self.record.error is not None)
 
 
@@ -55,14 +55,14 @@ class Failure:
 
     Attributes:
         name: of the process.
-        what: str; what happened to it, as a predicate: "exited with status 3".
+        what: str; the failure, as a predicate: "exited with status 3".
         time: float; when.
         status: int; the exit status for the launcher, never 0.
-        error: str or None; the error and where it happened, the same whenever it happens again; None for what is not the
-            program's doing (a signal from outside, a process that hangs).
-        hangs: bool; whether it still runs, and will not end when it is asked to.
-        sure: bool; False where more may come to light in a moment: a process that seems to hang may be failing, and one that
-            ended with a status of its own choice may have done so because it lost another.
+        error: str or None; the error and its location, the same for every repetition; None for a cause outside of the
+            program (a signal from outside, a process that hangs).
+        hangs: bool; whether it still runs, and will not end on request.
+        sure: bool; False where more may be known in a moment: a process that seems to hang may be failing, and a process
+            that chose its exit status may have done so because it lost another.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Failure:
 
 
 def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
-    """Those that failed by themselves, the first one first; empty where none has failed.
+    """The processes that failed by themselves, the first one first; empty where none has failed.
 
-    A process that only says that it lost another, or that one reported an error, is not among them, unless no other is.
+    A process that only reports a lost peer, or a peer's error, is left out, unless no other process failed.
     """
     by_name = {name: each for each in processes for name in each.task.aliases}
     blames = {each.task.name: _blame(each, by_name) for each in processes if each.failed}
@@ -95,7 +95,7 @@ def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
 
 
 def how_it_ended(code: int) -> str:
-    """An exit status in words.
+    """An exit status as text.
 
     >>> how_it_ended(3), how_it_ended(-9)
     ('exited with status 3', 'was killed by SIGKILL')
@@ -109,12 +109,12 @@ def how_it_ended(code: int) -> str:
 
 
 def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame | None:
-    """What a process that failed says of others, where that can be: an error may name a process that merely passed it on."""
+    """What a failed process reports about others, if that can be a cause: an error may name a process that passed it on."""
     error = process.record.error if process.record is not None else None
     if error is not None:
         blame = Blame(error.lost, error.reported_by) if error.consequence else None
     elif process.code is not None and process.code < 0 and -process.code not in _OWN_FAULTS:
-        return None  # killed from outside, whatever it had printed
+        return None  # killed from outside, whatever it has printed
     else:
         blame = blame_in("\n".join(process.lines))
     if blame is None:
@@ -123,7 +123,7 @@ def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame 
     others = [each for each in named if each is not process]
     if blame.lost and (others or blame.lost[0] not in by_name):
         return blame
-    # An error of the program's that came from a process which serves it is the program's.
+    # An error of the program that a serving process passed on is the program's.
     bad = any(each.failed or each.stopped is not None for each in others)
     return blame if bad or not (blame.lost or blame.reported_by) else None
 
@@ -143,7 +143,7 @@ def _stopped(process: ProcessState, since: float, now: float) -> Failure:
 
 
 def _ended(process: ProcessState, now: float) -> Failure:
-    """The failure of one that has ended or recorded an error."""
+    """The failure of a process that has ended or recorded an error."""
     code, record = process.code, process.record
     status = 1 if code is None or code == 0 else code if code > 0 else 128 - code
     if record is not None and record.error is not None:
@@ -164,7 +164,7 @@ def _ended(process: ProcessState, now: float) -> Failure:
 
 
 def _lost(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
-    """The failure of one that others lost, and that has not failed itself."""
+    """The failure of a process that others lost, and that has not failed itself."""
     noticed = survivor.ended
     if survivor.record is not None and survivor.record.error is not None:
         noticed = survivor.record.error.time
@@ -172,7 +172,7 @@ def _lost(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
         early = f"ended early, with status 0, while {survivor.task.name} still needed it"
         what = early if lost.code == 0 else how_it_ended(lost.code)
         return Failure(lost.task.name, what + _position(lost), min(lost.ended, noticed - _INSTANT), 1)
-    if lost.stopped is not None:  # one that others could do without
+    if lost.stopped is not None:  # a process that the others can replace
         return _stopped(lost, lost.stopped, now)
     record = lost.record
     since = noticed - _INSTANT
@@ -192,18 +192,18 @@ def _position(process: ProcessState) -> str:
 
 
 def _same(error: str, record: Record) -> str:
-    """An error and the step at which it came, without the numbers in it that differ from time to time."""
+    """An error and its step, without numbers that differ between attempts."""
     return f"{re.sub(r'0x[0-9a-fA-F]+|[0-9]+', '#', error)} | {record.position}"
 
 
 class Restarts:
-    """Counts restarts. Each waits twice as long as the last: 1, 2, 4, ... and at most 60 s.
+    """Counts restarts, with exponential backoff: 1, 2, 4, ... and at most 60 s.
 
     Args:
-        most: int; restarts that there may be.
+        most: int; the maximum number of restarts.
 
     Attributes:
-        repeated: bool; whether two attempts one after the other failed at the same step with the same error. Another would
+        repeated: bool; whether two successive attempts failed at the same step with the same error. A further attempt would
             fail there too, so there is none.
 
     >>> restarts = Restarts(3)
@@ -220,7 +220,7 @@ class Restarts:
         """The seconds before the next attempt; None: there is none.
 
         Args:
-            error: what ended the last one and at which step, or None where that was not the program's doing.
+            error: the error of the last attempt and its step, or None for a cause outside of the program.
         """
         self.repeated = error is not None and error == self._error
         self._error = error

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as `nvidia-smi` lists them: which can be used, and which cores are near. Needs no TensorFlow."""
+"""The GPUs of this machine, from `nvidia-smi`: the usable ones, and the CPU cores near them. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        index: as `nvidia-smi` and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA count.
+        index: its number in `nvidia-smi` and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, in CUDA.
         uuid: its name for CUDA_VISIBLE_DEVICES in any order.
         name: its model.
         total, used: MiB of memory; None: not known.
-        percent: how busy it was in the last second; None: not known.
+        percent: its utilization in the last second; None: not known.
         capability: "9.0", or empty.
         bus: "00000000:3B:00.0", or empty.
-        lost: what `nvidia-smi` says of one that has failed; empty: it works.
+        lost: the message of `nvidia-smi` for a failed GPU; empty: it works.
     """
 
     index: str
@@ -55,7 +55,7 @@ class Gpu:
 
     @property
     def busy(self) -> str:
-        """How much another program uses of it; empty if none does."""
+        """The use of the GPU by other programs; empty if there is none."""
         share = (self.used or 0) / self.total if self.total else 0.0
         if share < _BUSY_SHARE and (self.percent or 0) < _BUSY_PERCENT:
             return ""
@@ -63,23 +63,23 @@ class Gpu:
 
 
 def read_gpus() -> list[Gpu]:
-    """All GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says; [] where there is no NVIDIA driver."""
+    """All GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES; [] without an NVIDIA driver."""
     tool = shutil.which("nvidia-smi")
     return [] if tool is None else parse(_asked(tool))
 
 
 def models_of(gpus: Sequence[Gpu], names: Sequence[str]) -> list[str]:
-    """The models of some working GPUs, each once; `names` as in CUDA_VISIBLE_DEVICES."""
+    """The distinct models of some working GPUs; `names` as in CUDA_VISIBLE_DEVICES."""
     return sorted({gpu.name for gpu in gpus if not gpu.lost and gpu.name and _is_named(gpu, names)})
 
 
 def _is_named(gpu: Gpu, names: Sequence[str]) -> bool:
-    """Whether a GPU is among `names`, by its number or by how its UUID begins."""
+    """Whether a GPU is among `names`, by its number or a prefix of its UUID."""
     return any(name == gpu.index or (name and gpu.uuid.startswith(name)) for name in names)
 
 
 def complaint() -> str:
-    """What `nvidia-smi` says where it is there and lists no GPU, as with a driver of another version; else empty."""
+    """The message of `nvidia-smi` where it exists and lists no GPU, as with a driver of another version; else empty."""
     tool = shutil.which("nvidia-smi")
     said = "" if tool is None else _asked(tool).strip()
     if tool is None or parse(said) or "no devices" in said.lower():
@@ -97,7 +97,7 @@ def _asked(tool: str) -> str:
 
 
 def parse(listing: str) -> list[Gpu]:
-    """The GPUs of what `nvidia-smi --query-gpu` printed, its complaints included."""
+    """The GPUs in the output of `nvidia-smi --query-gpu`, errors included."""
     gpus = []
     for line in listing.splitlines():
         cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
@@ -114,17 +114,17 @@ def parse(listing: str) -> list[Gpu]:
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> list[str]:
-    """What to write into CUDA_VISIBLE_DEVICES for the GPUs that may be used, idle ones first; lost ones are left out.
+    """The CUDA_VISIBLE_DEVICES values of the usable GPUs, idle ones first; lost ones are left out.
 
     Args:
         gpus: of the machine.
-        environ: None: this process's. What CUDA_VISIBLE_DEVICES names there is taken as it is.
+        environ: None: this process's. GPUs that its CUDA_VISIBLE_DEVICES names are used as given.
     """
     chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
         seen = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
-        return list(seen)  # as CUDA, which looks at none after one that does not exist
+        return list(seen)  # like CUDA, which ignores all GPUs after one that does not exist
     working = [gpu for gpu in gpus if not gpu.lost]
     return [gpu.index for gpu in sorted(working, key=lambda gpu: (bool(gpu.busy), int(gpu.index)))]
 
@@ -132,12 +132,12 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> li
 def cores_near(
     gpus: Sequence[Gpu], names: Sequence[str], devices: Path = Path("/sys/bus/pci/devices")
 ) -> str:
-    """The processor cores near some GPUs, as "0-15,32-47"; empty where that is not known or makes no difference.
+    """The CPU cores near some GPUs, as "0-15,32-47"; empty where they are not known or all the same.
 
     Args:
         gpus: of the machine.
         names: as in CUDA_VISIBLE_DEVICES.
-        devices: where Linux describes PCI devices.
+        devices: the folder in which Linux describes PCI devices.
     """
     nodes = {_near(gpu, devices) for gpu in gpus if not gpu.lost}
     mine = {_near(gpu, devices) for gpu in gpus if _is_named(gpu, names)}
@@ -155,10 +155,10 @@ def _near(gpu: Gpu, devices: Path) -> str:
 
 
 def environment_of(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a worker that has the GPUs `names`; what the user has set for NCCL stays."""
+    """The environment variables of a worker with the GPUs `names`; the user's NCCL settings stay."""
     environ = os.environ if environ is None else environ
     wanted = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-    if "CUDA_VISIBLE_DEVICES" not in environ:  # else the numbers are the user's, who may count as CUDA does
+    if "CUDA_VISIBLE_DEVICES" not in environ:  # else the user may use CUDA's own numbers
         wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts
     # All workers are on this machine; errors say why.
     ours = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN"}

@@ -1,7 +1,7 @@
-"""No process is left behind: the launcher works in a child, and whichever of the two is killed, the other ends what is left.
+"""The launcher leaves no process behind: it works in a child, and if one of the two is killed, the other ends the rest.
 
-Both are subreapers (Linux): a process that a worker started and left, also one in a session of its own, becomes a child of
-the one or the other, and is found and ended there. Elsewhere process groups are ended; what left its group is not found.
+Both are subreapers (Linux): an orphaned process of a worker, even one in another session, becomes a child of one of them,
+which finds and ends it. Elsewhere process groups are ended; a process that left its group is not found.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _PAUSE = 0.01
 
 
 def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
-    """Runs `work` in a child process with a session of its own, and returns its status once nothing is left.
+    """Runs `work` in a child process in a new session, and returns its status once no descendant is left.
 
     Signals are passed on to the child. It must be called before there is any thread.
 
     Args:
-        work: `work(deserted)` returns an exit status; once `deserted()` says that this process was killed, it is to end.
+        work: `work(deserted)` returns an exit status; it must end once `deserted()` reports that this process was killed.
     """
     _control(_PR_SET_CHILD_SUBREAPER, 1)
     guard = os.getpid()
@@ -46,14 +46,14 @@ def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
 
 
 def _work(work: Callable[[Callable[[], bool]], int], guard: int) -> None:
-    """The life of the child."""
+    """The main function of the child."""
 
     def deserted() -> bool:
         return os.getppid() != guard
 
     code = 70
     try:
-        os.setsid()  # what a terminal sends comes to the guard alone, which passes it on
+        os.setsid()  # signals from a terminal reach the guard alone, which passes them on
         _control(_PR_SET_CHILD_SUBREAPER, 1)
         notice_parents_end()
         code = work(deserted)
@@ -68,7 +68,7 @@ def _work(work: Callable[[Callable[[], bool]], int], guard: int) -> None:
 
 
 def notice_parents_end() -> None:
-    """In the child that works: the kernel sends SIGUSR1, which ends whatever it waits for, when the guard dies (Linux)."""
+    """In the working child: the kernel sends SIGUSR1, which interrupts any wait, when the guard dies (Linux)."""
     _control(_PR_SET_PDEATHSIG, int(signal.SIGUSR1))
 
 
@@ -78,7 +78,7 @@ def die_with_parent() -> None:
 
 
 def end_descendants() -> None:
-    """Kills the children of this process, and theirs as they become children of this one, until none is left."""
+    """Kills the children of this process, and orphans that become its children, until none is left."""
     until = time.monotonic() + _LONGEST_SWEEP
     while (found := children()) and time.monotonic() < until:
         for pid in found:
@@ -90,7 +90,7 @@ def end_descendants() -> None:
 
 
 def bury_orphans(mine: set[int]) -> None:
-    """Takes note of the end of processes that workers had started and left; those in `mine` are waited for elsewhere."""
+    """Reaps ended orphans of workers; the processes in `mine` are reaped elsewhere."""
     if not hasattr(os, "waitid"):
         return
     with contextlib.suppress(ChildProcessError):
@@ -107,12 +107,12 @@ def children() -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process as proc(5) has it: "T" is stopped by a signal; "" where that is not known."""
+    """The state of a process as in proc(5): "T" is stopped by a signal; "" where it is not known."""
     return (stat_of(pid) or [""])[0]
 
 
 def stat_of(pid: int) -> list[str] | None:
-    """What proc(5) has of a process from its state on; None where it has ended or is not known."""
+    """The fields of proc(5) for a process from its state on; None where it has ended or is not known."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split() or None

@@ -1,6 +1,6 @@
 """`python -m unisono launch`: the workers of one cluster on this machine, started, watched, restarted, ended.
 
-Nothing here imports TensorFlow, so that the launcher starts at once and takes no accelerator.
+Nothing here imports TensorFlow, so that the launcher starts quickly and uses no accelerator.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .processes import Processes
 from .tasks import Layout, Task, plan, said_of_models
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AFTER_FAILURE = 3.0  # seconds that the others have for ending
-_SETTLE = 3.0  # seconds in which what failed may end, and tell what it knows, before it is judged
-_PATIENCE = 4.0  # seconds beyond the timeout in which the others may complain of one that is stopped, in their own words
-_SPARE_SHARE = 0.5  # of the timeout: a worker that can be replaced is, before the coordinator gives up on it
+_AFTER_FAILURE = 3.0  # seconds for the other processes to end
+_SETTLE = 3.0  # seconds for a failed process to end and write its record, before failures are attributed
+_PATIENCE = 4.0  # seconds beyond the timeout for the others to report a stopped process themselves
+_SPARE_SHARE = 0.5  # of the timeout: a replaceable worker is replaced before the coordinator gives up on it
 _PORT_RETRIES = 3
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
 _WRONG_ARGUMENT = 2
@@ -37,17 +37,17 @@ _MOST_OTHERS = 8
 class Launcher:
     """Runs a script on every worker until all are done.
 
-    It owns the calendar of attempts: when one is over, whether there is another, how long ending may take. `Processes` knows
-    what a process is and how it ends, `attribute` which one failed, `Restarts` whether to try again.
+    It schedules the attempts: when one is over, whether another follows, how long ending may take. `Processes` starts and
+    ends processes, `attribute` finds the one that failed first, `Restarts` decides whether to try again.
 
     Args:
         script: path of the script and its arguments.
         layout: the cluster to start.
-        restarts: int; how often all are started again after one has failed.
-        log_dir: directory for the output of each task, or None: it is printed only.
+        restarts: int; how often all processes are restarted after a failure.
+        log_dir: directory for the output of each task, or None: the output is only printed.
         grace: float; seconds that workers get to end after a signal that the launcher passes on, before they are
             killed.
-        network: "own": the processes get a network of their own where the kernel allows it; "host": that of this machine.
+        network: "own": the processes get a private network where the kernel allows it; "host": that of this machine.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Launcher:
         """Runs to the end. Context: no thread has been started.
 
         Returns:
-            0 when every script ended with 0; else the exit status of the one that failed first (128 + the signal
-            where a signal ended it, 1 where it had not failed by its status), or 128 + the signal that ended the
-            launcher; 2 if the machine has too few GPUs.
+            0 when every script ended with 0; else the exit status of the process that failed first (128 + the signal
+            where a signal ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the
+            machine has too few GPUs.
         """
         with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
             self._records = Path(records)
@@ -84,9 +84,9 @@ class Launcher:
     def _run(self, deserted: Callable[[], bool]) -> int:
         self._deserted = deserted
         if self._wanted_network == "own":
-            read_gpus()  # may load the driver, for which a user namespace gives no right
+            read_gpus()  # may load the driver, which a user namespace has no privilege for
         self._is_private, sentence = choose_network(self._wanted_network)
-        notice_parents_end()  # again: the namespace has undone it
+        notice_parents_end()  # again: entering the namespace has reset it
         if deserted():
             return 1
         if sentence:
@@ -137,7 +137,7 @@ class Launcher:
                 return 128 + (self._stopping or signal.SIGTERM)
 
     def _watch(self, processes: Processes) -> list[Failure]:
-        """One attempt, until all scripts have ended well ([]) or it is known who has failed."""
+        """One attempt, until all scripts have ended well ([]) or the failed processes are known."""
         spares = {}
         deadline, failures = None, []
         while processes.scripts_left:
@@ -167,7 +167,7 @@ class Launcher:
         return failures
 
     def _replace(self, task: Task, code: int, restarts: Restarts, processes: Processes) -> None:
-        """Starts a task that the others can do without again, if it may be."""
+        """Restarts a task that the others can do without, if restarts are left."""
         pause = restarts.next(None)
         if pause is None:
             _say(f"{task.name} {how_it_ended(code)}: training continues without it")
@@ -176,7 +176,7 @@ class Launcher:
             processes.start_later(task, pause)
 
     def _silent(self, processes: Processes) -> bool:
-        """Whether a task has been stopped for too long; one that the others can do without is ended, and replaced."""
+        """Whether a task has been stopped for too long; a replaceable one is ended and replaced."""
         if not processes.several:
             return False
         timeout = self._layout.timeout
@@ -187,7 +187,7 @@ class Launcher:
         return any(task.role != "spare" for task in processes.stopped_for(timeout + _PATIENCE))
 
     def _settled(self, processes: Processes) -> list[Failure]:
-        """Who failed, once those have ended and recorded what they know, or a moment has passed."""
+        """The failures, once the failed processes have ended and written their records, or after a short wait."""
         until = time.monotonic() + _SETTLE
         while True:
             processes.ended()
@@ -212,8 +212,8 @@ class Launcher:
                 _say(f"    {line}")
         if self._is_private and _shows(processes, first, NO_NAME):
             _say(
-                "it may have wanted to reach another machine, which the processes cannot in a network of their own: "
-                "give --network host"
+                "it may have tried to reach another machine, which is impossible from the private network: "
+                "use --network host"
             )
 
     def _take_signals(self) -> list[int]:
@@ -221,7 +221,7 @@ class Launcher:
         return taken
 
     def _sleep(self, seconds: float) -> bool:
-        """Waits; whether a signal ended the waiting."""
+        """Waits; returns whether a signal ended the wait."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(min(0.05, seconds))
@@ -233,10 +233,10 @@ class Launcher:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Collects signals for the loop instead of dying of them."""
+        """Collects signals for the loop, instead of ending on them."""
 
         def remember(number: int, frame: object) -> None:
-            if self._deserted():  # perhaps in the middle of writing to somebody who does not read
+            if self._deserted():  # perhaps blocked in a write to a pipe that nobody reads
                 end_descendants()
                 shutil.rmtree(self._records, ignore_errors=True)
                 os._exit(1)
@@ -251,13 +251,13 @@ class Launcher:
 
 
 def _unwilling(processes: Processes, number: int) -> Failure:
-    """That of a worker that did not end within its grace after a signal."""
+    """The failure of a worker that did not end within its grace period after a signal."""
     what = f"did not end after {signal.Signals(number).name}"
     return Failure(processes.any_script().name, what, time.time(), 1)
 
 
 def _shows(processes: Processes, failure: Failure, marks: Sequence[str]) -> bool:
-    """Whether one of `marks` is in the last lines of the process that failed."""
+    """Whether one of `marks` is in the last lines of the failed process."""
     return any(mark in line for line in processes.output.last_lines(failure.name) for mark in marks)
 
 

@@ -1,8 +1,8 @@
 """A private network for the processes of one machine, so that no other machine reaches TensorFlow's servers.
 
-These servers run whatever they are sent and listen on all interfaces. A network namespace that has only a loopback
-interface has none on which another machine, or another user of this one, could reach them. Nothing outside is reached
-from it either.
+These servers execute every graph that they receive, and listen on all interfaces. A network namespace with only a loopback
+interface makes them unreachable from other machines, and from other users of this one. It also blocks all connections to
+the outside.
 
 Source: unshare(2), user_namespaces(7), network_namespaces(7), netdevice(7). Linux; no privilege is needed where the kernel
 lets users make namespaces.
@@ -19,7 +19,7 @@ import sys
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
-# A network namespace where this process may make one, then one that a user namespace gives the right to.
+# A network namespace directly where this process may create one, else one inside of a user namespace.
 _TRIED = "net", "user"
 
 NO_NAME = (
@@ -28,23 +28,23 @@ NO_NAME = (
     "Network is unreachable",
     "Failed to resolve",
 )
-"""What programs print that want to reach another machine and cannot."""
+"""Output of programs that tried to reach another machine and could not."""
 
 
 def enter_private_network() -> None:
-    """Moves this process, and all that it starts from now on, into a network with a loopback interface alone.
+    """Moves this process, and all later child processes, into a network with a loopback interface alone.
 
-    A process that enters a user namespace forgets which signal it gets when its parent dies.
+    A process that enters a user namespace loses its parent death signal.
 
     Raises:
-        OSError: the kernel does not allow it; the message says what was tried. The process is where it was.
+        OSError: the kernel does not allow it; the message says what was tried. The process has not moved.
 
     Context: a process that has one thread.
     """
     if not sys.platform.startswith("linux"):
         raise OSError(f"{sys.platform} has no network namespaces")
     answer, say = os.pipe()
-    trial = os.fork()  # nobody can leave a namespace that turns out to be of no use
+    trial = os.fork()  # a process cannot leave a namespace again
     if trial == 0:
         try:
             _enter()
@@ -69,13 +69,13 @@ def choose_network(wanted: str) -> tuple[bool, str]:
         enter_private_network()
     except OSError as error:
         return False, (
-            f"the processes could not be given a network of their own ({error}): TensorFlow's servers, which run whatever "
-            "they are sent, can be reached from other machines unless a firewall prevents it; see `python -m unisono "
-            "doctor`, or give --network host to say that this is intended"
+            f"the processes could not be given a private network ({error}): TensorFlow's servers, which execute every graph "
+            "they receive, can be reached from other machines unless a firewall prevents it; see `python -m unisono "
+            "doctor`, or pass --network host if this is intended"
         )
     return True, (
-        "the processes have a network of their own: nothing outside reaches them, and they reach nothing outside (no "
-        "downloads, no logging services); --network host gives them that of this machine"
+        "the processes have a private network: nothing outside can reach them, and they can reach nothing outside (no "
+        "downloads, no logging services); --network host gives them the network of this machine"
     )
 
 
@@ -87,7 +87,7 @@ def _enter() -> None:
             number = ctypes.get_errno()
             raise OSError(number, f"unshare: {os.strerror(number)}")
         with contextlib.suppress(FileNotFoundError):
-            _write("/proc/self/setgroups", "deny")  # else the kernel rejects the next but one
+            _write("/proc/self/setgroups", "deny")  # else the kernel rejects gid_map
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
     _bring_up_loopback()

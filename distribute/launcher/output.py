@@ -1,4 +1,4 @@
-"""What the workers print: prefixed, coloured on a terminal, kept in log files, the last lines remembered."""
+"""The output of the workers: prefixed, coloured on a terminal, kept in log files, with the last lines remembered."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _BARE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-
 
 
 def plain(text: str) -> str:
-    r"""A line without what would command a terminal: its escape sequences, control characters, changes of direction.
+    r"""A line without terminal commands: escape sequences, control characters, changes of text direction.
 
-    What a carriage return would overwrite is left out, as on a terminal.
+    Text before a carriage return is left out, as on a terminal.
 
     >>> plain("10%\r20% \x1b[1mdone\x1b[0m\x07")
     '20% done'
@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 
 class Output:
-    """Reads the pipes of all processes of one attempt and writes their lines on, each line whole.
+    """Reads the pipes of all processes of one attempt and writes their output, in whole lines.
 
     It never blocks and has no thread: the launcher calls `pump` in its loop.
 
@@ -71,7 +71,7 @@ class Output:
             self._selector.register(pipe, selectors.EVENT_READ, [name, target, b""])
 
     def pump(self, timeout: float) -> bool:
-        """Writes what has come within `timeout` seconds; says whether there was anything."""
+        """Writes the output of the next `timeout` seconds; returns whether there was any."""
         if not self._selector.get_map():
             return False
         events = self._selector.select(timeout)
@@ -80,7 +80,7 @@ class Output:
         return bool(events)
 
     def drain(self) -> None:
-        """Writes what is in the pipes now; for processes that have ended, whoever may still hold their pipes."""
+        """Writes the present contents of the pipes; for ended processes, whose pipes other processes may still hold."""
         for _ in range(1000):
             if not self.pump(0):
                 return
@@ -90,7 +90,7 @@ class Output:
         return list(self._last[name])
 
     def close(self) -> None:
-        """Writes half lines too, and closes everything."""
+        """Writes incomplete lines too, and closes everything."""
         for key in list(self._selector.get_map().values()):
             self._end(key.fileobj, key.data)
         self._selector.close()
@@ -136,4 +136,4 @@ class Output:
             text = text.encode(encoding, "backslashreplace").decode(encoding)
             print(f"{prefix} {text}", file=target, flush=True)
         except (BrokenPipeError, ValueError):
-            return  # nobody reads the output any more; the workers continue
+            return  # the output is closed; the workers continue

@@ -18,17 +18,17 @@ from .output import Output
 from .tasks import Task
 
 _POLL = 0.05
-_LOOK = 0.5  # seconds between two looks at records and states
+_LOOK = 0.5  # seconds between two reads of records and states
 _AFTER_KILL = 10.0
 _LAST_LINES = 20
 
 
 class Processes:
-    """Owns the processes of one attempt and their output. Decides nothing about restarts, and blames nobody.
+    """Owns the processes of one attempt and their output. Knows nothing of restarts or failure attribution.
 
     Args:
-        tasks: what to start; they start in this order.
-        records: folder for the records that the processes leave of themselves.
+        tasks: the tasks to start, in this order.
+        records: folder for the records that the processes write.
         log_dir: see `Output`.
         attempt: int; 0, or the number of the restart; the tasks see it as `UNISONO_RESTART`.
     """
@@ -55,7 +55,7 @@ class Processes:
             raise
 
     def start(self, task: Task) -> None:
-        """Starts one task in a session and process group of its own."""
+        """Starts one task in a new session and process group."""
         process = subprocess.Popen(
             task.command,
             stdin=subprocess.DEVNULL,
@@ -70,11 +70,11 @@ class Processes:
         self.output.add(task.name, process.stdout, process.stderr)
 
     def start_later(self, task: Task, seconds: float) -> None:
-        """Has `start_those_due` start a task in so many seconds."""
+        """Schedules a task for `start_those_due` in so many seconds."""
         self._due.append((time.monotonic() + seconds, task))
 
     def start_those_due(self) -> None:
-        """Starts the tasks whose time has come."""
+        """Starts the tasks that are due."""
         now = time.monotonic()
         for each in [each for each in self._due if each[0] <= now]:
             self._due.remove(each)
@@ -91,7 +91,7 @@ class Processes:
             if code is None:
                 continue
             self.output.drain()
-            self._kill_group(each.process.pid)  # what the task itself started and left
+            self._kill_group(each.process.pid)  # processes that the task itself left
             each.code, each.ended, each.stopped = code, time.time(), None
             each.record = records.read(self._records, each.process.pid)
             if code == 0:
@@ -103,14 +103,14 @@ class Processes:
         return found
 
     def states(self) -> list[ProcessState]:
-        """What is known of each process, for `attribute`."""
+        """The states of all processes, for `attribute`."""
         self._look(always=True)
         for each in self._states.values():
             each.lines = self.output.last_lines(each.task.name)
         return list(self._states.values())
 
     def last_lines(self, name: str) -> list[str]:
-        """The last lines of the program's own that a task printed, oldest first."""
+        """The last lines that a task's program itself printed, oldest first."""
         return own_lines(self.output.last_lines(name))[-_LAST_LINES:]
 
     def failing(self) -> bool:
@@ -129,7 +129,7 @@ class Processes:
                 each.process.send_signal(number)
 
     def kill(self, name: str) -> None:
-        """Ends a task without asking."""
+        """Kills a task."""
         self._kill_group(self._states[name].process.pid)
         self._states[name].stopped = None
 
@@ -138,7 +138,7 @@ class Processes:
         return next(each.task for each in self._running() if each.task.role == "script")
 
     def end(self, grace: float) -> None:
-        """Ends all: SIGTERM, at most `grace` seconds, SIGKILL; then what they left behind."""
+        """Ends all: SIGTERM, at most `grace` seconds, SIGKILL; then their remaining children."""
         for each in self._running():
             if grace > 0 and each.stopped is None:
                 each.process.send_signal(signal.SIGTERM)
@@ -156,7 +156,7 @@ class Processes:
         return [each for each in self._states.values() if each.code is None]
 
     def _look(self, always: bool = False) -> None:
-        """Reads the records and the states of those that run."""
+        """Reads the records and the states of the running processes."""
         now = time.monotonic()
         if not always and now - self._looked < _LOOK:
             return
@@ -166,7 +166,7 @@ class Processes:
             each.record = records.read(self._records, each.process.pid)
             if state_of(each.process.pid) != "T":
                 each.stopped = None
-            elif each.stopped is None or asleep:  # one that was killed may be seen once more
+            elif each.stopped is None or asleep:  # a killed one may be seen once more
                 each.stopped = time.time()
 
     def _wait(self, seconds: float) -> None:

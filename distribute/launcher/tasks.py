@@ -1,4 +1,4 @@
-"""What `launch` starts: the processes of one cluster on this machine, each with its command and its environment."""
+"""The tasks of `launch`: the processes of one cluster on this machine, each with its command and its environment."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The cluster that `launch` was asked for.
+    """The requested cluster.
 
     Attributes:
-        workers: int >= 1; processes that train.
+        workers: int >= 1; training processes.
         replicas_per_worker: int or None; replicas of each worker. None: one for each GPU of the worker, else one.
-        parameter_servers: int; with any, the script runs on the coordinator alone and workers wait for its steps.
+        parameter_servers: int; with any, the script runs on the coordinator alone, which sends steps to the workers.
         stages: int >= 1; stages of the pipeline. Each process that runs the script gets `stages - 1` helpers.
         timeout: float; seconds after which a lost peer is an error.
     """
@@ -42,12 +42,12 @@ class Task:
     """One process to start.
 
     Attributes:
-        name: what logs call it, for instance `worker-0`.
+        name: as in logs, for instance `worker-0`.
         command: program and arguments.
         env: variables set in addition to those of the launcher.
         role: "script": the cluster is done when all of these are. "server": ends with the scripts, not before.
-            "spare": a server whose loss the scripts survive; it is started again alone.
-        aliases: what the errors of others call it: its address, "worker 0".
+                "spare": a server that the scripts can lose; it is restarted alone.
+        aliases: its names in the errors of others: its address, "worker 0".
     """
 
     name: str
@@ -58,7 +58,7 @@ class Task:
 
 
 Place = tuple[Mapping[str, str], tuple[str, ...]]
-"""The variables that show a process its own GPUs, and what starts it on the cores near them; both may be empty."""
+"""The variables that make GPUs visible to a process, and a command prefix for the cores near them; both may be empty."""
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
@@ -116,7 +116,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
 
 
 def _with_stages(task: Task, places: Sequence[Place]) -> list[Task]:
-    """`task`, and before it the helper processes that compute the later stages of its pipeline, each on GPUs of its own."""
+    """`task`, and before it the helper processes of the later stages of its pipeline, each with separate GPUs."""
     if not places:
         return [task]
     addresses = _addresses(len(places))
@@ -143,7 +143,7 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
 
 
 def _gpus_of_processes(layout: Layout, processes: int) -> list[Place]:
-    """Where each process that computes runs, those of one worker after the other.
+    """The GPUs and cores of each computing process, worker after worker.
 
     Raises:
         ValueError: there are GPUs, but fewer than needed.
@@ -186,6 +186,6 @@ def said_of_models(tasks: Sequence[Task]) -> str:
 
 
 def _on_cores(cores: str) -> tuple[str, ...]:
-    """What a command begins with to run on some cores."""
+    """The command prefix that pins a process to some cores."""
     tool = shutil.which("taskset") if cores else None
     return (tool, "-c", cores) if tool else ()

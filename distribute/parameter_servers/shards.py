@@ -1,8 +1,8 @@
-"""Variables that are split over parameter servers by their first axis, used as whole ones.
+"""Variables that are sharded over parameter servers by their first axis, used like whole ones.
 
-They are created, looked up and differentiated part by part; to callers such a variable is one variable with one gradient.
-For code that knows nothing of them, `keras.ops.take` and `tape.gradient` do so in every `run` of a
-`ParameterServerStrategy`, TensorFlow's own class included. `compat/replaced.py` lists what is replaced, with reasons.
+They are created, looked up and differentiated shard by shard; callers see one variable with one gradient. In every `run` of
+a `ParameterServerStrategy`, TensorFlow's own class included, `keras.ops.take` and `tape.gradient` do the same for unaware
+code. `compat/replaced.py` lists the replaced functions, with reasons.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .updates import beside, on_parameter_servers, shards_of
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
-    """Entries of a table on parameter servers, gathered where they are: only those are sent.
+    """Entries of a table on parameter servers, gathered on the servers, so that only those are sent.
 
     Args:
         variable: shape `[rows, ...]`.
         indices: integer tensor of any shape; negative ones count from the end.
 
     Returns:
-        `[*indices.shape, ...]`, or None where `variable` is not such a variable.
+        `[*indices.shape, ...]`, or None where `variable` is not sharded like this.
     """
     value = raw_value(variable)
     if not on_parameter_servers() or (tf.executing_eagerly() and shards_of(variable) is None):
@@ -53,7 +53,7 @@ def gradient(
     output_gradients: Any = None,
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> list[Any]:
-    """`tape.gradient(target, variables)`, with one gradient for each variable also where it is split.
+    """`tape.gradient(target, variables)`, with one gradient for each variable, sharded or not.
 
     Returns:
         One gradient for each variable: a tensor, `tf.IndexedSlices` of the whole variable, or None.
@@ -73,7 +73,7 @@ def rows_of(shard: tf.Variable) -> int:
 
 
 def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
-    """The gradients of the shards as one of the whole variable."""
+    """The gradients of the shards, combined to one of the whole variable."""
     if all(g is None for g in gradients):
         return None
     rows = [rows_of(shard) for shard in shards]
@@ -95,7 +95,7 @@ def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
 
 @contextlib.contextmanager
 def created_beside(variable: Any) -> Iterator[None]:
-    """A variable that is created inside is on the server of `variable`, split as it is."""
+    """Variables created inside are on the server of `variable`, and sharded like it."""
     if not on_parameter_servers():
         yield
         return
@@ -139,7 +139,7 @@ def _take(original: Any) -> Any:
 
 
 def _for_gpu(indices: Any) -> Any:
-    """In a step on a GPU 64 bits instead of 32: TensorFlow adds to the latter, and reshapes them, on the host."""
+    """Indices in 64 bits instead of 32 in a step on a GPU: TensorFlow adds and reshapes 32-bit ones on the host."""
     step = current_step()
     if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
         return indices

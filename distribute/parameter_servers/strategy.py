@@ -1,4 +1,4 @@
-"""`ParameterServerStrategy`: TensorFlow's, with its cluster checked and the mode of training chosen."""
+"""`ParameterServerStrategy`: TensorFlow's class, with a check of the cluster and a choice of the training mode."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ParameterServerMode:
     """How far workers may be ahead of each other.
 
     Attributes:
-        max_staleness: int or None; no worker runs more than so many steps ahead of the slowest. None: no bound.
+        max_staleness: int or None; no worker runs more than this many steps ahead of the slowest. None: no bound.
         backup_workers: int or None; None: asynchronous. b: synchronous, and the first N - b gradients of N workers make a
-            step, so that b slow ones are not waited for.
+            step, so that no step waits for the b slowest.
         timeout: float; seconds after which a lost cluster is an error.
     """
 
@@ -36,7 +36,7 @@ class ParameterServerMode:
     timeout: float = 60.0
 
     def check(self, num_workers: int) -> None:
-        """Raises a `ValueError` that names the argument which has no meaning."""
+        """Raises a `ValueError` that names the invalid argument."""
         for name, least in (("max_staleness", 1), ("backup_workers", 0)):
             whole_number(name, getattr(self, name), least, optional=True)
         if self.max_staleness is not None and self.backup_workers is not None:
@@ -53,17 +53,17 @@ class ParameterServerMode:
 
 
 class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
-    """`tf.distribute.ParameterServerStrategy` that checks its cluster first and knows the mode of training.
+    """`tf.distribute.ParameterServerStrategy` that first checks its cluster and knows its training mode.
 
     Args:
-        cluster_resolver: None: what TF_CONFIG describes.
-        variable_partitioner: as in TensorFlow: splits large variables over servers by their first axis.
-        max_staleness: int or None; no worker runs more than so many steps ahead of the slowest.
+        cluster_resolver: None: the cluster of TF_CONFIG.
+        variable_partitioner: as in TensorFlow: shards large variables over servers by their first axis.
+        max_staleness: int or None; no worker runs more than this many steps ahead of the slowest.
         backup_workers: int or None; None: asynchronous; b: synchronous, the first N - b of N gradients make a step.
-        timeout: float; seconds after which a lost cluster is an error. None: what the launcher set, else 60.
+        timeout: float; seconds after which a lost cluster is an error. None: the launcher's value, else 60.
 
     Raises:
-        ValueError: the cluster or an argument is wrong; it says what to do.
+        ValueError: the cluster or an argument is wrong; the message names the fix.
 
     Context: host, on the coordinator alone. Workers and servers run `python -m unisono.distribute.server`.
     """
@@ -109,10 +109,10 @@ def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
 
     Args:
         jobs: task type -> addresses.
-        task_type: what this process is.
+        task_type: of this process.
 
     Raises:
-        ClusterError: (a ValueError) one sentence.
+        ClusterError: (a ValueError) the cluster is not valid.
     """
     for kind, word in (("worker", "worker"), ("ps", "parameter server")):
         if not jobs.get(kind):
@@ -134,12 +134,12 @@ def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
 
 
 def mode_of(strategy: Any) -> ParameterServerMode:
-    """The mode of a strategy; that of TensorFlow's own class is asynchronous without a bound."""
+    """The mode of a strategy; TensorFlow's own class is asynchronous without a bound."""
     return _modes.get(strategy) or ParameterServerMode(timeout=peer_timeout())
 
 
 def pool_of(strategy: Any) -> WorkerPool:
-    """The workers of a strategy; made once."""
+    """The workers of a strategy; created once."""
     if strategy.num_replicas_in_sync > 1:
         raise ValueError(
             f"Each worker sees {strategy.num_replicas_in_sync} GPUs, but a worker of a ParameterServerStrategy trains "

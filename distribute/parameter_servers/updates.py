@@ -1,7 +1,7 @@
-"""Writing variables that live on parameter servers: one step at a time, next to where they live.
+"""Updates of variables on parameter servers: one step at a time, on the server of each variable.
 
-Workers compute at the same time, but the servers apply one step's writes after another's: what reads, changes and writes
-(a momentum, a moving average, a loss scale) would otherwise lose the writes of a worker that came between.
+Workers compute concurrently, but the servers apply the writes of one step after another: otherwise a read-modify-write
+(a momentum, a moving average, a loss scale) could lose the writes of another worker.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...compat.variables import raw_value
 
 _locks: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
 FIRST_SERVER = "/job:ps/replica:0/task:0/device:CPU:0"
-"""The server that holds the lock and does the small work between reading and writing."""
+"""The server that holds the lock and does the small computations between reads and writes."""
 
 
 def on_parameter_servers(strategy: Any = None) -> bool:
-    """Whether the variables of `strategy` (None: the current one) live on parameter servers."""
+    """Whether the variables of `strategy` (None: the current one) are on parameter servers."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
 
@@ -31,8 +31,8 @@ def on_parameter_servers(strategy: Any = None) -> bool:
 def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Runs `fn(*args)`, which writes variables, while no other worker writes.
 
-    The lock is taken when all of `args` have arrived and given back when the last operation of `fn` is done. A worker
-    that dies while it holds the lock gives it back: the lock is a tensor of its step.
+    The lock is taken when all of `args` have arrived and released when the last operation of `fn` is done. A worker
+    that dies while it holds the lock releases it, because the lock is a tensor of its step.
 
     Args:
         fn: creates the writes; a pure function of the variables and of `args`.
@@ -61,7 +61,7 @@ def _mutex(strategy: Any) -> tf.Tensor:
 
 
 def beside(variable: Any) -> Any:
-    """A device scope: what is computed in it is computed on the server of `variable`. Elsewhere it does nothing."""
+    """A device scope on the server of `variable`. Elsewhere it does nothing."""
     if tf.executing_eagerly() or not on_parameter_servers():
         return contextlib.nullcontext()
     device = getattr(variable, "device", None)
@@ -69,10 +69,10 @@ def beside(variable: Any) -> Any:
 
 
 def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Each gradient on the server of its variable, so that the lock is not held while it is sent.
+    """Each gradient on the server of its variable, so that it is sent before the lock is taken.
 
-    The dense gradients for one server are sent as one message for each dtype. The gradient of a sharded variable stays
-    where it is: its parts are sent to their servers one by one.
+    The dense gradients for one server are sent as one message for each dtype. The gradient of a sharded variable is not
+    moved here: its parts are sent to their servers one by one.
 
     Context: replica.
     """
@@ -95,7 +95,7 @@ def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[
 
 
 def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
-    """The tensors, on `device`; one dtype, static shapes."""
+    """The tensors, copied to `device`; one dtype, static shapes."""
     if len(tensors) == 1:
         with tf.device(device):
             return [tf.identity(tensors[0])]
@@ -106,6 +106,6 @@ def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
 
 
 def shards_of(variable: Any) -> Sequence[tf.Variable] | None:
-    """The parts of a variable that is split over servers; None for any other."""
+    """The shards of a variable that is sharded over servers; None for any other."""
     value = raw_value(variable)
     return value.variables if isinstance(value, ShardedVariable) else None

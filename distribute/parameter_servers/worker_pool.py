@@ -1,4 +1,4 @@
-"""Work for the workers of a coordinator: each takes the next piece, and what a lost worker had is given to another.
+"""Work for the workers of a coordinator: each takes the next piece, and another worker gets the piece of a lost one.
 
 TensorFlow's `ClusterCoordinator` provides the threads, one for each worker, and reconnects to workers that come back. In
 each thread one loop takes pieces of work from a common list until the list is closed.
@@ -27,9 +27,9 @@ from ..server_watch import ServerWatch, answers
 from ..workers.addresses import listens
 
 _TICK = 0.2  # seconds between two checks for errors
-_QUIET = 3.0  # seconds without a result after which the servers are checked
-_PROBE = 2.0  # seconds that a process has for accepting a connection
-_RESPONSE = 20.0  # seconds that a worker has for one answer, at most
+_QUIET = 3.0  # seconds without a result until the servers are checked
+_PROBE = 2.0  # timeout in seconds for accepting a connection
+_RESPONSE = 20.0  # timeout in seconds for one answer of a worker
 
 
 class ParameterServerError(RuntimeError):
@@ -41,7 +41,7 @@ class WorkerPool:
 
     Args:
         strategy: a `tf.distribute.ParameterServerStrategy`.
-        timeout: float; seconds after which it is an error that no worker answers.
+        timeout: float; seconds without an answer from any worker after which an error is raised.
     """
 
     def __init__(self, strategy: Any, timeout: float) -> None:
@@ -58,7 +58,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches the parameter servers until the block is left. May be entered again inside of itself."""
+        """Watches the parameter servers until the block is left. Blocks may be nested."""
         if self._is_watching:
             yield
             return
@@ -78,13 +78,13 @@ class WorkerPool:
 
         Args:
             run: `run(worker, piece)` computes a piece on that worker and returns its result on the host. Called in the
-                worker's thread, again on any worker if one was lost in the middle.
-            forget: `forget(worker)`: what the worker held in memory is lost.
-            max_staleness: int or None; the steps that a worker may be ahead of the slowest.
+                worker's thread, and again on any worker if one was lost in the middle.
+            forget: `forget(worker)`: the memory of the worker is lost.
+            max_staleness: int or None; how many steps a worker may be ahead of the slowest.
 
         Raises:
-            ParameterServerError: see there.
-            Exception: what `run` raised, unless a lost worker was the cause.
+            ParameterServerError: a server, or every worker, is lost.
+            Exception: the error of `run`, unless a lost worker was the cause.
         """
         phase = Phase(self, run, forget, max_staleness)
         for _ in range(self.num_workers):
@@ -100,7 +100,7 @@ class WorkerPool:
         phase.end()
 
     def listens(self, kind: str, index: int) -> bool:
-        """Whether a process listens at the address of a task; one that is stopped does."""
+        """Whether a process listens at the address of a task; a stopped one does."""
         return listens(self.addresses[kind][index], _PROBE)
 
     def check_servers(self, cause: BaseException | None = None) -> None:
@@ -113,7 +113,7 @@ class WorkerPool:
 
 
 class Phase:
-    """Pieces of work under way: `put` them, `get` their results in the order in which they arrive."""
+    """Pieces of work in progress: `put` them, `get` their results in the order in which they arrive."""
 
     def __init__(self, pool: WorkerPool, run: Any, forget: Any, max_staleness: int | None) -> None:
         self._pool, self._run, self._forget = pool, run, forget
@@ -140,7 +140,7 @@ class Phase:
             self._changed.notify_all()
 
     def get(self, seconds: float | None = None) -> Any:
-        """(piece, result) of the next piece that is done; waits for it, or for `seconds`: then it is None.
+        """(piece, result) of the next finished piece; waits for it, or for `seconds`: then it is None.
 
         Raises:
             ParameterServerError, Exception: as `WorkerPool.phase`.
@@ -165,32 +165,32 @@ class Phase:
                 return None
 
     def discard(self, unwanted: Callable[[Any], bool]) -> None:
-        """Takes back the pieces that no worker has begun and for which `unwanted(piece)` is true."""
+        """Removes the pieces that no worker has begun and for which `unwanted(piece)` is true."""
         with self._changed:
             kept = [piece for piece in self._waiting if not unwanted(piece)]
             self.under_way -= len(self._waiting) - len(kept)
             self._waiting = collections.deque(kept)
 
     def idle(self) -> bool:
-        """Whether a worker has nothing to do."""
+        """Whether a worker is idle."""
         with self._changed:
             return not self._waiting and len(self._steps_of) > len(self._holding)
 
     def slowest(self, pieces: list[Any]) -> Any:
-        """The one of `pieces` whose worker has been the slowest so far; None if nobody has begun one."""
+        """The one of `pieces` whose worker has been the slowest so far; None if no worker has begun one."""
         with self._changed:
             asked = {id(piece) for piece in pieces}  # pieces hold arrays: they cannot be compared
             held = [(self._seconds_of.get(w, 0.0), w) for w, p in self._holding.items() if id(p) in asked]
             return self._holding[max(held)[1]] if held else None
 
     def close(self) -> None:
-        """No worker takes another piece."""
+        """Closes the list: no worker takes another piece."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Waits until the loops have ended; raises what ended one of them."""
+        """Waits until the loops have ended; raises the error that ended one of them."""
         try:
             deadline = time.monotonic() + self._pool.timeout
             while not join_for(self._pool.coordinator, _TICK):
@@ -204,7 +204,7 @@ class Phase:
             raise
 
     def _check_workers(self, quiet_since: float) -> None:
-        """After `timeout` without a result: is any worker busy, and does it still make progress?"""
+        """After `timeout` without a result: whether any worker is busy and makes progress."""
         pool = self._pool
         if time.monotonic() - quiet_since < pool.timeout:
             return

@@ -1,4 +1,4 @@
-"""Where to cut a chain of blocks so that the slowest stage is as fast as possible: arithmetic only."""
+"""Where to split a chain of blocks so that the slowest stage is as fast as possible: arithmetic only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def balance(
     memory_of: MemoryOf | None = None,
     memory_limit: float | None = None,
 ) -> list[int]:
-    """Cuts a chain into consecutive stages, none empty, so that the largest cost of a stage is smallest.
+    """Splits a chain into consecutive stages, none empty, so that the largest cost of a stage is smallest.
 
-    Among cuts with the same slowest stage it takes the one that sends the least, then the most even one.
+    Among cuts with the same slowest stage it chooses the one with the least communication, then the most even one.
     Dynamic programming over (stages, blocks): K N^2 / 2 comparisons.
 
     Args:
         costs: N numbers; the cost of each block, in any unit, not negative.
         stages: int; K, 1 to N.
-        cut_costs: N - 1 numbers or None; what a cut after block i sends, in any unit; None: 0 everywhere.
-        memory_of: callable or None; `memory_of(stage, start, stop)`: what blocks start to stop - 1 need as that stage.
-        memory_limit: number or None; what one stage may need, in the same unit.
+        cut_costs: N - 1 numbers or None; the communication of a cut after block i, in any unit; None: 0 everywhere.
+        memory_of: callable or None; `memory_of(stage, start, stop)`: the memory of blocks start to stop - 1 as that stage.
+        memory_limit: number or None; the maximum memory of one stage, in the same unit.
 
     Returns:
         The number of blocks in each stage; K ints that sum to N.
@@ -70,7 +70,7 @@ def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
 
 
 def _better(value: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Compares in order; costs that differ by rounding alone count as equal."""
+    """Compares in order; costs that differ only by rounding count as equal."""
     for mine, theirs in zip(value, other):
         if not math.isclose(mine, theirs, rel_tol=1e-9):
             return mine < theirs
@@ -82,7 +82,7 @@ def _fits(memory_of: MemoryOf | None, limit: float | None, stage: int, start: in
 
 
 def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf | None, limit: float | None) -> str:
-    """Says what the largest single block needs: no limit below that can be met."""
+    """Names the need of the largest single block: no smaller limit can be met."""
     needed = 0.0
     if memory_of is not None:
         needed = max(min(memory_of(k, i, i + 1) for k in range(stages)) for i in range(blocks))

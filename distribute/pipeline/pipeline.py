@@ -1,4 +1,4 @@
-"""`Pipeline`: the arguments for stages and micro-batches, and the scope that puts models on it."""
+"""`Pipeline`: the arguments for stages and micro-batches, and the scope that assigns models to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .timeline import Timeline
 
 
 class _Scopes(threading.local):
-    """The pipelines in whose scopes a thread is, the innermost last."""
+    """The pipelines whose scopes a thread is in, the innermost last."""
 
     def __init__(self) -> None:
         self.entered: list[Pipeline] = []
@@ -43,7 +43,7 @@ class Settings:
     sharded: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises a `ValueError` for a value that cannot be used."""
+        """Raises a `ValueError` for an invalid value."""
         for name, choices in (("schedule", sorted(SCHEDULES)), ("cost", ["estimated", "measured"])):
             one_of(name, getattr(self, name), choices)
         number("memory_limit", self.memory_limit, above=0, optional=True, finite=False)
@@ -79,7 +79,7 @@ class Settings:
 
 
 class PlannedModel(Protocol):
-    """A model cut into stages, as a pipeline describes it."""
+    """A model split into stages according to a pipeline."""
 
     def summary(self) -> str: ...  # noqa: D102
     def timeline(self, transfer: float | Sequence[float]) -> Timeline: ...  # noqa: D102
@@ -90,7 +90,7 @@ _planner: Planner | None = None
 
 
 def register_planner(planner: Planner) -> None:
-    """Sets what cuts models into stages: `planner(model, settings, rows)`. It is above this package, as it knows Keras."""
+    """Sets the planner of models: `planner(model, settings, rows)`. It is above this package, because it knows Keras."""
     global _planner
     _planner = planner
 
@@ -98,9 +98,9 @@ def register_planner(planner: Planner) -> None:
 class Pipeline:
     """Trains one model over several devices: consecutive layers on each, micro-batch after micro-batch.
 
-    The result does not depend on the number of stages, on the schedule, or on rematerialization. What a
-    micro-batch changes is what it must: batch normalization normalizes with the micro-batch's statistics (the
-    averages for inference are those of the whole batch), and every micro-batch has dropout masks of its own.
+    The result does not depend on the number of stages, on the schedule, or on rematerialization. Micro-batches have two
+    effects: batch normalization normalizes with the micro-batch's statistics (the averages for inference are those of the
+    whole batch), and every micro-batch has separate dropout masks.
 
     Example:
     ```python
@@ -126,26 +126,26 @@ class Pipeline:
         memory_limit: float | None = None,
         replicas: int = 1,
     ) -> None:
-        """Checks what can be checked without a model.
+        """Checks all conditions that need no model.
 
         Args:
-            devices: one name for each stage, "GPU:0" or "/job:worker/task:1/device:GPU:0" say; with replicas those of the
-                first replica's stages, then those of the second's. A device may stand for several stages.
-            micro_batches: int; M, into how many parts a (replica's part of a) global batch is cut. 4 for each stage keep
-                the bubble below a fifth.
+            devices: one name for each stage, such as "GPU:0" or "/job:worker/task:1/device:GPU:0"; with replicas the
+                first replica's stages, then the second's. A device may stand for several stages.
+            micro_batches: int; M, the number of parts of a (replica's part of a) global batch. 4 for each stage keep the
+                bubble below a fifth.
             schedule: "gpipe": all forward passes, then all backward ones; "1f1b": one forward and one backward pass in
                 turn, which keeps the activations of at most K micro-batches instead of M.
             partition: "auto": so that the slowest stage is as fast as possible; or K layer counts; or the K - 1 names of
                 the first layers of all stages but the first.
-            cost: what "auto" goes by: "estimated", the operations in the graph; "measured", a short run of each layer on
-                the first device.
-            rematerialize: bool; keep only what crosses the cuts, and run a stage forward again before its backward pass.
-                Less memory, about a third more computation, the same numbers.
-            memory_limit: bytes that a stage may need (estimated), or None.
+            cost: the cost for "auto": "estimated", from the operations in the graph; "measured", from a short run of each
+                layer on the first device.
+            rematerialize: bool; keep only the tensors at the cuts, and rerun a stage's forward pass before its backward
+                pass. Less memory, about a third more computation, the same numbers.
+            memory_limit: maximum bytes of a stage (estimated), or None.
             replicas: int; R, copies of the pipeline, each of which trains on its part of the samples.
 
         Raises:
-            ValueError: for a value that cannot be used, naming it.
+            ValueError: a value is invalid; the message names it.
         """
         micro_batches = whole_number("micro_batches", micro_batches)
         replicas = whole_number("replicas", replicas)
@@ -168,10 +168,10 @@ class Pipeline:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Pipeline]:
-        """Models that are made or compiled in it train on this pipeline.
+        """Models that are created or compiled in it train on this pipeline.
 
-        Variables are made in the host's memory, so that a model larger than any one device can be made, and
-        move to their stage once the model is cut.
+        Variables are created in the host's memory, so that a model larger than any one device can be created, and
+        move to their stage once the model is split.
         """
         if tf.distribute.has_strategy():
             raise ValueError(
@@ -186,14 +186,14 @@ class Pipeline:
             _scopes.entered.pop()
 
     def plan(self, model: Any, rows: int | None = None) -> PlannedModel:
-        """The model's plan, the same on every call: cuts it, once, and moves its variables to their stages.
+        """The model's plan, the same on every call: the first call splits it and moves its variables to their stages.
 
         Args:
             model: a built Sequential or functional model.
             rows: int or None; samples of a global batch, where known.
 
         Raises:
-            ValueError: if the model cannot be cut as asked for.
+            ValueError: the model cannot be split as requested.
         """
         whole_number("rows", rows, optional=True)
         plan = self._plans.get(model) if hasattr(model, "layers") else None
@@ -205,10 +205,10 @@ class Pipeline:
         return plan
 
     def shard(self, level: str) -> None:
-        """Has each replica hold a part of the optimizer's state: `unisono.distribute.sharded` calls it.
+        """Lets each replica hold a part of the optimizer's state: `unisono.distribute.sharded` calls it.
 
         Raises:
-            ValueError: a model was cut already, whose optimizer state may exist; or the level is not for pipelines.
+            ValueError: a model was split already, whose optimizer state may exist; or the level is not for pipelines.
         """
         if level == "weights":
             raise ValueError(
@@ -231,21 +231,21 @@ class Pipeline:
         return self._plan_of(model).summary()
 
     def timeline(self, model: Any = None, transfer: float | Sequence[float] = 0.0) -> Timeline:
-        """One step as a picture, simulated from the costs of the stages.
+        """One step as a diagram, simulated from the costs of the stages.
 
         Args:
             model: the model; None: the one that was last used with this pipeline.
             transfer: the time of sending one micro-batch over a cut, in the unit of the costs; one number or K - 1.
 
         Returns:
-            A `Timeline`: it shows itself in a notebook, and `save(path)` writes an SVG file.
+            A `Timeline`: a notebook displays it, and `save(path)` writes an SVG file.
         """
         if not isinstance(transfer, list | tuple):
             number("transfer", transfer, least=0)
         return self._plan_of(model).timeline(transfer)
 
     def raise_if_lost(self, cause: Exception) -> None:
-        """Raises a `StageError` that names the stage whose process died or hangs, if that is what `cause` came of."""
+        """Raises a `StageError` that names the stage whose process died or hangs, if that caused `cause`."""
         remote.raise_if_lost(cause, self.settings.devices, self.settings.stages)
 
     def _plan_of(self, model: Any) -> PlannedModel:
@@ -257,7 +257,7 @@ class Pipeline:
         return self.plan(model)
 
     def remember(self, model: Any) -> None:
-        """Notes a model made in the scope, for `summary()` and `timeline()` without an argument."""
+        """Records a model created in the scope, for `summary()` and `timeline()` without an argument."""
         self._newest = weakref.ref(model)
 
 

@@ -1,8 +1,8 @@
-"""Stages in other processes: TensorFlow's gRPC runtime runs a graph's operations on their devices.
+"""Stages in other processes: TensorFlow's gRPC runtime runs operations of a graph on their devices.
 
-`python -m unisono launch --stages K script.py` starts K - 1 processes that serve and one that runs the
-script, and gives it their addresses. In the script they are `/job:worker/task:1` to `/job:worker/task:K-1`;
-what is local is stage 0's.
+`python -m unisono launch --stages K script.py` starts K - 1 serving processes and one that runs the script with their
+addresses. In the script they are `/job:worker/task:1` to `/job:worker/task:K-1`; local devices belong to
+stage 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..workers.ticker import ended_in_time
 
 JOB = "worker"
 _LOCAL = "localhost"
-_JOINING = 10.0  # seconds beyond the timeout: so a process that is silent has been noticed by then
+_JOINING = 10.0  # seconds beyond the timeout, until when a silent process has been noticed
 
 _watch: ServerWatch | None = None
 
@@ -33,11 +33,11 @@ class StageError(RuntimeError):
 
 
 def connect(addresses: Sequence[str] | None = None, timeout: float | None = None) -> list[str]:
-    """Makes the devices of other processes known to this one, and watches these processes from now on.
+    """Connects this process to the devices of other processes, and watches these processes from now on.
 
     Args:
-        addresses: "host:port" of each process that serves (`python -m unisono.distribute.server`), stage 1's first;
-            None: those that the launcher gave.
+        addresses: "host:port" of each serving process (`python -m unisono.distribute.server`), stage 1's first;
+            None: those from the launcher.
         timeout: seconds to wait for all of them together, and later seconds without an answer after which a process
             is lost; None: UNISONO_TIMEOUT, or 60.
 
@@ -45,9 +45,9 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
         One device for each stage, this process's first: its GPU if it has one, else its CPU.
 
     Raises:
-        ValueError: if there are no addresses, or others have been connected before.
-        TimeoutError: if a process does not answer in time.
-        StageError: if one is lost while it is connected.
+        ValueError: there are no addresses, or others have been connected before.
+        TimeoutError: a process does not answer in time.
+        StageError: a process is lost while it is connected.
 
     Context: host, before the first step.
     """
@@ -75,7 +75,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
 
 
 def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
-    """Has TensorFlow join the cluster, in a thread: it would wait without end for a process that is lost meanwhile."""
+    """Lets TensorFlow join the cluster in a thread: it would wait without end for a process that is lost meanwhile."""
     cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
 
     def join() -> None:
@@ -103,7 +103,7 @@ def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None
     """Raises a `StageError` that names the stage and its address, if one is lost; otherwise returns.
 
     Args:
-        cause: what was raised.
+        cause: the raised error.
         devices: the names of the devices of a pipeline's K stages, replica after replica.
         stages: int; K.
     """
@@ -120,7 +120,7 @@ def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None
 def _raise_if_lost(watch: ServerWatch, cause: Exception, stages_of: dict[int, list[int]]) -> None:
     lost = watch.lost()
     if isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError):
-        # A server that was started again in the meantime answers, but knows nothing of this training.
+        # A server that was restarted in the meantime answers, but does not know this training run.
         again = "has lost its connection: it may have died and been started again"
         message: str = cause.message  # pyright: ignore[reportAttributeAccessIssue]
         blamed = [task for task in stages_of if f"/job:{JOB}/replica:0/task:{task}" in message]
@@ -137,9 +137,9 @@ def _raise_if_lost(watch: ServerWatch, cause: Exception, stages_of: dict[int, li
 
 
 def own_address(addresses: Sequence[str]) -> str:
-    """Where these processes reach this one: a free port, on the interface that leads to those on other machines.
+    """The address at which these processes reach this one: a free port, on the interface towards other machines.
 
-    TensorFlow itself would tell them "localhost", which is each machine's own.
+    TensorFlow itself would send them "localhost", which means another machine there.
     """
     hosts = []
     for address in addresses:
@@ -151,7 +151,7 @@ def own_address(addresses: Sequence[str]) -> str:
 
 
 def _wait_for(address: str, deadline: float, timeout: float) -> None:
-    split_address(address)  # raises ValueError for what is none
+    split_address(address)  # raises ValueError for an invalid one
     while not answers(address, max(0.1, deadline - time.monotonic())):
         if time.monotonic() >= deadline:
             raise TimeoutError(

@@ -1,9 +1,9 @@
-"""In which order the stages of a pipeline work on the micro-batches, and when: pure lists, no tensors, no clock.
+"""The order and the times in which the stages of a pipeline process the micro-batches: pure lists, no tensors, no clock.
 
 If a forward or a backward pass of one micro-batch on one stage takes one unit of time, both schedules here take
 2 (M + K - 1) units for M micro-batches on K stages, of which each stage works 2 M: the bubble is (K - 1) / (M + K - 1).
-They differ in how long activations are kept: GPipe's keeps those of all M micro-batches, one-forward-one-backward those
-of at most K - k on stage k. `simulate` gives the times with other costs.
+They differ in how long activations are kept: GPipe keeps those of all M micro-batches, one-forward-one-backward those
+of at most K - k on stage k. `simulate` computes the times for other costs.
 
 Source: Huang et al. 2019, arXiv 1811.06965 (GPipe); Harlap et al. 2018, arXiv 1806.03377 (1F1B).
 """
@@ -18,7 +18,7 @@ from typing import Literal
 from ..arguments import one_of, whole_number
 
 Kind = Literal["forward", "backward"]
-Order = list[tuple[Kind, int]]  # the (kind, micro-batch) pairs of one stage, in the order in which it works
+Order = list[tuple[Kind, int]]  # the (kind, micro-batch) pairs of one stage, in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,19 +76,19 @@ def timed(
     transfers: Sequence[float] | None = None,
     repeated: Collection[tuple[int, int]] = (),
 ) -> list[Job]:
-    """Starts every job as soon as its stage is free and what it needs has arrived.
+    """Starts every job as soon as its stage is free and its inputs have arrived.
 
     Args:
         orders: of each stage.
         costs: for "forward" and "backward" the time on each stage; None: 1.
         transfers: K - 1 times of sending a result over a cut; None: 0.
-        repeated: (stage, micro_batch) pairs whose backward pass runs the forward pass again first.
+        repeated: (stage, micro_batch) pairs whose backward pass first reruns the forward pass.
 
     Returns:
-        The jobs, sorted by start, then by stage: an order in which no job precedes one that it needs.
+        The jobs, sorted by start, then by stage: every job follows the jobs that it depends on.
 
     Raises:
-        ValueError: if the orders wait for each other.
+        ValueError: the orders wait for each other.
     """
     stages = len(orders)
     costs = costs or {"forward": [1] * stages, "backward": [1] * stages}
@@ -120,7 +120,7 @@ def timed(
 
 
 def needed_by(stage: int, micro_batch: int, kind: str, stages: int) -> list[tuple[int, int, str]]:
-    """The jobs, as (stage, micro_batch, kind), whose results this one waits for: at most two."""
+    """The jobs, as (stage, micro_batch, kind), that this one waits for: at most two."""
     if kind == "forward":
         return [(stage - 1, micro_batch, "forward")] if stage else []
     needs = [(stage, micro_batch, "forward")]
@@ -128,7 +128,7 @@ def needed_by(stage: int, micro_batch: int, kind: str, stages: int) -> list[tupl
 
 
 def peak_activations(jobs: Sequence[Job]) -> list[int]:
-    """For each stage the most micro-batches whose activations it keeps at one time."""
+    """For each stage the peak number of micro-batches with kept activations."""
     stages = 1 + max(job.stage for job in jobs)
     live, peak = [0] * stages, [0] * stages
     for job in jobs:
@@ -138,10 +138,10 @@ def peak_activations(jobs: Sequence[Job]) -> list[int]:
 
 
 def rematerialized(jobs: Sequence[Job]) -> set[tuple[int, int]]:
-    """The (stage, micro_batch) pairs whose forward pass is run a second time when rematerializing.
+    """The (stage, micro_batch) pairs whose forward pass runs a second time with rematerialization.
 
-    A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses the
-    activations that are still there: they cost no memory beyond the micro-batch that is at work anyway.
+    A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses the existing
+    activations: they cost no memory beyond that of the current micro-batch.
     """
     again: set[tuple[int, int]] = set()
     before: dict[int, tuple[str, int]] = {}
@@ -161,9 +161,9 @@ class Simulation:
         stages: int; K.
         micro_batches: int; M.
         duration: float; until the last job stops.
-        bubble: float, 0 to 1; the part of K times the duration in which a stage does not work.
-        speedup: float; the work of all stages one after the other, divided by the duration.
-        peak_activations: list of K ints; micro-batches whose activations a stage keeps at one time, at most.
+        bubble: float, 0 to 1; the idle share of all stages' time.
+        speedup: float; the total work of all stages, divided by the duration.
+        peak_activations: list of K ints; for each stage the peak number of micro-batches with kept activations.
     """
 
     spans: list[Job]
@@ -185,20 +185,20 @@ def simulate(
 ) -> Simulation:
     """Simulates one step of a pipeline.
 
-    A stage runs its jobs in the schedule's order, each as soon as its input has arrived. A transfer delays
-    the receiver and does not keep the sender from its next job; a cut sends as much backward as forward.
+    A stage runs its jobs in the schedule's order, each as soon as its input has arrived. A transfer delays the receiver but
+    does not block the sender; a cut sends as much backward as forward.
 
     Args:
         forward: K numbers; the time of one micro-batch's forward pass on each stage.
-        backward: K numbers or None; the same of the backward pass; None: twice the forward time.
+        backward: K numbers or None; the time of its backward pass; None: twice the forward time.
         micro_batches: int; M, at least 1.
         schedule: "gpipe", "1f1b" or a list of jobs.
-        transfer: number or K - 1 numbers; the time that a cut takes to send one micro-batch's boundary.
-        rematerialize: bool; whether a backward pass runs the forward pass again first (but for one that directly
-            follows its own forward pass and still has the activations).
+        transfer: number or K - 1 numbers; the time to send one micro-batch over a cut.
+        rematerialize: bool; whether a backward pass first reruns the forward pass (except one that directly follows its own
+            forward pass and still has the activations).
 
     Raises:
-        ValueError: if an argument has the wrong length or value.
+        ValueError: an argument has the wrong length or value.
     """
     stages = len(forward)
     if not stages:

@@ -1,4 +1,4 @@
-"""The picture of a pipeline's step: one line for each stage, one box for each job, as SVG text."""
+"""The diagram of a pipeline's step: one line for each stage, one box for each job, as SVG text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LEFT, _TOP, _ROW, _WIDTH = 78, 34, 30, 900
 
 
 class Timeline:
-    """A simulated step that can be shown and saved.
+    """A simulated step that can be displayed and saved.
 
-    In a notebook the picture shows itself; elsewhere `save(path)` writes an SVG file that any browser opens.
+    A notebook displays the diagram; elsewhere `save(path)` writes an SVG file that any browser opens.
 
     Args:
         simulation: the step.
-        title: written above the picture.
+        title: text above the diagram.
         unit: of the simulation's times, for the axis; "" writes none.
     """
 
@@ -27,7 +27,7 @@ class Timeline:
         self.simulation, self.title, self.unit = simulation, title, unit
 
     def svg(self) -> str:
-        """The picture as one SVG document."""
+        """The diagram as one SVG document."""
         simulation = self.simulation
         below = _TOP + _ROW * simulation.stages
         scale = _WIDTH / simulation.duration if simulation.duration else 1.0
@@ -65,7 +65,7 @@ class Timeline:
         return ElementTree.tostring(root, encoding="unicode") + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture to `path` (an .svg file), replacing what is there."""
+        """Writes the diagram to `path` (an .svg file), replacing an existing file."""
         local_path("path", path).write_text(self.svg(), encoding="utf-8")
 
     def _repr_svg_(self) -> str:

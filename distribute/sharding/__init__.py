@@ -1,1 +1,1 @@
-"""Training state of which each replica holds a part: its shards, their collectives, and how it is seen as a whole."""
+"""Sharded training state: its shards, their collectives, and its use as a whole."""

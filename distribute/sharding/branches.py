@@ -1,4 +1,4 @@
-"""Branches of a step in which collectives may stand."""
+"""Branches of a step that may contain collectives."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..step_context import current_step, step_scope
 
 
 def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
-    """Runs `then` on every replica where `condition` is true, else `otherwise`; both write, and may hold collectives.
+    """Runs `then` on every replica where `condition` is true, else `otherwise`; both write, and may contain collectives.
 
-    TensorFlow rejects a collective in a conditional that one replica makes. So the conditional is made once, in
-    cross-replica context, and in its branches the replicas run again, as the steps of a loop do.
+    TensorFlow rejects a collective in a conditional of one replica. So the conditional is created once, in cross-replica
+    context, and the replicas run again in its branches, like the steps of a loop.
 
     Args:
         condition: bool scalar tensor, the same on every replica.
-        then: without arguments; each replica's own, which may hold its tensors.
-        otherwise: None: nothing.
+        then: without arguments; each replica has its own, which may hold its tensors.
+        otherwise: None: do nothing.
 
     Context: replica.
     """
@@ -28,7 +28,7 @@ def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]
 
     def run(branch: Callable[[], Any] | None) -> None:
         if branch is not None:
-            with step_scope(step), guarded():  # it may be a thread of its own
+            with step_scope(step), guarded():  # it may run in another thread
                 branch()
 
     def across(strategy: tf.distribute.Strategy, conditions: Any, branches: Any) -> None:
@@ -50,7 +50,7 @@ def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]
 
 
 class _Branches:
-    """The two branches of one replica: a value that TensorFlow hands on as it is."""
+    """The two branches of one replica, wrapped so that TensorFlow passes them unchanged."""
 
     def __init__(self, branches: tuple[Callable[[], Any], Callable[[], Any] | None]) -> None:
         self.branches = branches

@@ -1,12 +1,12 @@
-"""Collectives of shards: a sum of which each replica gets its shard, and shards that every replica gathers.
+"""Collectives of shards: reduce-scatter, which gives each replica its shard of a sum, and all-gather.
 
     reduce_scatter   whole tensors in, the shard of their sum out       each replica sends (N-1)/N of the bytes
     all_gather       shards in, whole tensors out                       the same
 
-Both go in packs, so that a pack is sent while the next one is computed. Over several workers a pack is one collective. In
-one process the shards are copied from device to device, and added on the device that holds the result.
+Both work on packs, so that a pack is sent while the next one is computed. Over several workers a pack is one collective.
+In one process the shards are copied between devices, and added on the device of the result.
 
-A tensor is cut flat, into one shard of equal size for each replica, the last ones padded with zeros.
+A tensor is flattened and split into one shard of equal size for each replica, the last ones padded with zeros.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def reduce_scatter(
     before: Callable[[Sequence[tf.Tensor]], None] | None = None,
     after: Callable[[Sequence[tf.Tensor], tf.Tensor], None] | None = None,
 ) -> list[tf.Tensor]:
-    """This replica's shard of the sum over all replicas of each tensor; every number is added in the order of the replicas.
+    """This replica's shard of the sum over all replicas of each tensor; terms are added in the order of the replicas.
 
     Args:
         tensors: of known shapes, the same on every replica.
         before: called with the tensors of a pack before it is sent. None: nothing.
-        after: called with the same, and what is there as soon as their sum is. None: nothing.
+        after: called with the same, and a tensor that is ready with their sum. None: nothing.
 
     Returns:
         The shards, in order; flat.
@@ -48,7 +48,7 @@ def reduce_scatter(
     """
     replicas = num_replicas()
     result: list[Any] = [None] * len(tensors)
-    for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are there first
+    for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are ready first
         if before is not None:
             before([tensors[i] for i in pack])
         rows = tf.concat([as_shards(tensors[i], replicas) for i in pack], 1)
@@ -61,7 +61,7 @@ def reduce_scatter(
 
 
 def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
-    """The whole tensors of these shapes, the same bits on every replica, of which each replica brings its shards.
+    """The whole tensors of these shapes, bitwise identical on every replica, gathered from the replicas' shards.
 
     Context: replica.
     """
@@ -77,7 +77,7 @@ def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> 
 
 
 def sizes_are_known(rows: tf.Tensor) -> bool:
-    """Whether GPUs can exchange their slices without the host asking how many each has: see `gather_dense`.
+    """Whether GPUs can exchange their slices without size queries by the host: see `gather_dense`.
 
     Context: replica.
     """
@@ -93,9 +93,9 @@ def sizes_are_known(rows: tf.Tensor) -> bool:
 
 
 def gather_dense(rows: tf.Tensor) -> tf.Tensor:
-    """The values of all replicas, one after the other along the first axis, on each of them.
+    """The values of all replicas, concatenated along the first axis, on each of them.
 
-    In one process each may have another size along it; over several workers all have the same, of a known shape.
+    In one process the sizes along it may differ; over several workers they are equal, and the shape is known.
 
     Context: replica, in a graph.
     """
@@ -103,7 +103,7 @@ def gather_dense(rows: tf.Tensor) -> tf.Tensor:
 
 
 def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> tf.Tensor:
-    """All shards one after the other; `shards` are those of the local replicas. Context: eager, on every worker."""
+    """All shards, concatenated; `shards` are those of the local replicas. Context: eager, on every worker."""
     with tf.device("CPU:0"):
         if len(shards) == strategy.num_replicas_in_sync:
             return tf.concat(list(shards), 0)
@@ -111,7 +111,7 @@ def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tenso
 
 
 def scattered_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor) -> list[tf.Tensor]:
-    """The shards that the local replicas get of what the first of all replicas brings. Context: eager, on every worker."""
+    """The local replicas' shards of the first replica's tensor. Context: eager, on every worker."""
     rows = as_shards(value, strategy.num_replicas_in_sync)
     devices = strategy.extended.worker_devices
     if len(devices) == strategy.num_replicas_in_sync:
@@ -124,12 +124,12 @@ def scattered_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor) -> 
 class _Exchange(NamedTuple):
     """One collective, in one process and over several workers."""
 
-    copied: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]  # what all replicas bring -> what each gets
-    launched: Callable[[Any, tf.Tensor], tf.Tensor]  # a launcher and what its replica brings -> what it gets
+    copied: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]  # inputs of all replicas -> their results
+    launched: Callable[[Any, tf.Tensor], tf.Tensor]  # a launcher and the input of its replica -> its result
 
 
 def _together(exchange: _Exchange, mine: tf.Tensor) -> tf.Tensor:
-    """What `exchange` gives this replica for what every replica brings. Context: replica."""
+    """This replica's result of `exchange` over all replicas' inputs. Context: replica."""
 
     def across(strategy: tf.distribute.Strategy, values: Any) -> Any:
         local = list(strategy.experimental_local_results(values))
@@ -185,7 +185,7 @@ _ALL_SHARDS = _Exchange(_copy_all, gather_on)
 
 
 def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Groups of indices: neighbours of one dtype, up to the bytes of a pack; a larger tensor is a pack of its own."""
+    """Groups of indices: neighbours of one dtype, up to the bytes of a pack; a larger tensor is a separate pack."""
     packs: list[list[int]] = []
     most, left, dtype = bytes_of_packs(), 0, None
     for index, tensor in enumerate(tensors):
@@ -203,7 +203,7 @@ def _size(tensor: tf.Tensor, replicas: int) -> int:
 
 
 def shard_size(numbers: int, replicas: int) -> int:
-    """The numbers of one shard: `ceil(numbers / replicas)`."""
+    """The elements of one shard: `ceil(elements / replicas)`."""
     return -(-numbers // replicas)
 
 
@@ -222,7 +222,7 @@ def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
 
     Args:
         value: of a known shape, if `shape` is not given.
-        shape: that of the variable, which a gradient has; its own need not be known.
+        shape: that of the variable, which its gradient shares; the static shape of `value` need not be known.
 
     Context: replica.
     """
@@ -241,13 +241,13 @@ def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
 
 
 def whole(flat: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """The reverse: all shards one after the other, in the shape of what was cut."""
+    """The reverse: all shards concatenated, in the original shape."""
     numbers = int(np.prod(shape, dtype=np.int64))
     return tf.reshape(flat[:numbers], shape)
 
 
 def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
-    """The shard of what slices stand for; only the rows that reach into the shard become dense."""
+    """The shard of the dense value of slices; only the slices that overlap with the shard become dense."""
     rows, width = int(shape[0]), int(np.prod(shape[1:], dtype=np.int64))
     size = shard_size(rows * width, num_replicas())
     begin = tf.cast(replica_id(), tf.int64) * size

@@ -1,8 +1,8 @@
-"""How far the backward pass may be ahead of the reduce-scatters of its gradients.
+"""Limits how far the backward pass may be ahead of the reduce-scatters of its gradients.
 
-A backward pass is often faster than links: then every gradient of the model would be whole before the first sum is there.
-So what makes the gradients of a pack waits until the sum of an earlier pack is there: one large gradient is sent, or as many
-small ones as fill a pack, while the next are computed. The graph is changed after the gradient was taken.
+A backward pass is often faster than links: then every gradient of the model would have its full size before the first sum
+is ready. So the operations that make the gradients of a pack wait for the sum of an earlier pack: one large gradient, or a
+pack of small ones, is sent while the next are computed. The graph is changed after the gradient was taken.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .transient_weights import KEPT, held_by
 class Window:
     """The gradients that the replicas of one graph have sent in packs.
 
-    No circle can arise. What is made to wait for a sum is needed for a later pack alone: nothing that is needed for any sum
-    before, on any replica of this process. Over several workers collectives run in one order everywhere, and what is
-    needed for one of them never waits for a later one.
+    No cycle can arise. An operation that waits for a sum is needed only for a later pack: not for any earlier sum, on any
+    replica of this process. Over several workers collectives run in one order everywhere, and an operation that a collective
+    needs never waits for a later one.
 
     Args:
         graph: of the replicas.
@@ -38,15 +38,15 @@ class Window:
     def __init__(self, graph: Any) -> None:
         self.graph = graph
         self._first: float | None = None  # the number of the first operation of a backward pass
-        self._needed: set[str] = set()  # the operations of backward passes that sums made so far depend on
+        self._needed: set[str] = set()  # the operations of backward passes that earlier sums depend on
         # The bytes of each pack, and its sum; by local replica.
         self._sent: dict[int, list[tuple[int, tf.Operation]]] = {}
 
     def before(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Lets what makes these gradients wait for the sum of gradients before them, if there is one.
+        """Makes these gradients wait for the sum of earlier gradients, if there is one.
 
         Args:
-            tensors: of a pack that is sent next.
+            tensors: of the next pack.
         """
         needed = self._newly_needed(tensor.op for tensor in tensors)
         sum_before = self._last_to_come()
@@ -62,11 +62,11 @@ class Window:
                 waiting.add(op.name)
 
     def after(self, tensors: Sequence[tf.Tensor], total: tf.Tensor) -> None:
-        """Notes a pack that was sent; its sum is there after those before, as over several workers in any case.
+        """Records a sent pack; its sum is ready after the earlier ones, as over several workers in any case.
 
         Args:
             tensors: of the pack.
-            total: what is there when their sum is.
+            total: a tensor that is ready with their sum.
         """
         self._newly_needed([total.op])
         size = sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors)
@@ -76,7 +76,7 @@ class Window:
         sent.append((size, total.op))
 
     def _last_to_come(self) -> tf.Operation | None:
-        """The sum that must be there: after it the largest pack and the bytes of one more pack may be in flight."""
+        """The sum to wait for: after it the largest pack and the bytes of one more pack may be in flight."""
         in_flight = largest = 0
         for size, total in reversed(self._sent.get(local_replica_index(), ())):
             in_flight, largest = in_flight + size, max(largest, size)
@@ -85,19 +85,19 @@ class Window:
         return None
 
     def _newly_needed(self, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-        """What these depend on, themselves included, since the first gradient was taken; found before: left out."""
+        """The dependencies of these operations since the first gradient was taken, including them, without known ones."""
         if self._first is None:
             self._first = first_of_a_gradient(self.graph)
         return [] if self._first is None else newly_needed(ops, self._first, self._needed)
 
 
 def gradient_window() -> Window | None:
-    """That of the graph in which this replica runs, for all its backward passes; None in eager mode. Context: replica."""
+    """The window of this replica's graph, for all its backward passes; None in eager mode. Context: replica."""
     graph = graph_of_replica()
     return None if graph is None else held_by(graph, "gradients that are sent", Window)
 
 
 def _takes_memory(op: tf.Operation) -> bool:
-    """Whether an operation of a backward pass computes numbers: what asks for a shape alone runs in the forward pass."""
+    """Whether an operation of a backward pass computes numbers: one that only reads a shape runs in the forward pass."""
     numbers = any(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in op.outputs)
     return is_of_a_gradient(op) and numbers and op.type not in KEPT

@@ -1,8 +1,8 @@
-"""Optimizer state sharded by the rows of matrices, each shard on its device: what the replicas of a pipeline's stage hold.
+"""Optimizer state sharded by matrix rows, each shard on its device: the state of the replicas of a pipeline's stage.
 
-The weight itself stays whole on the stage's first device, where a gradient of all replicas arrives. Its optimizer state is
-sharded by the rows of the matrix. The rule runs for each shard where it is, on its part of the gradient and of the weight,
-and the new part comes back.
+The weight itself is not sharded: it is on the stage's first device, which receives the gradient of all replicas. Its
+optimizer state is sharded by matrix rows. The update rule runs for each shard on its device, with the matching part of
+the gradient and of the weight, and the new part is sent back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEVICES = "state_devices"  # attribute of a Keras variable
 
 
 def _serialize(original: Callable[[Any], dict[str, Any]], variable: keras.Variable) -> dict[str, Any]:
-    """What a checkpoint of TensorFlow saves of a Keras variable: of one in parts, on servers too, the whole."""
+    """The value of a Keras variable in a TensorFlow checkpoint: of a sharded one, on servers too, the whole value."""
     found = original(variable)
     return {
         name: tf.convert_to_tensor(value) if isinstance(value, ShardedVariable) else value
@@ -34,12 +34,12 @@ wrap("_serialize_to_tensors", _serialize)
 
 
 def keep_state_on(variable: keras.Variable, devices: Sequence[str]) -> None:
-    """Notes that the optimizer state of a trained variable is to be sharded by matrix rows over the devices."""
+    """Marks a trained variable: its optimizer state is to be sharded by matrix rows over the devices."""
     setattr(variable, _DEVICES, list(devices))
 
 
 def state_devices(variable: Any) -> list[str]:
-    """The device of each shard of its optimizer state; empty if that is not sharded, or it has left the pipeline."""
+    """The device of each shard of its optimizer state; empty if it is not sharded, or has left the pipeline."""
     devices = getattr(variable, _DEVICES, [])
     if not devices or not is_plain(raw_value(variable)):
         return []
@@ -48,14 +48,14 @@ def state_devices(variable: Any) -> list[str]:
 
 
 def rows_per_shard(variable: Any) -> list[int]:
-    """The number of matrix rows of each shard: the first ones have one more where they do not divide, as TensorFlow cuts."""
+    """The number of matrix rows of each shard: the first ones have one more where they do not divide, as in TensorFlow."""
     rows, count = int(variable.shape[0]), len(state_devices(variable))
     return [rows // count + (part < rows % count) for part in range(count)]
 
 
 @contextlib.contextmanager
 def created_in_rows(reference: Any) -> Iterator[None]:
-    """A variable of the shape of `reference` that is created here, eagerly, is sharded if that one's optimizer state is."""
+    """A variable of the shape of `reference`, created here eagerly, is sharded if that one's optimizer state is."""
     devices = state_devices(reference)
     if not devices:
         yield

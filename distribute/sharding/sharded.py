@@ -1,4 +1,4 @@
-"""What of the training state is sharded (ZeRO-1, 2 or 3), chosen for a strategy."""
+"""The level of sharding of the training state (ZeRO-1, 2 or 3), set for a strategy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
 
     Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
     "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and the transient full-size tensors.
-    `docs/guides/sharded-state.md` says what is communicated, and when which level pays.
+    `docs/guides/sharded-state.md` describes the communication, and when each level pays.
 
         strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy())
         with strategy.scope():
@@ -52,11 +52,11 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
             over its devices of all replicas (`4 + 4 + 8 / R`), and "weights" raises.
 
     Returns:
-        The same strategy. Optimizers that are built under it from now on shard their state, and with "weights" what
-        is created under it is never whole on a device for good.
+        The same strategy. Optimizers that are built under it from now on shard their state, and with "weights" variables
+        created under it have their full size on a device only transiently.
 
     Raises:
-        TypeError: it is not one of these strategies.
+        TypeError: `strategy` is not one of these strategies.
         ValueError: `level` is none of the levels, or is not the one that the strategy has, or a Pipeline cannot have it, or
             variables that it would shard exist already.
 
@@ -87,7 +87,7 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
 
 
 def _initialize(original: Callable[..., None], variable: keras.Variable, value: Any) -> None:
-    """Creates what a Keras variable holds."""
+    """Creates the variable inside a Keras variable."""
     strategy = tf.distribute.get_strategy()
     held = sharded_weight(strategy, variable, value) if level_of(strategy) == "weights" else None
     if held is None:
@@ -97,27 +97,27 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
 
 
 def level_of(strategy: Any = None) -> str | None:
-    """What is sharded under a strategy (None: the current one); None: nothing."""
+    """The level of sharding of a strategy (None: the current one); None: nothing is sharded."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     return _levels.get(strategy) if strategy.num_replicas_in_sync > 1 else None
 
 
 def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
-    """Rejects a level that comes after the variables that it is to shard: compiled steps know them as they are.
+    """Rejects a level that is set after its variables exist: compiled steps depend on their form.
 
     Raises:
-        ValueError: a live optimizer has unsharded state, or with "weights" a live variable is whole.
+        ValueError: a live optimizer has unsharded state, or with "weights" a live variable is unsharded.
     """
     if strategy.num_replicas_in_sync == 1:
         return
-    gc.collect()  # what nobody uses any more counts for nothing
+    gc.collect()  # unreferenced variables do not count
     for each in gc.get_objects():
         late = next(_whole_under(strategy, each, level), None)
         if late is not None:
             when = "the model is made" if level == "weights" else "the optimizer is built, which `fit` does"
             raise ValueError(
                 f"`sharded(strategy, level={level!r})` comes too late: {late.path!r} exists already, and would stay whole "
-                f"on each replica. Call it before {when}; for what exists make another strategy and a new model."
+                f"on each replica. Call it before {when}; for existing variables make another strategy and a new model."
             )
 
 
@@ -132,14 +132,14 @@ def _whole_under(strategy: tf.distribute.Strategy, owner: Any, level: str) -> It
 
 
 def _is_shardable(variable: keras.Variable) -> bool:
-    """Whether a variable is a weight that the level "weights" shards: a vector has a small part of what its layer has."""
+    """Whether the level "weights" shards a variable: vectors are excluded, as they have a small part of a layer's bytes."""
     sharded = isinstance(raw_value(variable), ShardedValue)
     floating = tf.as_dtype(variable.dtype).is_floating
     return bool(variable.trainable) and floating and len(variable.shape or ()) >= 2 and not sharded
 
 
 def unsharded_state(optimizer: Any) -> list[keras.Variable]:
-    """The optimizer state that should be sharded and is not: what has the shape of a trained variable, but for scalars."""
+    """Unsharded optimizer state that should be sharded: variables with the shape of a trained one, except scalars."""
     shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
     others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}
     return [
@@ -152,8 +152,8 @@ def unsharded_state(optimizer: Any) -> list[keras.Variable]:
 def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
     """Lets two methods of `strategy.extended` take sharded variables.
 
-    - `update(variable, fn, args)`, which callbacks of Keras call: `fn` sees them as whole ones. TensorFlow's own runs `fn`
-      on each copy of the variable with the copies of the arguments; shards are no copies.
+    - `update(variable, fn, args)`, which callbacks of Keras call: `fn` sees whole variables. TensorFlow's own version runs
+        `fn` on each copy of the variable with the copies of the arguments; shards are not copies.
     - `colocate_vars_with(variable)`, in which optimizers create their state: it is on the replicas' devices in any case.
     """
     _update_sharded_too(strategy)

@@ -1,4 +1,4 @@
-"""Variables of which each replica holds a shard, seen as whole ones."""
+"""Variables with one shard on each replica, read and written like whole ones."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _seen = _Seen()
 
 
 class ShardedValue(VariableStandIn):
-    """The value of a `keras.Variable` whose numbers are held in shards, one on each replica.
+    """The value of a `keras.Variable` that is sharded, with one shard on each replica.
 
-    Read and written it is whole: outside of replicas on all of them at once (over several workers every worker must read
-    it), on a replica gathered by a collective. Inside of `own_shards` it is this replica's shard, and `seen_through`
-    gives it another stand-in.
+    Reads and writes use the whole value: outside of replicas on all of them at once (over several workers every worker must
+    read it), on a replica through an all-gather. Inside of `own_shards` it is this replica's shard, and `seen_through`
+    replaces it with another stand-in.
 
     Args:
         strategy: whose replicas hold it.
-        shape: of the whole.
-        dtype: of the numbers.
+        shape: of the whole value.
+        dtype: of the elements.
         name: of the variable.
-        fill: the number that it begins with.
+        fill: the initial value of all elements.
 
     Attributes:
         shards: the variables of the local replicas, flat, on their devices.
@@ -63,7 +63,7 @@ class ShardedValue(VariableStandIn):
                 self.shards.append(plain_variable(tf.fill([size], tf.cast(fill, self.dtype))))
 
     def is_seen_through(self) -> bool:
-        """Whether code of this thread finds something else in its place."""
+        """Whether this thread sees a stand-in for it."""
         return _seen.stand_in is not None
 
     def own(self) -> tf.Variable:
@@ -71,7 +71,7 @@ class ShardedValue(VariableStandIn):
         return self.shards[local_replica_index()]
 
     def read_value(self) -> tf.Tensor:
-        """The whole value, or what stands for it here."""
+        """The whole value, or its stand-in here."""
         if _seen.stand_in is not None:
             return tf.convert_to_tensor(_seen.stand_in(self))
         if in_replica_context() and tf.distribute.has_strategy():
@@ -81,7 +81,7 @@ class ShardedValue(VariableStandIn):
         return whole(flat, self.shape.as_list())
 
     def assign(self, value: Any) -> Any:
-        """Writes the whole value, or what stands for it here: each replica its shard."""
+        """Writes the whole value, or its stand-in here: each replica writes its shard."""
         if _seen.stand_in is not None:
             return _seen.stand_in(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
@@ -124,11 +124,11 @@ class ShardedWeight(ShardedValue):
 
     @property
     def handle(self) -> Any:
-        """By which a `tf.GradientTape` knows it."""
+        """The handle by which a `tf.GradientTape` knows it."""
         return self._known_to_tapes.handle
 
     def read_value(self) -> tf.Tensor:
-        """The whole weight, or what stands for it here."""
+        """The whole weight, or its stand-in here."""
         if self.is_seen_through() or not (in_replica_context() and tf.distribute.has_strategy()):
             value = super().read_value()
         else:
@@ -144,14 +144,14 @@ class ShardedWeight(ShardedValue):
 
 
 class TensorInPlace(VariableStandIn):
-    """A tensor that stands for a variable: what is assigned to it is its value from then on.
+    """A tensor that stands for a variable: an assigned value is its value from then on.
 
     Args:
-        key: by which an optimizer knows the variable.
+        key: the key by which an optimizer knows the variable.
         tensor: its value.
         name: of the variable.
 
-    Context: replica; the code that assigns must not do so in a branch or loop of the graph.
+    Context: replica; assignments in a branch or loop of the graph are not allowed.
     """
 
     def __init__(self, key: Any, tensor: tf.Tensor, name: str = "") -> None:
@@ -178,14 +178,14 @@ class TensorInPlace(VariableStandIn):
 
 
 def own_copy(variable: Any) -> Any:
-    """What of a variable this replica holds: its shard, or its copy. Context: replica."""
+    """This replica's part of a variable: its shard, or its copy. Context: replica."""
     value = raw_value(variable)
     return value.own() if isinstance(value, ShardedValue) else local_copy(variable)
 
 
 @contextlib.contextmanager
 def seen_through(stand_in: Callable[[ShardedValue], Any] | None) -> Iterator[None]:
-    """Code of this thread finds `stand_in(value)`, a variable, instead of each `ShardedValue`; None: the value itself."""
+    """This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
     outer, _seen.stand_in = _seen.stand_in, stand_in
     try:
         yield
@@ -194,7 +194,7 @@ def seen_through(stand_in: Callable[[ShardedValue], Any] | None) -> Iterator[Non
 
 
 def own_part(variable: Any) -> tf.Tensor:
-    """This replica's shard of a trained weight, which it may hold whole: flat. Context: replica."""
+    """This replica's shard of a trained weight, flat, whether the weight is sharded or not. Context: replica."""
     value = raw_value(variable)
     if isinstance(value, ShardedValue):
         return tf.convert_to_tensor(value.own())
@@ -202,15 +202,15 @@ def own_part(variable: Any) -> tf.Tensor:
 
 
 def own_shards() -> contextlib.AbstractContextManager[None]:
-    """Code of this thread finds this replica's shards instead of sharded variables. Context: replica."""
+    """This thread sees this replica's shards instead of sharded variables. Context: replica."""
     return seen_through(ShardedValue.own)
 
 
 @contextlib.contextmanager
 def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]:
-    """Inside, what reads one of the sharded `variables` in this thread finds the whole value that was gathered before.
+    """Inside, reads of the sharded `variables` in this thread return whole values that were gathered before.
 
-    So that one worker alone can write a file: all workers enter, and those without `here` keep nothing.
+    So one worker alone can write a file: all workers enter, and those without `here` keep nothing.
 
     Context: eager, on every worker.
     """
@@ -228,9 +228,9 @@ def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]
 
 @contextlib.contextmanager
 def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> Iterator[None]:
-    """A variable of that shape that is created here, in eager mode, is a sharded one of `strategy`.
+    """A variable of that shape, created here in eager mode, is a sharded one of `strategy`.
 
-    The first value of a constant initializer is never whole in memory.
+    The initial value of a constant initializer never has its full size in memory.
     """
     constant = keras.initializers.get(initializer)
     fill = getattr(constant, "value", 0.0) if _is_constant(constant) else None
@@ -254,7 +254,7 @@ def _is_constant(initializer: Any) -> bool:
 
 
 def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -> None:
-    """Makes the TensorFlow variable inside a Keras variable a sharded one, with its value and id. Context: eager."""
+    """Replaces the TensorFlow variable inside a Keras variable by a sharded one, with its value and id. Context: eager."""
     whole_value = tf.convert_to_tensor(copies_of(raw_value(variable))[0])
     value = ShardedValue(strategy, variable.shape.as_list(), variable.dtype, variable.name)
     value.assign(whole_value)
@@ -264,15 +264,15 @@ def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -
 def sharded_weight(
     strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any
 ) -> ShardedWeight | None:
-    """What a Keras variable that is being created under a strategy holds; None: what it would hold without sharding.
+    """The value of a Keras variable that is being created under a strategy; None: as without sharding.
 
-    Weights of rank two and more are held in shards. A vector has a small part of what its layer has, and to put it together
-    would take as long.
+    Weights of rank two and more are sharded. A vector has a small part of a layer's bytes, and gathering it would take as
+    long.
 
     Args:
         strategy: whose weights are sharded.
         variable: has a shape if `value` is called.
-        value: its first one: an array, a tensor, or a function that makes it. Over several workers the chief's counts.
+        value: the initial value: an array, a tensor, or a function that makes it. Over several workers the chief's counts.
 
     Context: eager, on every worker.
     """

@@ -1,11 +1,11 @@
 """Transient full-size weights: a sharded weight is all-gathered just before a step uses it, and freed after that.
 
-A tensor in a graph lives from where it is made to its last use, and the backward pass uses what the forward pass did. So
-that a weight need not stay whole in between, it is gathered twice: what the backward pass reads is a second tensor, gathered
-then. User code sees one tensor and runs once; the graph is changed after the gradient was taken.
+A tensor in a graph lives until its last use, and the backward pass uses tensors of the forward pass. So that a weight is
+freed in between, it is gathered twice: the backward pass reads a second tensor, gathered then. User code sees one tensor
+and runs once; the graph is changed after the gradient was taken.
 
-Each gather waits for what the weight before it was used with: it runs while that one is computed with (prefetch), and no
-more than two weights are whole at a time.
+Each gather waits for the first use of the previous weight: it runs during the computation with that one (prefetch), and
+no more than two weights have their full size at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...compat.edges import (
 from ..replicas import local_replica_index
 from .collectives import all_gather
 
-KEPT = ("Const", "ReadVariableOp")  # what takes no memory of its own, or little
+KEPT = ("Const", "ReadVariableOp")  # operations without memory for their results, or with little
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,10 +37,10 @@ class _Gather:
     """One all-gather of a weight.
 
     Attributes:
-        shard: this replica's, as it was when the weight was read.
-        shape: of the whole.
-        whole: what the step reads.
-        awaited: what had to be there before it began.
+        shard: this replica's shard at the time of the read.
+        shape: of the whole weight.
+        whole: the tensor that the step reads.
+        awaited: the dependencies that it waits for.
     """
 
     shard: tf.Tensor
@@ -50,13 +50,13 @@ class _Gather:
 
 
 def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
-    """The whole weight, gathered when the step comes to use it.
+    """The whole weight, gathered just before its first use in the step.
 
     In a function, branch or loop that the replica's code traces, it is gathered before that begins.
 
     Args:
-        shard: reads this replica's.
-        shape: of the whole.
+        shard: reads this replica's shard.
+        shape: of the whole weight.
 
     Context: replica.
     """
@@ -64,7 +64,7 @@ def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf
     if graph is None:
         return all_gather([shard()], [shape])[0]
     with graph.as_default():
-        BackwardPass().gather_until()  # of a gradient that was taken before: what is read now may depend on it
+        BackwardPass().gather_until()  # of an earlier gradient: the weight read now may depend on it
         weights = _weights_of(graph)
         awaited = weights.last_used_with()
         own = shard()
@@ -78,12 +78,12 @@ def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Opera
 
 
 def _weights_of(graph: Any) -> _Weights:
-    """Those of this replica in a graph."""
+    """The gathered weights of this replica in a graph."""
     return held_by(graph, f"gathered weights, replica {local_replica_index()}", _Weights)
 
 
 def held_by(graph: Any, name: str, make: Callable[[Any], Any]) -> Any:
-    """What a graph holds under a name, made where there is none; graphs inside of it and around it see it, too."""
+    """An object that a graph holds under a name, created on first use; inner and outer graphs share it."""
     held = graph.get_collection_ref(name)
     found = next((each for each in held if each.graph is graph), None)
     if found is None:
@@ -93,11 +93,11 @@ def held_by(graph: Any, name: str, make: Callable[[Any], Any]) -> Any:
 
 
 class _Weights:
-    """The weights that one replica has gathered in a graph, and what else depends on weights alone: casts of them, say.
+    """The weights that one replica has gathered in a graph, and tensors that depend on weights alone, such as casts.
 
     Attributes:
         graph: None: there are none, in eager mode.
-        gathers: in the order in which they were read.
+        gathers: in the order of the reads.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -107,12 +107,12 @@ class _Weights:
         self._known: dict[Any, bool] = {}
 
     def add(self, gather: _Gather) -> None:
-        """Notes one that was just read."""
+        """Records a gather."""
         self.gathers.append(gather)
         self._by_tensor[gather.whole.ref()] = gather
 
     def last_used_with(self) -> Sequence[tf.Operation]:
-        """What the weight that was read last is used with, if it is already."""
+        """The first operation that uses the weight read last, if there is one already."""
         if not self.gathers:
             return ()
         for use in self.uses(self.gathers[-1].whole):
@@ -120,18 +120,18 @@ class _Weights:
         return self.gathers[-1].awaited
 
     def has(self, tensor: tf.Tensor) -> bool:
-        """Whether it depends on weights alone."""
+        """Whether a tensor depends on weights alone."""
         return tensor.ref() in self._by_tensor or tensor.op.type in KEPT or self.makes(tensor.op)
 
     def makes(self, op: tf.Operation) -> bool:
-        """Whether all that an operation reads depends on weights alone."""
+        """Whether all inputs of an operation depend on weights alone."""
         if op.name not in self._known:
             self._known[op.name] = False  # loops of the graph end here
             self._known[op.name] = bool(op.inputs) and is_stateless(op) and all(map(self.has, op.inputs))
         return self._known[op.name]
 
     def uses(self, tensor: tf.Tensor) -> list[tf.Operation]:
-        """The operations that use a weight, as it is or cast, with something else; in their order."""
+        """The operations that use a weight, or its cast, with another input; in their order."""
         found, todo = {}, [tensor]
         while todo:
             for op in todo.pop().consumers():
@@ -141,7 +141,7 @@ class _Weights:
         return sorted((op for op in found.values() if not self.makes(op)), key=number_of)
 
     def others(self, op: tf.Operation) -> list[tf.Operation]:
-        """What makes the inputs of an operation that are not weights."""
+        """The sources of an operation's inputs that are not weights."""
         return [tensor.op for tensor in op.inputs if not self.has(tensor)]
 
     def made_of(self, tensor: tf.Tensor) -> Iterator[_Gather]:
@@ -153,7 +153,7 @@ class _Weights:
                 yield from self.made_of(each)
 
     def again(self, tensor: tf.Tensor, twins: dict[Any, tf.Tensor]) -> tf.Tensor:
-        """The same numbers as `tensor`, made of weights that were gathered again: `twins`, which is added to."""
+        """A copy of `tensor` that uses the second gathers of its weights: `twins`, which grows."""
         if tensor.ref() not in twins:
             if tensor.op.type in KEPT:
                 return tensor
@@ -163,7 +163,7 @@ class _Weights:
 
 
 class BackwardPass:
-    """The weights that the backward pass of this replica uses, gathered a second time; made after gradients were taken.
+    """The weights that the backward pass of this replica uses, gathered a second time; created after gradients were taken.
 
     Context: replica; a graph, or nothing happens.
     """
@@ -178,7 +178,7 @@ class BackwardPass:
         self._awaited: Sequence[tf.Operation] = ()
 
     def _found(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-        """Each operation of the backward pass that reads what the forward pass made of weights alone."""
+        """Each operation of the backward pass that reads a tensor that the forward pass made of weights alone."""
         seen, todo = set(), [gather.whole for gather in self._weights.gathers]
         while todo:
             tensor = todo.pop()
@@ -190,10 +190,10 @@ class BackwardPass:
                     todo.extend(op.outputs)
 
     def _leave_to_collectives(self) -> None:
-        """What a collective that was made already needs reads the first tensor: a second one would come after it.
+        """Keeps the first tensor for the dependencies of existing collectives: a second gather would run after them.
 
-        Such are those of a backward pass (batch normalization over all replicas) and what a step sums of its gradients
-        before the optimizer has them. These weights stay whole until then.
+        Such are the collectives of a backward pass (batch normalization over all replicas) and a step's reductions of
+        gradients before the optimizer has them. These weights keep their full size until then.
         """
         if self._reads:
             needed: set[str] = set()
@@ -201,10 +201,10 @@ class BackwardPass:
             self._reads = [(op, tensor) for op, tensor in self._reads if op.name not in needed]
 
     def gather_until(self, tensors: Sequence[tf.Tensor] | None = None) -> None:
-        """Gathers, in the order of the backward pass, what is used until the last of `tensors` is there, and the next.
+        """Gathers, in the order of the backward pass, the weights used until the last of `tensors` is ready, and one more.
 
         Args:
-            tensors: of the backward pass, or what was made of such. None: all that is left is gathered.
+            tensors: of the backward pass, or computed from it. None: all remaining weights are gathered.
         """
         if not self._reads:
             return
@@ -243,9 +243,9 @@ class BackwardPass:
         self._awaited = used_with
 
     def _used_with(self, op: tf.Operation) -> list[tf.Operation]:
-        """What an operation of the backward pass, or a user of its result, reads that is no weight and precedes it.
+        """An earlier input, no weight, of an operation of the backward pass or of a user of its result.
 
-        Nothing that was made before the operation depends on it, so that it may be waited for.
+        No operation created before it depends on it, so other operations may wait for it.
         """
         todo = [op]
         while todo:

@@ -1,1 +1,1 @@
-"""The processes of one cluster: who they are, whether all are there, and what they agree on."""
+"""The processes of one cluster: their identities, their rendezvous, and their agreements."""

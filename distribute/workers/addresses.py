@@ -1,4 +1,4 @@
-"""Addresses "host:port", what listens there, and this process's own connections to them. Needs no TensorFlow.
+"""Addresses "host:port", the servers that listen there, and this process's connections to them. Needs no TensorFlow.
 
 TensorFlow gives no access to the connections of its gRPC runtime, and waits on them without end for a peer that hangs.
 Shutting one down makes TensorFlow raise wherever it waits.
@@ -27,7 +27,7 @@ def split_address(address: str) -> tuple[str, int]:
     """The host, without the brackets of IPv6, and the port of "host:port".
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: it does not have that form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -41,37 +41,37 @@ def join_address(host: str, port: int) -> str:
 
 
 def connect(address: str, seconds: float) -> socket.socket:
-    """A connection to an address; every later operation on it takes at most `seconds`, too.
+    """A connection to an address; `seconds` is also the timeout of every later operation on it.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
     """
     return socket.create_connection(split_address(address), seconds)
 
 
 def listens(address: str, seconds: float) -> bool:
-    """Whether a process listens at an address; one that is stopped does."""
+    """Whether a process listens at an address; a stopped one does."""
     with contextlib.suppress(OSError), connect(address, seconds):
         return True
     return False
 
 
 def first_words(address: str, seconds: float) -> bytes:
-    """The first bytes that whoever listens at an address says; b"" where nobody does."""
+    """The first bytes that the server at an address sends; b"" without a server."""
     with contextlib.suppress(OSError), connect(address, seconds) as connection:
         return read_line(connection, time.monotonic() + seconds)
     return b""
 
 
 def read_line(connection: socket.socket, until: float) -> bytes:
-    """What the other side says, up to the end of a line or the greeting of gRPC.
+    """The peer's data, up to the end of a line or the greeting of gRPC.
 
     Args:
-        connection: to the other side.
-        until: `time.monotonic()`; what is there already is read after it, too, as this process may have come too late.
+        connection: to the peer.
+        until: `time.monotonic()`; data that has arrived is read even later, because this process may be late itself.
 
     Raises:
-        TimeoutError: the other side says nothing in time.
+        TimeoutError: the peer sends nothing in time.
     """
     data, left = b"", 1.0
     while left > 0 and not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST_LINE:
@@ -90,7 +90,7 @@ def is_grpc(data: bytes) -> bool:
 
 
 def end_connections(address: str) -> int:
-    """Ends this process's TCP connections to an address, as if the other side had; returns their number."""
+    """Ends this process's TCP connections to an address, as if the peer had; returns their number."""
     count = 0
     for connection in _connections(address):
         with contextlib.suppress(OSError):
@@ -100,9 +100,9 @@ def end_connections(address: str) -> int:
 
 
 def keep_alive(address: str, seconds: float) -> None:
-    """Has the kernel ask along this process's connections to an address whether the other side still knows of them.
+    """Lets the kernel probe this process's connections to an address.
 
-    For a machine that was started again and whose server is there again: it answers, but not on these connections.
+    For a restarted machine whose server runs again: it answers, but not on these connections.
     """
     pause = max(1, int(seconds / 4))
     for connection in _connections(address):
@@ -114,14 +114,14 @@ def keep_alive(address: str, seconds: float) -> None:
 
 
 def _connections(address: str) -> Iterator[socket.socket]:
-    """A second handle on each socket of this process that is connected to an address, whoever opened it."""
+    """A duplicate of each socket of this process that is connected to an address, whoever opened it."""
     try:
         found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
     except OSError:
         return
     wanted = {(str(place[0]), place[1]) for *_, place in found}
     try:
-        names = os.listdir("/dev/fd")  # there is none on Windows
+        names = os.listdir("/dev/fd")  # missing on Windows
     except OSError:
         return
     for name in names:
@@ -139,10 +139,10 @@ def _connections(address: str) -> Iterator[socket.socket]:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different loopback ports that nobody listens on now, and that this function has given to no other process.
+    """`count` different free loopback ports, which this function has given to no other process.
 
-    They are below the range from which the kernel takes ports for outgoing connections: a server that is started again on
-    its port must not find it taken by somebody's connection.
+    They are below the kernel's range for outgoing connections: a restarted server must not find its port taken by a
+    connection.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
@@ -158,7 +158,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _claim(port: int) -> None:
-    """Keeps a port, which is bound later, for this process until it ends. Raises OSError where another has it."""
+    """Reserves a port, which is bound later, for this process until it ends. Raises OSError where another has it."""
     if sys.platform == "linux":  # names without a file
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

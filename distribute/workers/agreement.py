@@ -1,4 +1,4 @@
-"""What all workers decide together, and what must be the same on all of them."""
+"""Decisions that all workers take together, and checks that values are the same on all of them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
 def first_local_replica(strategy: tf.distribute.Strategy) -> int:
     """The number, over all workers, of the first replica of this worker."""
     worker = place_among_workers(strategy)[0]
-    # Only these strategies say their devices.
+    # Only these strategies list their devices.
     return worker * len(strategy.extended.worker_devices) if worker else 0
 
 
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
-    """What each worker passes, in the order of the workers; every worker gets all of it.
+    """The values of each worker, in the order of the workers; every worker gets all of them.
 
-    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same place of the program.
+    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program.
 
     Args:
         values: float64 numbers; the same count on every worker.
@@ -55,24 +55,24 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
 
 
 def agree(flag: bool, strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Whether any worker says yes. All workers must ask; see `exchange` for the arguments and the cost."""
+    """Whether any worker has `True`. All workers must call it; see `exchange` for the arguments and the cost."""
     return any(row[0] > 0 for row in exchange([float(bool(flag))], strategy))
 
 
 def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[float]:
-    """The numbers that the chief (worker 0) passes, on every worker: for choices that come from measured times."""
+    """The chief's (worker 0's) numbers, on every worker: for choices that depend on measured times."""
     return exchange(values, strategy)[0]
 
 
 def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: bool = False) -> list[bytes]:
-    """What each worker passes, in the order of the workers. All workers must call it.
+    """The payload of each worker, in the order of the workers. All workers must call it.
 
-    The workers send one after the other, a few megabytes at a time; so nobody needs memory for more than what it keeps.
+    The workers send one after the other, a few megabytes at a time, so that memory is needed only for the kept payloads.
 
     Args:
-        payload: any number of bytes, on each worker its own.
+        payload: any number of bytes, different on each worker.
         strategy: whose workers.
-        only_chief: whether the chief alone keeps what the others send; they get nothing.
+        only_chief: whether only the chief keeps the payloads of the others, and they get nothing.
     """
     if not spans_workers(strategy):
         return [payload]
@@ -106,17 +106,17 @@ def check_same_everywhere(
     strategy: tf.distribute.Strategy | None = None,
     with_chief: bool = False,
 ) -> None:
-    """Raises where workers differ in what must be the same. All workers must call it.
+    """Raises where workers differ in values that must be the same. All workers must call it.
 
     Args:
         values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
-        what: what is compared, for the message, for instance "the arguments of fit".
+        what: the subject of the comparison, for the message, for instance "the arguments of fit".
         strategy: whose workers. None: the current strategy's.
-        with_chief: whether each compares with the chief alone, and the chief with all: for what is compared often.
+        with_chief: whether each worker compares with the chief alone, and the chief with all: for frequent comparisons.
 
     Raises:
         ValueError: a value differs; the message names the workers, the value on each and the fix.
-        TimeoutError: a worker did not come to this place in time.
+        TimeoutError: a worker did not reach this point in time.
     """
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not spans_workers(strategy):
@@ -133,13 +133,13 @@ def check_same_everywhere(
         except tf.errors.DeadlineExceededError:
             raise TimeoutError(
                 f"worker {other} did not come to {what} within {timeout:g} s: every worker must run the same program. "
-                f"See why it is late, or allow more time (UNISONO_TIMEOUT)."
+                f"Find out why it is late, or allow more time (UNISONO_TIMEOUT)."
             ) from None
         _compare(what, me, mine, other, theirs)
 
 
 def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) -> None:
-    """Rejects a variable that is another one on another worker: its first values could not be the chief's.
+    """Rejects a variable that differs between workers: its initial value could not be the chief's.
 
     Args:
         strategy: whose workers.
@@ -202,7 +202,7 @@ def _make_sum(strategy: Any) -> Callable[..., Any]:
     @tf.function
     def add(values: tf.Tensor) -> tf.Tensor:
         strategy = owner()
-        assert strategy is not None  # narrows the type: the caller holds it
+        assert strategy is not None  # narrows the type: the caller has checked it
 
         def on_replica(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()

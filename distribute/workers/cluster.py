@@ -1,4 +1,4 @@
-"""Which cluster this process belongs to, read from TF_CONFIG or from Slurm's variables, and checked.
+"""The cluster of this process, read from TF_CONFIG or from Slurm's variables, and checked.
 
 Reading TF_CONFIG needs no TensorFlow.
 """
@@ -19,7 +19,7 @@ _MORE_THAN_TASKS = 1024
 JOBS = ("chief", "worker", "ps", "evaluator", "stage")
 
 
-# The program, and its variables for the number of tasks and the number of this one.
+# The launcher, and its variables for the number of tasks and the number of this task.
 _SLURM_STEP, _SLURM_JOB = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
 _LAUNCHERS = (
     ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -37,7 +37,7 @@ class ClusterError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """All processes that train together, and which of them this one is.
+    """All processes that train together, and the position of this process among them.
 
     Attributes:
         jobs: task type -> addresses "host:port" in the order of the task indices.
@@ -51,7 +51,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The "host:port" at which this process is to listen."""
+        """The "host:port" at which this process must listen."""
         return self.jobs[self.task_type][self.task_index]
 
     @property
@@ -66,7 +66,7 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """Processes that train: with parameter servers those that compute steps, else all that train together."""
+        """Training processes: with parameter servers those that compute steps, else all that train together."""
         return len(self.jobs.get("worker", ())) if self.has_parameter_servers else len(self.workers)
 
     @property
@@ -78,14 +78,14 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes files, logs and the progress bar: the chief, or worker 0 where there is none."""
+        """Whether this process writes files, logs and the progress bar: the chief, or worker 0 without a chief."""
         if self.task_type == "chief":
             return True
         return self.task_type == "worker" and self.task_index == 0 and not self.jobs.get("chief")
 
 
 class LaunchedTask(NamedTuple):
-    """This process as one of several that a program has started without TF_CONFIG."""
+    """This process as one of several that a launcher has started without TF_CONFIG."""
 
     launcher: str
     size_name: str
@@ -94,10 +94,10 @@ class LaunchedTask(NamedTuple):
     rank: int
 
     def __str__(self) -> str:
-        """What was found and what to do."""
+        """The problem and the fix."""
         return (
             f"{self.launcher} started this process as task {self.rank} of {self.size} ({self.rank_name}={self.rank}, "
-            f"{self.size_name}={self.size}) without TF_CONFIG, so each task trains a model of its own: "
+            f"{self.size_name}={self.size}) without TF_CONFIG, so each task trains a separate model: "
             + (
                 "make the model under unisono.distribute.auto_strategy()"
                 if self.size_name == _SLURM_STEP
@@ -124,7 +124,7 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
         environ: variables to read; None: those of this process. Slurm's are always those of this process.
 
     Raises:
-        ClusterError: what it describes cannot be right.
+        ClusterError: the description is invalid.
     """
     environ = os.environ if environ is None else environ
     task = launched_task(environ)
@@ -134,9 +134,9 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
 
 
 def launched_task(environ: Mapping[str, str] | None = None) -> LaunchedTask | None:
-    """What started this process as one of several, where TF_CONFIG does not say; None: it was started alone.
+    """The launcher that started this process as one of several without TF_CONFIG; None: it was started alone.
 
-    `srun` counts where every other launcher that is found gives the same numbers.
+    `srun` counts only where no other launcher is found, or with other numbers.
 
     Args:
         environ: variables to read; None: those of this process.
@@ -162,7 +162,7 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
     """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names no cluster.
 
     Raises:
-        ClusterError: one sentence for each mistake there can be.
+        ClusterError: one sentence for each possible mistake.
     """
     text = environ.get("TF_CONFIG")
     if text is None:
@@ -247,7 +247,7 @@ def _read_slurm() -> Cluster:
     import tensorflow as tf
 
     try:
-        # It cannot name the tasks of a machine without GPUs; which GPUs a task gets is decided in auto_strategy.
+        # It cannot name the tasks of a machine without GPUs; `auto_strategy` assigns GPUs to tasks.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=_MORE_THAN_TASKS, gpus_per_task=1, auto_set_gpu=False
         )
@@ -270,7 +270,7 @@ def _current() -> Cluster | None:
 
 
 def is_chief() -> bool:
-    """Whether this process writes files, logs and the progress bar; true where there is only one process."""
+    """Whether this process writes files, logs and the progress bar; true for a single process."""
     cluster = _current()
     return cluster is None or cluster.is_chief
 

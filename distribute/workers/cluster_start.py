@@ -1,6 +1,6 @@
-"""Joining a cluster: all workers are there, and a peer that is lost later is noticed within a stated time.
+"""Joining a cluster: waits for all workers, and limits the time until a lost peer is noticed.
 
-`install()` puts this around every `tf.distribute.MultiWorkerMirroredStrategy`, whoever makes it.
+`install()` adds this to every `tf.distribute.MultiWorkerMirroredStrategy`, whoever creates it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .rendezvous import rendezvous
 _HEARTBEAT = 10.0
 _SHUTDOWN = 10.0
 _PIECE = 64 * 1024
-"""Bytes of the strings in which collectives are sent; larger ones were not faster (design 0023)."""
+"""Bytes of the chunks in which collectives are sent; larger ones were not faster (design 0023)."""
 
 _joined = False
 
 
 def install() -> None:
-    """Guards every MultiWorkerMirroredStrategy that is made from now on; a second call does nothing."""
+    """Guards every MultiWorkerMirroredStrategy that is created from now on; a second call does nothing."""
     records.start(os.environ.get(RECORDS), _task())
     guard_multi_worker_strategies(
         lambda: read_tf_config(os.environ),
@@ -43,11 +43,11 @@ def install() -> None:
 
 
 def _task() -> str:
-    """What this process is in the cluster of TF_CONFIG, for its record; "" where that is none, or wrong."""
+    """The task of this process in the cluster of TF_CONFIG, for its record; "" without a cluster, or with a wrong one."""
     try:
         cluster = read_tf_config(os.environ)
     except ClusterError:
-        return ""  # making a strategy raises it
+        return ""  # creating a strategy raises the error
     return "" if cluster is None else f"{cluster.task_type} {cluster.task_index}"
 
 
@@ -75,13 +75,13 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
 
 
 def _restore_sigterm() -> None:
-    """Undoes that TensorFlow's coordination service handles SIGTERM: a worker would neither end nor save when asked to."""
+    """Restores SIGTERM, which TensorFlow's coordination service handles: a worker would neither end nor save on request."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
 
 
 def _program() -> str:
-    """A digest of the script that runs; "" where there is no file (a notebook, a prompt)."""
+    """A digest of the running script; "" without a file (a notebook, a prompt)."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
@@ -90,7 +90,7 @@ def _program() -> str:
 
 
 def _bounded(start: Callable[[], None], timeout: float) -> None:
-    """Runs `start`; ends the process with a sentence if it takes too long, as TensorFlow offers no other way out."""
+    """Runs `start`; ends the process with a message on a timeout, because TensorFlow offers no other way to stop it."""
 
     def give_up() -> None:
         print(

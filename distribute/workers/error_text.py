@@ -1,7 +1,7 @@
-"""What the text of an error says of other processes, and what of a program's output is its own.
+"""Finds other processes in the text of an error, and the program's own lines in its output.
 
-Other processes: that one was lost, or that the error came from one. The sentences are our own and TensorFlow's;
-`tests/unit/test_error_text.py` holds one of each kind. Needs no TensorFlow.
+Other processes: that one was lost, or that the error came from one. The patterns match our own and TensorFlow's messages;
+`tests/unit/test_error_text.py` has one of each kind. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _JOB = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _NAME = re.compile(r"worker \d+")
 LEADER = "leader"
 
-# Each finds a stretch of text in which the lost ones are named: as "worker 1", by an address, or as a task of TensorFlow's.
+# Each finds the part of a text that names the lost processes: as "worker 1", by an address, or as a TensorFlow task.
 _LOST = (
     re.compile(r"lost contact with (worker \d+(?: and worker \d+)*)"),
     re.compile(r"((?:worker \d+(?: \([^)]*\))?(?:, )?)+) did not come (?:within|to)\b"),
@@ -41,7 +41,7 @@ _SOMEBODY = re.compile(
 
 
 class Blame(NamedTuple):
-    """What a text says of other processes.
+    """The processes that a text blames.
 
     Attributes:
         lost: names of those with whom contact was lost: "worker 1", "ps 0", an address, or "leader" (the process that runs
@@ -54,7 +54,7 @@ class Blame(NamedTuple):
 
 
 def blame_in(text: str) -> Blame | None:
-    """What a text says of other processes; None where it speaks of none.
+    """The processes that a text blames; None where it names none.
 
     >>> blame_in("lost contact with worker 2: worker 0 has waited 11 s").lost
     ('worker 2',)
@@ -63,7 +63,7 @@ def blame_in(text: str) -> Blame | None:
     reported_by = [
         name for pattern in _REPORTED_BY for each in pattern.findall(text) for name in _names_in(each)
     ]
-    if not lost and not reported_by:  # TensorFlow itself names the other end of a connection
+    if not lost and not reported_by:  # TensorFlow itself names the peer of a connection
         remote = [name for each in _REMOTE.findall(text) for name in _names_in(each)]
         if _GONE.search(text):
             lost = remote or ([LEADER] if _LEADER_RPC.search(text) else [])
@@ -112,7 +112,7 @@ _ENGINE = re.compile(
 
 
 def is_own_file(path: str) -> bool:
-    """Whether a frame's file is the user's: of no library, not Python's, not ours."""
+    """Whether a frame's file is the user's: not of a library, Python or Unisono."""
     slashes = path.replace("\\", "/")
     return not (
         any(folder in slashes for folder in _LIBRARIES)
@@ -122,10 +122,10 @@ def is_own_file(path: str) -> bool:
 
 
 def own_lines(lines: Iterable[str]) -> list[str]:
-    """The lines of a program's output that are its own: no log of TensorFlow, no frame of a library, no blank one."""
+    """The program's own lines of its output: no log of TensorFlow, no frame of a library, no blank line."""
     kept = []
     dropping = False  # in a frame that is not the user's
-    in_graph = False  # in the list of places at which a node was made
+    in_graph = False  # in the list of places at which a node was created
     for line in lines:
         frame = _FRAME.match(line)
         if in_graph and (frame or not line.strip()):
@@ -143,5 +143,5 @@ def own_lines(lines: Iterable[str]) -> list[str]:
 
 
 def essence(text: str) -> str:
-    """The message of an error without what TensorFlow puts around it; all of it where nothing else is left."""
+    """The message of an error without TensorFlow's additions; all of it where nothing else is left."""
     return "\n".join(own_lines(text.splitlines())) or text

@@ -1,8 +1,8 @@
-"""A peer that hangs: noticed because it does not reach the collective at which the others wait for it.
+"""Detects a peer that hangs: it does not reach a collective in which the others wait for it.
 
-When a peer dies or is stopped, TensorFlow's own heartbeat ends the collectives of the others. One that sleeps in Python
+When a peer dies or is stopped, TensorFlow's own heartbeat ends the collectives of the others. A peer that sleeps in Python
 still sends heartbeats. So every worker publishes how many monitored collectives (compiled calls, agreements) it has
-reached, and one that waits in such a collective for too long reads who has not reached it.
+reached, and a worker that waits in such a collective for too long finds out which workers have not reached it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _monitor: PeerMonitor | None = None
 
 
 class PeerMonitor:
-    """Owns a thread that publishes this worker's count and, when this worker waits too long, reads the others'.
+    """Owns a thread that publishes this worker's count and, when this worker waits too long, reads the others' counts.
 
     Args:
         cluster: its workers take part in the collectives.
@@ -56,7 +56,7 @@ class PeerMonitor:
 
     @contextlib.contextmanager
     def monitored(self, ran_before: bool) -> Iterator[None]:
-        """Around one collective. `ran_before`: nothing compiles, and its duration is known."""
+        """Entered around one collective. `ran_before`: nothing compiles, and its duration is known."""
         self._allowance = self._timeout + _SLOWER * self._longest if ran_before else float("inf")
         self._count += 1
         at_collective(self._count, True)
@@ -70,7 +70,7 @@ class PeerMonitor:
             at_collective(self._count, False)
 
     def _check(self) -> bool:
-        """Publishes the count and reads who is late; False once there is nothing left to monitor."""
+        """Publishes the count and finds late workers; False once there is nothing left to monitor."""
         try:
             self._publish()
             since, count = self._since, self._count
@@ -80,7 +80,7 @@ class PeerMonitor:
                 abort_collectives(message)
                 return False
         except tf.errors.OpError:
-            return False  # the cluster is gone; the collectives have ended with an error of their own
+            return False  # the cluster is gone; the collectives have ended with an error
         return True
 
     def _publish(self) -> None:
@@ -94,7 +94,7 @@ class PeerMonitor:
         self._published = count
 
     def _complaint(self, count: int, waited: float) -> str | None:
-        """Which workers have not reached it; None when all have and may still be computing."""
+        """The workers that have not reached it; None when all have and may still be computing."""
         late = [i for i in range(self._peers) if i != self._me and self._count_of(i, count) < count]
         if late:
             names = " and ".join(f"worker {i}" for i in late)
@@ -114,17 +114,17 @@ class PeerMonitor:
         try:
             return int(get_value(f"unisono/collectives/{worker}", _READ))
         except tf.errors.DeadlineExceededError:
-            return 0  # never published; or in the instant between deletion and insertion, then the next tick knows
+            return 0  # never published; or between deletion and insertion, then the next tick reads it
         except tf.errors.OpError:
             return otherwise
 
 
 def begin(cluster: Cluster, timeout: float) -> None:
-    """Starts the monitor of this process, and has an error of the program reported to all workers."""
+    """Starts the monitor of this process, and reports an error of the program to all workers."""
     global _monitor
     _monitor = PeerMonitor(cluster, timeout)
     _monitor.start()
-    atexit.register(_monitor.stop)  # no call into TensorFlow while it is taken down
+    atexit.register(_monitor.stop)  # no call into TensorFlow during its shutdown
 
     def report(error: BaseException) -> None:
         text = short(essence(str(error)), _MOST_TEXT)
@@ -135,9 +135,9 @@ def begin(cluster: Cluster, timeout: float) -> None:
 
 @contextlib.contextmanager
 def monitored_collective(ran_before: bool = True) -> Iterator[None]:
-    """Around anything that all workers take part in: a compiled call, an agreement, a custom collective.
+    """Entered around a collective of all workers: a compiled call, an agreement, a custom collective.
 
-    A worker that does not reach it becomes an error on the others, which names it, after UNISONO_TIMEOUT seconds. Every
+    After UNISONO_TIMEOUT seconds, a worker that does not reach it becomes an error on the others, which names it. Every
     worker must enter the same collectives in the same order. With one worker this does nothing.
 
     Args:

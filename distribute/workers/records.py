@@ -1,8 +1,8 @@
-"""The record that a process of a cluster keeps of itself: that it lives, where it is, and the error that ended its program.
+"""The record of a process of a cluster: that it is alive, its position, and the error that ended its program.
 
-One small JSON file for each process, `HOST-PID.json`, in the folder that the variable UNISONO_RECORDS names; replaced as a
-whole, so that a reader sees the old one or the new one. `python -m unisono launch` makes the folder and reads it; where
-something else starts the workers, people set the variable and read the files. Needs no TensorFlow.
+One small JSON file for each process, `HOST-PID.json`, in the folder of the variable UNISONO_RECORDS; replaced atomically,
+so that a reader sees the old one or the new one. `python -m unisono launch` creates the folder and reads it; with other
+launchers, users set the variable and read the files. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class ErrorRecord:
         text: its message; a long one without its middle.
         place: the innermost line of the user's code, "" where there is none.
         time: float; `time.time()`.
-        consequence: whether it speaks of another process that was lost or failed.
-        lost: names of those it says were lost, see `Blame`.
-        reported_by: names of those from which it says that the error came.
+        consequence: whether it reports another process that was lost or failed.
+        lost: names of the processes that it reports as lost, see `Blame`.
+        reported_by: names of the processes from which it reports that the error came.
     """
 
     kind: str
@@ -66,19 +66,19 @@ class ErrorRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a process last said of itself.
+    """The last record of a process.
 
     Attributes:
-        task: "worker 1", "ps 0", ...; "" where it belongs to no cluster.
+        task: "worker 1", "ps 0", ...; "" without a cluster.
         pid: int.
-        alive: float; `time.time()` of this record; a process that lives writes one every second.
-        position: where training is, for instance "epoch 2, step 17"; "" before the first `fit`.
-        collectives: int; the monitored collectives that it has reached.
+        alive: float; `time.time()` of this record; a live process writes one every second.
+        position: the position in training, for instance "epoch 2, step 17"; "" before the first `fit`.
+        collectives: int; the number of monitored collectives that it has reached.
         waits: whether it is in one of them now.
-        since: float; `time.time()` since which `collectives` and `waits` are what they are.
-        place: the line of the user's code at which its main thread is; "" where that is not known.
-        error: what ended its program, or None.
-        ended: whether its program has ended in order: by its last line or by `sys.exit`.
+        since: float; `time.time()` of the last change of `collectives` or `waits`.
+        place: the line of user code in which its main thread is; "" where that is not known.
+        error: the error that ended its program, or None.
+        ended: whether its program has ended normally: by its last line or by `sys.exit`.
     """
 
     task: str
@@ -103,7 +103,7 @@ def short(text: str, most: int = _MOST_TEXT) -> str:
 
 
 def path_of(folder: Path, pid: int) -> Path:
-    """Where a process of this machine keeps its record."""
+    """The path of the record of a process of this machine."""
     return folder / f"{socket.gethostname()}-{pid}.json"
 
 
@@ -120,7 +120,7 @@ def write(folder: Path, record: Record) -> None:
 
 
 def _bounded(value: Any) -> Any:
-    """A value of a record with its texts and lists cut to what a reader takes."""
+    """A value of a record with texts and lists cut to the reader's limits."""
     if isinstance(value, dict):
         return {name: _bounded(each) for name, each in value.items()}
     if isinstance(value, tuple):
@@ -129,7 +129,7 @@ def _bounded(value: Any) -> Any:
 
 
 def read(folder: Path, pid: int) -> Record | None:
-    """The record of a process of this machine; None where there is no valid one, whatever is in its place."""
+    """The record of a process of this machine; None where there is no valid one, whatever the file contains."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         from ..storage import open_plain  # imports NumPy, which `--help` need not wait for
 
@@ -159,7 +159,7 @@ def _checked(kind: Any, value: Any) -> Any:
 
 
 class Recorder:
-    """Owns this process's record and the thread that says once a second that it lives. Without a folder it does nothing."""
+    """Owns this process's record and the thread that updates it once a second. Without a folder it does nothing."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -171,7 +171,7 @@ class Recorder:
         self._ticker = Ticker("record", self.update, lambda: _PAUSE)
 
     def start(self, folder: str | None, task: str) -> None:
-        """Keeps a record from now on, in the folder that UNISONO_RECORDS names; without one, none.
+        """Keeps a record from now on, in the folder of UNISONO_RECORDS; without a folder, none.
 
         Args:
             folder: value of the variable.
@@ -191,12 +191,12 @@ class Recorder:
         atexit.register(self._end)
 
     def at_collective(self, count: int, waits: bool) -> None:
-        """Notes that this process has reached its monitored collective `count`, or has left it."""
+        """Records that this process has reached its monitored collective `count`, or has left it."""
         self._collectives, self._waits, self._since = count, waits, time.time()
 
     @contextlib.contextmanager
     def reporting_position(self, position: Callable[[], str]) -> Iterator[None]:
-        """Until the block is left `position()` says where training is; what it said last remains."""
+        """Until the block is left `position()` gives the position in training; its last value stays."""
         self._position = position
         try:
             yield
@@ -205,10 +205,10 @@ class Recorder:
             self._position = lambda: last
 
     def update(self, ended: bool = False) -> bool:
-        """Writes the record of now; always True, as there is always something left to say."""
+        """Writes the current record; always True, so that the ticker continues."""
         if self._folder is None:
             return True
-        with self._lock, contextlib.suppress(OSError):  # a full disk ends no training
+        with self._lock, contextlib.suppress(OSError):  # a full disk must not end training
             write(
                 self._folder,
                 Record(
@@ -233,7 +233,7 @@ class Recorder:
 
     def _end(self) -> None:
         self._ticker.stop(_PAUSE)
-        error = getattr(sys, "last_value", None)  # where someone has replaced our hook
+        error = getattr(sys, "last_value", None)  # where other code has replaced our hook
         if self._error is None and isinstance(error, Exception):
             self._error = error_record(error)
         self.update(ended=self._error is None)
@@ -261,21 +261,21 @@ def at_fatal_error(act: Callable[[BaseException], None]) -> None:
 
 
 def _ends_program(error: BaseException) -> bool:
-    """Whether `sys.excepthook` is called because this error ends the program, not by code that goes on afterwards."""
+    """Whether `sys.excepthook` is called because this error ends the program, not by code that continues afterwards."""
     raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
     called_by = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
     return raised.isdisjoint(called_by) and threading.current_thread() is threading.main_thread()
 
 
 def error_record(error: BaseException) -> ErrorRecord:
-    """What a record says of an error. It is a consequence if it, or what it came from, says that a peer was lost."""
+    """The record of an error. It is a consequence if it, or its cause, reports a lost peer."""
     texts: list[str] = []
     cause, seen = error, set()
     while cause is not None and id(cause) not in seen and len(seen) < _MOST_CAUSES:
         seen.add(id(cause))
         try:
             texts.append(str(cause))
-        except Exception:  # the text of a class of the user's may fail
+        except Exception:  # `__str__` of a custom class may fail
             texts.append("")
         cause = cause.__cause__ or cause.__context__
     found = [each for each in map(blame_in, texts) if each is not None]
@@ -296,7 +296,7 @@ def _place_of_main_thread() -> str:
 
 
 def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
-    """The first of `frames` (innermost first) that is in a file of the user's."""
+    """The first of `frames` (innermost first) in a file of the user's."""
     for frame, line in frames:
         if is_own_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{line})"

@@ -1,8 +1,8 @@
-"""Waits until all workers are there, over plain sockets: TensorFlow would wait for them for an hour.
+"""Waits until all workers are present, over plain sockets: TensorFlow would wait for them for an hour.
 
-Each worker listens at its own address and asks all others. Both say who they are: which cluster, run, script and worker
-(`_Identity`). A worker leaves its port to TensorFlow's server once each peer has been seen and says that it has seen this
-worker; so a peer that answers with gRPC's greeting is one that has gone ahead only if it had been seen before.
+Each worker listens at its own address and contacts all others. Both sides send their identity: cluster, run, script and
+worker (`_Identity`). A worker leaves its port to TensorFlow's server once it has seen each peer and each peer has seen it;
+so a peer that answers with gRPC's greeting has gone ahead only if it had been seen before.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _HELLO = "unisono"
 _SEEN = b"seen\n"
 _UNSEEN = b"unseen\n"
 _PAUSE = 0.1
-_ASK = 2.0  # seconds for one conversation
+_ASK = 2.0  # seconds for one exchange
 
 
 @dataclasses.dataclass(frozen=True)
 class _Identity:
-    """Who a worker is. `cluster`, `run` and `program` are digests, "-" where there is nothing to compare."""
+    """The identity of a worker. `cluster`, `run` and `program` are digests, "-" where there is nothing to compare."""
 
     cluster: str
     run: str
@@ -44,7 +44,7 @@ class _Identity:
 
     @staticmethod
     def read(line: bytes) -> _Identity | None:
-        """The identity in a line; None where it is something else."""
+        """The identity in a line; None where the line has another form."""
         parts = line.decode("ascii", "replace").split()
         if len(parts) != 5 or parts[0] != _HELLO or not parts[4].isdecimal() or not line.endswith(b"\n"):
             return None
@@ -52,17 +52,17 @@ class _Identity:
 
 
 def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
-    """Waits until every worker of the cluster has come, at most `timeout` seconds in all.
+    """Waits until every worker of the cluster is present, at most `timeout` seconds in all.
 
     Args:
         cluster: this process must be one of its workers.
         timeout: float; seconds.
-        program: digest of what every worker must run, a string without spaces; "" is not compared.
+        program: digest of the program that every worker must run, a string without spaces; "" is not compared.
 
     Raises:
         ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program,
             belongs to another run, or has another worker's number.
-        TimeoutError: a worker has not come in time; the message names it.
+        TimeoutError: a worker is not present in time; the message names it.
     """
     attempt = _Rendezvous(cluster, program, time.monotonic() + timeout)
     with attempt.answering():
@@ -78,7 +78,7 @@ def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
 
 
 class _Rendezvous:
-    """Owns what is known of each peer; `peers` maps numbers to addresses. Every wait ends at `until`."""
+    """Owns the state of each peer; `peers` maps numbers to addresses. Every wait ends at `until`."""
 
     def __init__(self, cluster: Cluster, program: str, until: float) -> None:
         run = (
@@ -103,13 +103,13 @@ class _Rendezvous:
                     break
             failure, seen, sees_us = self._failure, set(self._seen), set(self._sees_us)
         if failure is not None:
-            # The others are to learn of it too.
+            # The others must learn of it too.
             self.over.wait(max(0.0, min(_ASK, self._until - time.monotonic())))
             raise failure
         late = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in seen]
         if late:
             raise TimeoutError(
-                f"{', '.join(late)} did not come within {timeout:g} s: see why it does not start, or allow more time "
+                f"{', '.join(late)} did not come within {timeout:g} s: find out why it does not start, or allow more time "
                 f"(launch --timeout, or the variable UNISONO_TIMEOUT)."
             )
         deaf = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in sees_us]
@@ -120,7 +120,7 @@ class _Rendezvous:
             )
 
     def ask(self, index: int) -> None:
-        """Asks a peer until it and this worker have seen each other. The life of a thread."""
+        """Contacts a peer until it and this worker have seen each other. Runs in a thread."""
         while not self.over.is_set() and time.monotonic() < self._until:
             with contextlib.suppress(OSError):
                 if self._asked(index):
@@ -131,12 +131,12 @@ class _Rendezvous:
             self.over.wait(_PAUSE)
 
     def _asked(self, index: int) -> bool:
-        """One question; whether the peer says that it has seen this worker."""
+        """One exchange; returns whether the peer has seen this worker."""
         until = min(self._until, time.monotonic() + _ASK)
         with connect(self.peers[index], max(0.1, until - time.monotonic())) as connection:
             answer = read_line(connection, until)
             if is_grpc(answer):
-                # Only whoever was seen before is known to be the one that went ahead.
+                # Only a peer that was seen before is known to be the one that went ahead.
                 return index in self._seen
             identity = _Identity.read(answer)
             if identity is None:
@@ -148,7 +148,7 @@ class _Rendezvous:
             return read_line(connection, until) == _SEEN
 
     def _answer(self, connection: socket.socket, *_: object) -> None:
-        """One conversation with somebody who asks. The life of a thread."""
+        """Answers one peer. Runs in a thread."""
         until = time.monotonic() + _ASK
         with contextlib.suppress(OSError):
             connection.settimeout(_ASK)
@@ -159,7 +159,7 @@ class _Rendezvous:
                 connection.sendall(_SEEN if identity.index in self._seen else _UNSEEN)
 
     def _compare(self, theirs: _Identity, peer: str, index: int) -> None:
-        """Ends the rendezvous where a peer is not what it should be."""
+        """Ends the rendezvous where a peer has the wrong identity."""
         ours = self._identity
         me = f"this one (worker {ours.index})"
         failure = ""
@@ -178,8 +178,8 @@ class _Rendezvous:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Speaks to everybody who connects to this worker's address."""
-        handler: Any = self._answer  # socketserver calls it as it would call a class
+        """Answers every process that connects to this worker's address."""
+        handler: Any = self._answer  # socketserver calls it like a class
         server = socketserver.ThreadingTCPServer(("", 0), handler, bind_and_activate=False)
         server.daemon_threads = True
         server.socket.close()
@@ -207,7 +207,7 @@ def _digest(text: str) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket at `port`: on loopback if that is the worker's address, else on every interface, as TensorFlow will."""
+    """A socket at `port`: on loopback if that is the worker's address, else on every interface, like TensorFlow."""
     if host in ("localhost", LOOPBACK):
         return socket.create_server((LOOPBACK, port), backlog=128)
     if socket.has_dualstack_ipv6():

@@ -1,4 +1,4 @@
-"""Threads: one that looks after something again and again, as all watchers do, and one that is not waited for long."""
+"""Threads: a periodic one, for all watchers, and one with a limited wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self, seconds: float = 0.0) -> None:
-        """Has the thread end after its present tick, and waits for that at most `seconds`."""
+        """Ends the thread after its present tick, and waits for that at most `seconds`."""
         self._ended.set()
         if seconds:
             self._thread.join(seconds)
@@ -36,7 +36,7 @@ class Ticker:
 
 
 def ended_in_time(name: str, job: Callable[[], object], seconds: float) -> bool:
-    """Runs `job()` in a thread; whether it has ended within `seconds`. Raises what it raised."""
+    """Runs `job()` in a thread; returns whether it has ended within `seconds`. Raises the error of `job`."""
     failed: list[Exception] = []
 
     def run() -> None:

@@ -60,7 +60,7 @@ NOT_YET = {
 }
 READ = [page for page in PAGES if not name_of(page).startswith(tuple(NOT_YET))]
 # Their docstrings, comments and messages are read; a package is added when it is clean.
-PACKAGES = ("callbacks", "mixed_precision", "optimizers", "unisono")
+PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "unisono")
 
 
 def text_of(page):
@@ -96,12 +96,13 @@ def old_words(text):
 
 
 def said(path):
-    """The comments of a Python file, and its strings that have a space: docstrings, messages, help."""
+    """The comments of a Python file, and its strings that have a space, without the names of arguments and variables."""
     comments = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         name = tokenize.tok_name[token.type]
         if name == "COMMENT" or (name in ("STRING", "FSTRING_MIDDLE") and " " in token.string.strip()):
-            comments.append(re.sub(r"``?[^`\n]+``?", "CODE", token.string).strip("\"'#"))
+            text = re.sub(r"``?[^`\n]+``?|^ +\w+(, \w+)*:", "CODE", token.string, flags=re.MULTILINE)
+            comments.append(re.sub(r"\{[^{}\n]*\}", "{}", text).strip("\"'#"))
         elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
             comments.append("\n\n")
     return re.sub(r"\n\n[\s]*\n", "\n\n", " ".join(comments))

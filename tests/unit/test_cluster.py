@@ -170,7 +170,7 @@ def test_unrelated_processes_are_reported_before_they_train(variables, monkeypat
     with pytest.raises(ClusterError, match=r"--workers \d.* TF_CONFIG=\{\}"):
         unisono.distribute.auto_strategy()
     strategy = tf.distribute.get_strategy()
-    with pytest.warns(UserWarning, match="each task trains a model of its own"):
+    with pytest.warns(UserWarning, match="each task trains a separate model"):
         check_launched_alone([keras.callbacks.EarlyStopping()], strategy)
     writing = [unisono.callbacks.BackupAndRestore(tmp_path)]
     with pytest.raises(ClusterError, match=r"overwrite each other's files \(BackupAndRestore\)"):

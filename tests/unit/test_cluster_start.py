@@ -212,7 +212,7 @@ def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
 def test_timeout_that_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("UNISONO_TIMEOUT", text)
     with pytest.raises(
-        ValueError, match=rf"UNISONO_TIMEOUT must .* Received: '{text}'. Give one, or unset it"
+        ValueError, match=rf"UNISONO_TIMEOUT must .* Received: '{text}'. Set it to such a number, or unset it"
     ):
         environment.peer_timeout()
 

@@ -12,7 +12,7 @@ SENTENCES = [
         (),
     ),
     (
-        "worker 1 (127.0.0.1:1234), worker 2 (h:5) did not come within 3 s: see why it does not start",
+        "worker 1 (127.0.0.1:1234), worker 2 (h:5) did not come within 3 s: find out why it does not start",
         ("worker 1", "worker 2"),
         (),
     ),

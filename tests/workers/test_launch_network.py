@@ -27,7 +27,7 @@ def test_workers_are_among_themselves_and_the_launcher_says_how_to_change_that(l
     process = launch("--workers", 2, LOOK, "outside")
     _, err = process.communicate()
     assert process.returncode == 1
-    assert err.rstrip().splitlines()[-1].endswith("in a network of their own: give --network host"), err
+    assert err.rstrip().splitlines()[-1].endswith("from the private network: use --network host"), err
 
 
 def test_workers_share_the_network_of_the_machine_if_asked(launch):
