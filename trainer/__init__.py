@@ -1,4 +1,4 @@
-"""Model.fit: what a step computes, how it is compiled, how epochs run."""
+"""Model.fit: the step, its compilation, and the loop over epochs."""
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
 from .finders.batch_size import find_batch_size

@@ -1,4 +1,4 @@
-"""What is refused before the first step: each in one sentence with the argument, the value and the cure."""
+"""Checks before the first step: each error names the argument, the value and the fix."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ON_THIS_MACHINE = (_SUPPORTED[0], _SUPPORTED[1], _SUPPORTED[3])
 
 
 def check_strategy(strategy: Any) -> None:
-    """Refuses a strategy whose variables and collectives we do not know (those of TensorFlow 1, say)."""
+    """Rejects a strategy whose variables and collectives are unknown (such as those of TensorFlow 1)."""
     if isinstance(strategy, _ON_THIS_MACHINE):
         check_exist(f"{type(strategy).__name__}", strategy.extended.worker_devices)
         give_collectives_a_group(strategy)
@@ -56,12 +56,12 @@ def check_strategy(strategy: Any) -> None:
 def global_batch_size(
     model: TrainedModel, x: Any, batch_size: Any, per_replica_batch_size: Any
 ) -> int | None:
-    """The rows of the global batch of `x` from the two ways to say it; None where neither is given."""
+    """The global batch size of `x` from one of two arguments; None where neither is given."""
     if per_replica_batch_size is None:
         return batch_size
     if batch_size is not None:
         raise ValueError(
-            "Give either `batch_size` (the global batch) or `per_replica_batch_size`. Received: "
+            "Give either `batch_size` (the global batch) or `per_replica_batch_size`, not both. Received: "
             f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
     rows = whole_number("per_replica_batch_size", per_replica_batch_size)
@@ -71,7 +71,7 @@ def global_batch_size(
 
 
 def check_home(model: TrainedModel, method: str) -> None:
-    """Refuses a model whose variables belong to another strategy than the one that it is to run under."""
+    """Rejects a model whose variables belong to another strategy than the current one."""
     if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
         raise ValueError(
             f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "
@@ -91,27 +91,27 @@ def check_home(model: TrainedModel, method: str) -> None:
 
 
 def check_stateful(model: TrainedModel, method: str) -> None:
-    """Refuses recurrent layers that keep the state of each row, where rows are shared out over replicas."""
+    """Rejects recurrent layers that keep a state for each sample, where replicas split the samples."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas == 1:
         return
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(
-                f"`{method}()`: the layer {layer.name!r} has stateful=True: it keeps a state for each row of the global "
-                f"batch, which {replicas} replicas share out: train on one replica, or with `initial_state` instead."
+                f"`{method}()`: the layer {layer.name!r} has stateful=True: it keeps a state for each sample of the global "
+                f"batch, which {replicas} replicas split: train on one replica, or use `initial_state` instead."
             )
 
 
 def check_compiles(model: TrainedModel, method: str) -> None:
-    """Refuses XLA where replicas share their variables, or weights are in parts: it compiles for one device, and at once."""
+    """Rejects XLA where replicas share variables, or weights are sharded: it compiles for one device, without gathering."""
     home: Any = strategy_of(model)
     if not model.jit_compile or model.run_eagerly or home is None or home.num_replicas_in_sync == 1:
         return
     if level_of(home) == "weights":
         raise ValueError(
-            f"`{method}()`: `jit_compile=True` does not work where weights are held in parts, since XLA would put all of "
-            'them together first: compile the model with `jit_compile="auto"` or False.'
+            f"`{method}()`: `jit_compile=True` does not work with sharded weights, because XLA would all-gather all of "
+            'them first: compile the model with `jit_compile="auto"` or False.'
         )
     if isinstance(home, tf.distribute.experimental.CentralStorageStrategy):
         raise ValueError(
@@ -132,7 +132,7 @@ def _name(strategy: Any) -> str:
 
 
 def check_fit(arguments: Any) -> None:
-    """Refuses arguments of `fit` that have no meaning, and gives the others the form that the loop takes."""
+    """Rejects invalid arguments of `fit`, and converts the others to the form that the loop needs."""
     for name, least in (("epochs", 0), ("initial_epoch", 0), ("validation_sanity_steps", 0)):
         setattr(arguments, name, whole_number(name, getattr(arguments, name), least))
     for name in (
@@ -161,7 +161,7 @@ def check_fit(arguments: Any) -> None:
 
 
 def _validation_freq(freq: Any) -> int | list[int]:
-    """An int of at least 1, or a list of ints of at least 1, which is what Keras' own loop takes."""
+    """An int of at least 1, or a list of ints of at least 1, the form that Keras' own loop needs."""
     several = isinstance(freq, list | tuple | set | range) or (
         isinstance(freq, np.ndarray) and freq.ndim == 1
     )
@@ -177,7 +177,7 @@ def _validation_freq(freq: Any) -> int | list[int]:
 
 
 def _check_validation_data(data: Any) -> None:
-    """Refuses what is no data, and arrays beside which targets are missing or something is too much."""
+    """Rejects validation data that is not data, and arrays with missing or excess parts."""
     if isinstance(data, tuple | list) and not 1 <= len(data) <= 3:
         raise ValueError(
             f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: a {type(data).__name__} of "
@@ -190,14 +190,14 @@ def _check_validation_data(data: Any) -> None:
 
 
 def check_loop(verbose: Any, callbacks: Any) -> None:
-    """Refuses what `fit`, `evaluate` and `predict` cannot show or call."""
+    """Rejects invalid `verbose` and `callbacks` of `fit`, `evaluate` and `predict`."""
     if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, 3, "auto"):
         raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {shown(verbose)}')
     check_callbacks(callbacks)
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Refuses what is no callback: a class instead of an instance, say."""
+    """Rejects objects that are not callbacks, such as a class instead of an instance."""
     if callbacks is None or isinstance(callbacks, keras.callbacks.CallbackList):
         return
     for callback in keras.tree.flatten(callbacks):
@@ -210,10 +210,10 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def checked_logs(logs: Any, step: str) -> Any:
-    """The logs that a custom step returned.
+    """The logs from a custom step.
 
     Raises:
-        TypeError: they are not a dict, or a value is no number.
+        TypeError: they are not a dict, or a value is not a number.
     """
     rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
     if not isinstance(logs, Mapping):
@@ -228,7 +228,7 @@ def checked_logs(logs: Any, step: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether TensorFlow takes it as numbers."""
+    """Whether TensorFlow accepts it as numbers."""
     try:
         return tf.convert_to_tensor(value).dtype != tf.string
     except (TypeError, ValueError):
@@ -236,7 +236,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_structure(model: TrainedModel, spec: Any, step: str) -> None:
-    """Refuses batches that Keras' own step cannot take apart; a step of the user's own takes any.
+    """Rejects batches that Keras' own step cannot unpack; a custom step accepts any.
 
     Args:
         model: the model.
@@ -246,12 +246,12 @@ def check_structure(model: TrainedModel, spec: Any, step: str) -> None:
     if not is_standard(spec) and not model._overrides_step(step):
         raise ValueError(
             f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
-            f"inputs into one tuple or dict, or give the model a `{step}` of its own. Received: {spec}"
+            f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {spec}"
         )
 
 
 def check_text(model: TrainedModel, spec: Any, step: str) -> None:
-    """Refuses strings where a model with declared inputs, a loss of Keras or `sample_weight` takes numbers."""
+    """Rejects strings where a model with declared inputs, a loss of Keras or `sample_weight` needs numbers."""
     x, y, sample_weight = unpack(spec)
     for tensor, leaf in paired_inputs(model, x):
         if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
@@ -264,7 +264,7 @@ def check_text(model: TrainedModel, spec: Any, step: str) -> None:
         return
     if holds_text(sample_weight):
         raise ValueError(
-            f"`sample_weight` holds strings ({shown(sample_weight)}): give numbers, one for each row."
+            f"`sample_weight` holds strings ({shown(sample_weight)}): give numbers, one for each sample."
         )
     if (
         holds_text(y)

@@ -1,4 +1,4 @@
-"""`Compilation`: how a model was compiled, and the functions that run its steps. A part of `Trainer`."""
+"""`Compilation`: the compile arguments of a model, and the functions that run its steps. A part of `Trainer`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
 
     @property
     def _fixed_steps(self) -> int | None:
-        """The steps of an execution, if `compile` was given a number."""
+        """The steps of a compiled call, if `compile` was given a number."""
         return None if self._auto_steps else self.steps_per_execution
 
     @filter_traceback
@@ -57,13 +57,13 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
             weighted_metrics: the same, for metrics that `sample_weight` and `class_weight` apply to.
             run_eagerly: bool; run every step eagerly, to debug it.
             steps_per_execution: "auto": each call of the compiled function runs as many steps as take about 0.1 s, and
-                ends where a callback asks to be called, so callbacks see what they would see with 1. An int: callbacks
-                are called after that many steps, as in Keras.
+                ends where a callback must be called, so callbacks get the same calls as with 1. An int: callbacks are
+                called after that many steps, as in Keras.
             jit_compile: True: XLA; False: the plain graph; "auto": whichever is faster for this model on this device.
             auto_scale_loss: bool; wrap the optimizer in a `LossScaleOptimizer` under the policy "mixed_float16".
 
         Raises:
-            ValueError, TypeError: an argument cannot be used. The model is then unchanged.
+            ValueError, TypeError: an argument is invalid. The model is then unchanged.
         """
         state = self.fit_state
         if state is not None and state.epoch < state.epochs and not self.stop_training:
@@ -103,7 +103,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         self._forget_compiled()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles the model with what `get_compile_config` returned. Keras calls this when it loads a model."""
+        """Compiles the model with the result of `get_compile_config`. Keras calls this when it loads a model."""
         with our_classes():
             if type(self).compile is not Compilation.compile:
                 KerasTrainer.compile_from_config(self, config)

@@ -1,4 +1,4 @@
-"""What `compile` refuses: each in one sentence with the argument, the value and the cure."""
+"""Checks of `compile`: each error names the argument, the value and the fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHORT_NAMES = ("accuracy", "mae", "mape", "mse", "msle")
 
 
 def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Refuses arguments of `compile` that cannot be used, with the model and what it was compiled with unchanged."""
+    """Rejects invalid arguments of `compile`, with the model and its compiled state unchanged."""
     whole_number("steps_per_execution", arguments["steps_per_execution"], words=("auto",))
     jit_compile = arguments["jit_compile"]
     if not isinstance(jit_compile, Hashable) or jit_compile not in ("auto", True, False, None):
@@ -46,7 +46,7 @@ def optimizer_from(identifier: Any) -> Any:
     """`keras.optimizers.get`.
 
     Raises:
-        ValueError: it is no optimizer, or one of another package.
+        ValueError: it is not an optimizer, or belongs to another package.
     """
     try:
         return keras.optimizers.get(identifier)
@@ -59,11 +59,11 @@ def optimizer_from(identifier: Any) -> Any:
             raise
         else:
             cure = 'give a name such as "adam", or an instance of a class of keras.optimizers or unisono.optimizers.'
-        raise ValueError(f"`optimizer` {shown(identifier)} is no optimizer of Keras 3: {cure}") from error
+        raise ValueError(f"`optimizer` {shown(identifier)} is not an optimizer of Keras 3: {cure}") from error
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The entries of a list or dict with their places; the value itself where it is neither, nothing for None."""
+    """The entries of a list or dict with their paths; the value itself for other types, nothing for None."""
     if isinstance(value, dict) and "class_name" not in value:
         for key, item in value.items():
             yield from _leaves(f"{name}[{key!r}]", item)
@@ -75,7 +75,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_function(name: str, value: Any, module: Any, others: tuple[type, ...]) -> None:
-    """Refuses what is no loss or metric: an unknown name, an object of another kind, a function of one argument."""
+    """Rejects invalid losses and metrics: an unknown name, an object of another kind, a function of one argument."""
     kind = module.__name__.rpartition(".")[2].removesuffix("s").removesuffix("e") + "e"
     kind = {"losse": "loss", "metrice": "metric"}[kind]
     if isinstance(value, str):
@@ -85,7 +85,7 @@ def _check_function(name: str, value: Any, module: Any, others: tuple[type, ...]
             module.get(value)
         except ValueError as error:
             known = [*_SHORT_NAMES, *(each for each in dir(module) if not each.startswith("_"))]
-            raise ValueError(f"`{name}` {value!r} is no {kind} of Keras: {_similar(value, known)}") from error
+            raise ValueError(f"`{name}` {value!r} is not a Keras {kind}: {_similar(value, known)}") from error
     elif isinstance(value, others) or not (callable(value) or isinstance(value, dict)):
         raise ValueError(
             f"`{name}` must be the name of a {kind}, an object of keras.{kind}{'es' if kind == 'loss' else 's'} or a "
@@ -99,7 +99,7 @@ def _check_function(name: str, value: Any, module: Any, others: tuple[type, ...]
 
 
 def takes_numbers(loss: Any) -> bool:
-    """Whether every output has a loss, which gets its targets as numbers: all do but those with their own `__call__`."""
+    """Whether every output has a loss that gets its targets as numbers: all except those with a custom `__call__`."""
     plain = keras.losses.Loss
     parts = tf.nest.flatten(loss)
     return None not in parts and all(
@@ -108,7 +108,7 @@ def takes_numbers(loss: Any) -> bool:
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
-    """What may have been meant: names in small letters before those of classes."""
+    """The most similar names: names in small letters before those of classes."""
     for names in ([each for each in known if each.islower()], list(known)):
         close = difflib.get_close_matches(name.lower(), names, 1, 0.6)
         if close:
@@ -117,11 +117,11 @@ def _similar(name: str, known: Iterable[str]) -> str:
 
 
 def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Refuses what Keras would pass over: entries for outputs that are none, and lists with too few or too many.
+    """Rejects entries that Keras would ignore: for unknown outputs, and lists with too few or too many entries.
 
-    A name that is not that of the one output is only warned of with metrics, which Keras takes by any.
+    For metrics of a single output another name only causes a warning, because Keras accepts any.
     """
-    if model._overrides_step("train_step"):  # which may use them in its own way
+    if model._overrides_step("train_step"):  # which may use them differently
         return
     names = output_names(model)
     for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
@@ -140,7 +140,7 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
             )
             if len(names) > 1 or argument.startswith("loss"):
                 raise ValueError(sentence)
-            warnings.warn(f"{sentence} The one output that it has is given all of them.", stacklevel=5)
+            warnings.warn(f"{sentence} Its only output gets all of them.", stacklevel=5)
         few = 1 if argument == "loss" else 2
         of_losses = argument.startswith("loss") and isinstance(value, list | tuple)
         if of_losses and len(names) >= few and len(value) != len(names):
@@ -151,7 +151,7 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def _check_names_of_logs(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Refuses a metric whose log another one would replace."""
+    """Rejects a metric with the name of another log."""
     if model._overrides_step("train_step"):
         return
     named = {
@@ -181,7 +181,7 @@ def output_names(model: TrainedModel) -> list[str]:
 
 
 def check_optimizer(model: TrainedModel, method: str) -> None:
-    """Refuses to train without an optimizer; a step of the user's own may have others."""
+    """Rejects training without an optimizer; a custom step may have other optimizers."""
     if model.optimizer is None and not model._overrides_step("train_step"):
         raise ValueError(
             f"`{method}()` needs an optimizer, but the model was compiled with optimizer=None: compile it with "
@@ -190,7 +190,7 @@ def check_optimizer(model: TrainedModel, method: str) -> None:
 
 
 def check_outside(method: str) -> None:
-    """Refuses training inside of what the training itself is made of."""
+    """Rejects training inside of a `tf.function` or of `strategy.run`."""
     if not tf.executing_eagerly():
         raise ValueError(
             f"`{method}()` was called inside of a tf.function: call it outside, it compiles its steps itself."

@@ -1,4 +1,4 @@
-"""`ForCallbacks`: what callbacks and diagnoses ask of a model. A part of `Trainer`."""
+"""`ForCallbacks`: a model's methods for callbacks and diagnoses. A part of `Trainer`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class ForCallbacks:
     """The mixin. Context of its methods: host."""
 
     def _explain_batch(self: Any, batch: Any) -> tuple[str, list[dict[str, Any]]]:
-        """What is not finite when a step is computed on `batch`, as a sentence, and the batch's statistics."""
+        """A sentence that names non-finite values in a step on `batch`, and the batch's statistics."""
         statistics = mixed_precision.batch_statistics(batch)
         try:
             with self._strategy_scope():
                 return str(mixed_precision.diagnose(self, batch)), statistics
-        except Exception as error:  # a train_step of the user's own may need more than the model and a loss
+        except Exception as error:  # a custom train_step may need more than the model and a loss
             return (
                 f"The layer is not known, because one step computed eagerly fails with {error!r}",
                 statistics,
             )
 
     def _optimizer_logs(self: Any) -> dict[str, Any]:
-        """What the optimizers add to the logs: the loss scale and the skipped steps, where there is one."""
+        """The optimizers' additions to the logs: the loss scale and the skipped steps, where there is one."""
         return step_logs(optimizers_of(self))
 
     def _check_renewal(self: Any, asked_by: str) -> None:
-        """Refuses a fit in which `_renew_batch_statistics` could not work."""
+        """Rejects a fit in which `_renew_batch_statistics` is impossible."""
         check_renewal(self, asked_by)
 
     def _renew_batch_statistics(self: Any) -> None:
-        """Computes the statistics of `BatchNormalization` layers anew, from one more pass over the training data."""
+        """Computes the statistics of `BatchNormalization` layers anew, in one more pass over the training data."""
         renew_batch_statistics(self)

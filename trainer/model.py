@@ -1,4 +1,4 @@
-"""The model classes: Keras' own, with our `Trainer` between them and what a user writes."""
+"""The model classes: Keras' own, with our `Trainer` as an additional base."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .trainer import Trainer
 
 
 class Model(Trainer, keras.Model):
-    """`keras.Model`, trained by Unisono: `Model(inputs, outputs)`, or a base class for your own.
+    """`keras.Model`, trained by Unisono: `Model(inputs, outputs)`, or a base class for custom models.
 
-    It is a Keras model in every other respect. A model of plain Keras layers is saved as the Keras model that it is.
+    It is a Keras model in every other respect. A model of plain Keras layers is saved as a plain Keras model.
 
     Examples:
         >>> inputs = keras.Input((4,))
@@ -55,21 +55,21 @@ class Model(Trainer, keras.Model):
         return rebuild, pickled(super().__reduce__())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy as by `pickle`, also where a tool has given `keras.Model` a way of its own."""
+        """A copy as by `pickle`, even where a tool has changed how `keras.Model` is copied."""
         make, arguments = self.__reduce__()
         return memo.setdefault(id(self), make(*arguments))
 
 
 class Functional(KerasFunctional, Model):
-    """`keras.Functional`, trained by Unisono: what `Model(inputs, outputs)` gives."""
+    """`keras.Functional`, trained by Unisono: the result of `Model(inputs, outputs)`."""
 
 
 class Sequential(keras.Sequential, Model):
     """`keras.Sequential`, trained by Unisono: a plain stack of layers, each with one input and one output.
 
     `Sequential(layers=None, trainable=True, name=None)`: `layers` is a list of `keras.layers.Layer`; with a
-    `keras.Input(shape)` first the model is built at once, else with its first batch. More layers are added with
-    `add(layer)`. `trainable` is whether their weights are trained, and `name` a str.
+    `keras.Input(shape)` first the model is built at once, else with its first batch. `add(layer)` adds more
+    layers. `trainable` is whether their weights are trained, and `name` a str.
 
     Examples:
         >>> model = Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -104,10 +104,10 @@ def _put_functional_below(cls: type) -> type:
 def adopt(model: keras.Model) -> Model:
     """Converts a Keras model in place into one that trains with Unisono.
 
-    In the scope of a strategy a model that was built outside of any scope is brought into this strategy.
+    In the scope of a strategy, a model that was built outside of any scope is moved into this strategy.
 
     Args:
-        model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a class of your own. It keeps
+        model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a custom class. It keeps
             its layers, weights and compiled state.
 
     Returns:
@@ -144,7 +144,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
 def _leaves_jit_to_us(arguments: dict[str, Any]) -> bool:
     """Whether `jit_compile` was left at "auto".
 
-    Files of ours leave out what is "auto". Keras writes what it made of it, so that its True may be the default.
+    Unisono's files leave out "auto". Keras writes the resulting value, so its True may be the default.
     """
     if "jit_compile" not in arguments:
         return True
@@ -193,7 +193,7 @@ def load_model(
 
 
 def rebuild(content: Any, read: Any = None) -> Model:
-    """Makes a copied or unpickled model of what `pickled` returned."""
+    """Makes a copied or unpickled model from the result of `pickled`."""
     with our_classes():
         model = unpickle(content, read)
     return _adopt(model, _compile_arguments(content) if isinstance(content, io.BytesIO) else {})
@@ -206,7 +206,7 @@ def model_from_json(json_string: str, custom_objects: Any = None) -> Model:
 
 
 def _compile_arguments(filepath: Any) -> dict[str, Any]:
-    """The arguments of `compile` that a `.keras` file holds; none for anything else."""
+    """The arguments of `compile` in a `.keras` file; empty for any other file."""
     with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
         with zipfile.ZipFile(filepath) as archive:
             return json.loads(archive.read("config.json"))["compile_config"] or {}
@@ -214,7 +214,7 @@ def _compile_arguments(filepath: Any) -> dict[str, Any]:
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
-    """`keras.models.clone_model`, for a model that then trains with Unisono; Keras' own clones a model of ours as one."""
+    """`keras.models.clone_model`, for a model that then trains with Unisono; Keras' own also clones our models."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
     with our_classes():
@@ -222,7 +222,7 @@ def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
 
 
 def _clone_sequential_model(original: Any, model: keras.Sequential, *args: Any, **kwargs: Any) -> keras.Model:
-    """`keras.models.clone_model` makes a plain `keras.Sequential` of a model of ours; of others it is what it was."""
+    """Lets `keras.models.clone_model` make our class of our `Sequential`; for other models nothing changes."""
     if not isinstance(model, Model):
         return original(model, *args, **kwargs)
     with our_classes():

@@ -1,4 +1,4 @@
-"""What training a model takes on one device, read from the graph of its step: nothing is computed or changed."""
+"""The memory that training a model needs on one device, from the graph of its step: nothing is computed or changed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ..distribute.arguments import shown
 from ..distribute.memory_plan import ModelMemory
 
 _HALF = ("float16", "bfloat16")
-_ROWS = 2, 4  # of the two graphs from which a row's bytes are told from what is there for any number of rows
+_ROWS = 2, 4  # samples of two graphs, whose difference is the bytes of a sample
 
 
 def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemory:
-    """The bytes that training `model` takes on one device, for `unisono.distribute.memory_plans`.
+    """The bytes that training `model` needs on one device, for `unisono.distribute.memory_plans`.
 
-    The forward and backward pass are traced, not run. What the backward pass waits for is counted as TensorFlow's graph
-    has it: XLA may need less, and kernels need room to work beside it. A step of the model's own is not looked at.
+    The forward and backward pass are traced, not run. Tensors kept for the backward pass are counted as in TensorFlow's
+    graph: XLA may need less, and kernels need additional memory. A custom `train_step` is not analysed.
 
     Args:
-        model: built, or a subclass with `x` given; compiled with the optimizer and the loss of the training. Without an
-            optimizer two slots for each trained weight are counted, as for Adam.
-        x: a batch of inputs: arrays, tensors, or `tf.TensorSpec`s, of which the number of rows does not matter. None:
-            those that the model declares.
-        y: targets; None: as the outputs, or for sparse losses as the outputs without their last axis.
+        model: built, or a subclass with `x` given; compiled with the optimizer and the loss of training. Without an
+            optimizer, two optimizer variables for each trained weight are counted, as for Adam.
+        x: a batch of inputs: arrays, tensors, or `tf.TensorSpec`s, with any number of samples. None: the declared
+            inputs of the model.
+        y: targets; None: like the outputs, or for sparse losses like the outputs without their last axis.
 
     Returns:
         A `unisono.distribute.ModelMemory`.
 
     Raises:
-        TypeError: `model` is no Keras model.
+        TypeError: `model` is not a Keras model.
         ValueError: `x` is missing and the model does not know its inputs.
     """
     if not isinstance(model, keras.Model):
@@ -47,7 +47,7 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
         few, many = (_kept_bytes(model, inputs, targets, rows) for rows in _ROWS)
         slots = _slot_bytes(model)
     per_row = (many - few) / (_ROWS[1] - _ROWS[0])
-    if many == few:  # the shapes say how many rows there are
+    if many == few:  # the shapes determine the number of samples
         rows = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
         per_row = few / rows
     return ModelMemory(
@@ -63,12 +63,12 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
 
 
 def largest_layer(model: Any) -> int:
-    """Bytes of the trained weights of the layer that has most of its own."""
+    """Bytes of the trained weights of the layer with the largest ones."""
     return max((sum(map(bytes_of, each)) for each in map(_own_weights, layers_of(model))), default=0)
 
 
 def bytes_of_vectors(model: Any) -> int:
-    """Bytes of the weights of rank one and less, which `unisono.distribute.sharded` leaves whole."""
+    """Bytes of the weights of rank one and less, which `unisono.distribute.sharded` does not shard."""
     return sum(bytes_of(variable) for variable in model.variables if len(variable.shape) < 2)
 
 
@@ -89,7 +89,7 @@ def _specs(name: str, values: Any) -> Any:
             return tf.TensorSpec(value.shape, value.dtype)
         tensor: Any = value if tf.is_tensor(value) else keras.ops.convert_to_numpy(value)
         if not len(tensor.shape):
-            raise TypeError("no axis for rows")
+            raise TypeError("no axis of samples")
         return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
     try:
@@ -99,7 +99,7 @@ def _specs(name: str, values: Any) -> Any:
             f"`{name}` must be arrays, tensors or `tf.TensorSpec`s of a batch. Received: {shown(values)} ({error})"
         ) from error
     if not tf.nest.flatten(specs):
-        raise ValueError(f"`{name}` must have one array at least. Received: {shown(values)}")
+        raise ValueError(f"`{name}` must have at least one array. Received: {shown(values)}")
     return specs
 
 
@@ -109,7 +109,7 @@ def _placeholder(spec: tf.TensorSpec, rows: int) -> tf.Tensor:
 
 
 def _kept_bytes(model: keras.Model, inputs: Any, targets: Any, rows: int) -> int:
-    """The bytes of the inputs and of what the backward pass waits for, with `rows` along every open axis."""
+    """The bytes of the inputs and of the tensors kept for the backward pass, with size `rows` for every open axis."""
     with scratch_graph() as graph:
         x = tf.nest.map_structure(lambda spec: _placeholder(spec, rows), inputs)
         with tf.GradientTape() as tape:
@@ -139,7 +139,7 @@ def _slot_bytes(model: keras.Model) -> int:
     if not model.compiled or model.optimizer is None:
         return 2 * sum(map(bytes_of, model.trainable_variables))
     optimizer: Any = model.optimizer
-    if not optimizer.built:  # a copy: the model's own is built by the training
+    if not optimizer.built:  # a copy: `fit` builds the model's own
         optimizer = type(optimizer).from_config(optimizer.get_config())
         optimizer.build(model.trainable_variables)
     return sum(map(bytes_of, optimizer.variables))
@@ -153,5 +153,5 @@ def _own_weights(layer: Any) -> list[Any]:
 
 
 def bytes_of(variable: Any) -> int:
-    """What a variable takes, in the dtype in which it is kept."""
+    """The bytes of a variable, in the dtype in which it is stored."""
     return (tf.TensorShape(variable.shape).num_elements() or 0) * tf.as_dtype(stored_dtype(variable)).size

@@ -1,4 +1,4 @@
-"""What stands in for the functions that are replaced: `compat/replaced.py` has the list, with reasons."""
+"""The replacements of functions: `compat/replaced.py` has the list, with reasons."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _apply(original: Any) -> Any:
             return original(self, grads, trainable_variables)
         return Optimizer.apply(
             adopt(self), grads, trainable_variables
-        )  # a user's own has been called, and called this
+        )  # a custom one has been called, and called this
 
     return apply
 
@@ -63,7 +63,7 @@ def _apply(original: Any) -> Any:
 def _seed(original: Any) -> Any:
     def next(self: Any, ordered: bool = True) -> Any:
         step = drawing_step()
-        # No two workers draw with the same number.
+        # No two workers use the same number.
         if step is not None and step.of_custom_loop and on_parameter_servers():
             with direct_writes():
                 return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
@@ -95,7 +95,7 @@ def _handle(original: Any) -> Any:
 
 def _synchronized_moments(original: Any) -> Any:
     def moments(x: Any, axes: Any, keepdims: Any) -> Any:
-        """Those of the global batch, by TensorFlow's two passes: Keras' difference of squares cancels digits."""
+        """The statistics of the global batch, by TensorFlow's two passes: Keras' difference of squares loses digits."""
         if current_step() is None:
             return original(x, axes, keepdims)
         return tf.nn.moments(x, axes, keepdims=keepdims)
@@ -109,7 +109,7 @@ def _clear_losses(original: Any) -> Any:
         if step is None or step.num_replicas == 1 or step.writes is None:
             original(self)
             return
-        drop_losses(self, step.writes.losses)  # those of another replica, whose thread is waiting, must stay
+        drop_losses(self, step.writes.losses)  # another replica's, whose thread is waiting, must stay
 
     return clear
 

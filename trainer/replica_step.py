@@ -1,6 +1,6 @@
-"""`replica_step`: what makes a custom training loop exact. It wraps the function that `strategy.run` is given.
+"""`replica_step` makes a custom training loop exact. It wraps the function for `strategy.run`.
 
-    samples of all replicas -> the function, as the step of one device -> partitioned -> each replica's share of its results
+    samples of all replicas -> the function, as a single-device step -> partitioned -> each replica's share of its results
 
 `docs/design/0015-custom-loops.md` gives the reasons.
 """
@@ -47,7 +47,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def replica_step(fn: Function) -> Function:
-    """Makes a step of a custom training loop exact: wraps the function that you give to `strategy.run`.
+    """Makes a step of a custom training loop exact: wraps the function that you pass to `strategy.run`.
 
         @unisono.replica_step
         def train_step(x, y):
@@ -58,29 +58,29 @@ def replica_step(fn: Function) -> Function:
 
         loss = strategy.reduce("SUM", strategy.run(train_step, args=batch), axis=None)
 
-    The function is the program of one device: traced once, for the samples of all replicas, and partitioned.
-    On any number of replicas with any numbers of samples:
+    The function is a single-device program: traced once, for the samples of all replicas, and partitioned. On any number of
+    replicas with any numbers of samples:
 
-    - A number that it computes is that of the global batch. What `strategy.run` returns on each replica is its share: the
-      sum of the shares is the number. Tensors with the samples of the batch stay where these are.
-    - `strategy.num_replicas_in_sync` is 1 in it, `unisono.distribute.gather` and all-reduces change nothing.
-    - Dropout and noise differ from replica to replica, and depend on the seed alone.
+    - A number that it computes is that of the global batch. The result of `strategy.run` on each replica is its share: the
+        sum of the shares is the number. Tensors with the samples of the batch stay on the replicas of these samples.
+    - `strategy.num_replicas_in_sync` is 1 in it; `unisono.distribute.gather` and all-reduces are the identity.
+    - Dropout and noise differ between replicas, and depend on the seed alone.
     - `BatchNormalization` uses the samples of the replica, unless it is `synchronized`, and keeps one state.
     - Layers may be called for the first time.
     - With a loss scale, a skipped step has no side effects.
     - On parameter servers every scheduled step counts once in metrics and states, and no two draw the same random numbers.
 
-    What cannot be partitioned is computed on one replica, with a warning that says why.
+    A function that cannot be partitioned runs on one replica, with a warning with the reason.
 
     Args:
-        fn: takes this replica's samples: tensors `(samples, ...)` or nests of them, which have the same samples, and
-            anything else, the same on every replica.
+        fn: takes this replica's samples: tensors `(samples, ...)` or nests of them, with the same number of samples, and
+            other arguments, the same on every replica.
 
     Returns:
-        The function to give to `strategy.run`. With one replica, or without a strategy, it does the same.
+        The function to pass to `strategy.run`. With one replica, or without a strategy, it does the same.
 
     Raises:
-        TypeError: `fn` is not a function, or one that `tf.function` has made.
+        TypeError: `fn` is not a function, or was made by `tf.function`.
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         raise TypeError(
@@ -111,7 +111,7 @@ def replica_step(fn: Function) -> Function:
 
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The step on the only replica; on a worker of parameter servers, which has no other."""
+    """The step on the only replica; on a worker of parameter servers, which has only one replica."""
     samples = _samples_in([leaf for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
     autograph = control_status_ctx()
     step = StepContext(0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True)
@@ -189,7 +189,7 @@ class _Arguments:
         count = len(strategy.extended.worker_devices)
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
         samples = [_samples_in(each) for each in given]
-        state = thread_state()  # before the trace, in which the global seed generator could not be made
+        state = thread_state()  # before the trace, in which the global seed generator could not be created
         eager = tf.executing_eagerly()
         step = self._partition.whole() if eager else self._partition.of(_spec(given))
         tracing = Tracing(enter_thread=state.enter if runs_in_threads(strategy) else None)
@@ -228,24 +228,24 @@ def _tensor(leaf: Any) -> Any:
 
 
 def _identity(leaf: Any) -> Any:
-    """What tells an argument that is no tensor from others."""
+    """The hashable identity of an argument that is not a tensor."""
     return (type(leaf), leaf) if isinstance(leaf, bool | int | float | str | bytes | None) else id(leaf)
 
 
 def _samples_in(tensors: list[Any]) -> Any:
-    """The samples of one replica: an int where they are known while tracing."""
+    """The number of samples of one replica: an int where it is known while tracing."""
     with_samples = [tensor for tensor in tensors if tensor.shape.rank != 0]
     return sample_count(with_samples) if with_samples else 1
 
 
 def _spec(of_replicas: list[list[Any]]) -> list[Any]:
-    """The specs of tensors, whatever the number of samples."""
+    """The specs of tensors, for any number of samples."""
     specs = [batch_spec(tensors) for tensors in of_replicas]
     return [functools.reduce(lambda a, b: a.most_specific_common_supertype([b]) or a, s) for s in zip(*specs)]
 
 
 def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
-    """The tensor, with a sample of zeros where a replica has none: it computes with one that counts for nothing."""
+    """The tensor, or for a replica without samples one sample of zeros, which does not count."""
     if tensor.shape.rank == 0 or (isinstance(samples, int) and samples > 0):
         return tensor
     shape = tf.concat([[tf.where(samples > 0, 0, 1)], tf.shape(tensor)[1:]], 0)
@@ -254,7 +254,7 @@ def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
 
 
 def _rows_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaRows:
-    """Which samples of the global batch are this replica's. Context: replica."""
+    """The range of this replica's samples in the global batch. Context: replica."""
     replicas, here = strategy.num_replicas_in_sync, local_replica_index()
     if not spans_workers(strategy):
         return ReplicaRows(here, replicas, samples[here], sum(samples), sum(samples[:here]))

@@ -1,4 +1,4 @@
-"""Which way the steps of a model are run. The one place where it is chosen."""
+"""The only place that chooses the runner of a model's steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run.runner import Runner
 
 
 def runner_of(model: TrainedModel) -> Runner:
-    """The way for `model`: on the workers of its parameter servers, in the stages of its pipeline, or plainly."""
+    """The runner for `model`: on the workers of its parameter servers, in the stages of its pipeline, or the plain one."""
     if on_parameter_servers(model.distribute_strategy):
         return ParameterServerRunner()
     return PlainRunner() if model._pipeline is None else PipelineRunner()

@@ -1,4 +1,4 @@
-"""`SingleBatches`: one step on one global batch, for loops of the user's own."""
+"""`SingleBatches`: one step on one global batch, for custom loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SingleBatches:
         Args:
             x: inputs of the batch: an array `[rows, ...]` or a nest of them.
             y: targets `[rows, ...]` or a nest of them.
-            sample_weight: weights `[rows]` of the losses of the rows, or `[rows, steps]` for sequences.
+            sample_weight: weights `[rows]` of the losses of the samples, or `[rows, steps]` for sequences.
             class_weight: dict from class (int) to weight (float), for one output; other classes weigh 1.
             return_dict: bool; return a dict from the names of the loss and the metrics to their values.
 
@@ -55,7 +55,7 @@ class SingleBatches:
         return on_batch(self, runner_of(self), False, x, y, sample_weight, None, return_dict)
 
     def explain_step(self: Any, x: Any, y: Any = None, sample_weight: Any = None) -> StepExplanation:
-        """Says what the replicas communicate in one training step, how much, and which line of user code causes it.
+        """Explains the collectives of one training step, their sizes, and the lines of user code that cause them.
 
             print(model.explain_step(x[:64], y[:64]))
 
@@ -67,7 +67,7 @@ class SingleBatches:
             sample_weight: weights `(samples,)`.
 
         Returns:
-            The explanation: `str()` gives it in words; `collectives`, `exits` and `whole` are its parts.
+            The explanation: `str()` gives a readable text; `collectives`, `exits` and `whole` are its parts.
 
         Raises:
             ValueError: the model's strategy has one replica.

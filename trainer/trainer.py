@@ -1,7 +1,7 @@
 """`Trainer`: Keras' training methods, exact under every strategy. A base of every model class of ours.
 
-`compile` and the functions that it resets are in `compilation.py`, what a step computes is in `step/train_step.py`, how
-steps are looped in `run/step_function.py`, and how epochs run in `run/fit_loop.py`.
+`compile` and the functions that it resets are in `compilation.py`, the step is in `step/train_step.py`, the loop over
+steps in `run/step_function.py`, and the loop over epochs in `run/fit_loop.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
 
     def _maybe_build(self, call_spec: Any) -> None:
-        """As in Keras; a model that replicas call first, in a loop of the user's own, is built once for all of them."""
+        """As in Keras; a model that replicas call first, in a custom loop, is built once for all of them."""
         if (
             not self.built
             and current_step() is None
@@ -58,7 +58,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
 
     @calls_as_keras
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras; in a loop of the user's own each replica draws its own random numbers."""
+        """As in Keras; in a custom loop each replica draws its own random numbers."""
         if current_step() is not None or not (tf.distribute.has_strategy() and in_replica_context()):
             return super().__call__(*args, **kwargs)
         with draws_of_replica():
@@ -74,7 +74,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         return TensorFlowTrainer.predict_step(self, data)
 
     def _overrides_step(self, name: str) -> bool:
-        """Whether a subclass has its own "train_step", "test_step" or "predict_step"."""
+        """Whether a subclass overrides "train_step", "test_step" or "predict_step"."""
         return _overridden(self, name, Trainer)
 
     def _has_own_logs(self, training: bool) -> bool:
@@ -87,7 +87,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         for metric in self.metrics:
             reset(metric)
 
-    # What users call.
+    # The public methods.
     @filter_traceback
     def fit(
         self,
@@ -116,38 +116,38 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
 
         Args:
             x: inputs: an array `[rows, ...]` or a nest of them, a dataset, a generator, ...; the guide "Input" lists
-                all kinds. What is not an array gives batches `(x, y)` or `(x, y, sample_weight)`.
+                all kinds. Non-array inputs give batches `(x, y)` or `(x, y, sample_weight)`.
             y: targets `[rows, ...]` or a nest of them, where `x` is arrays.
-            batch_size: int; rows of the global batch, over all replicas, where `x` is arrays. None: 32.
-            epochs: int; training ends when this many epochs are done, those before `initial_epoch` included.
+            batch_size: int; samples of the global batch, over all replicas, where `x` is arrays. None: 32.
+            epochs: int; training ends when this many epochs are done, including those before `initial_epoch`.
             verbose: 0: silent; 1 or "auto": a progress bar; 2: one line for each epoch; 3: the number of each epoch.
             callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
-            validation_split: float from 0 to 1; the share of the rows, taken from the end of arrays before they are
+            validation_split: float from 0 to 1; the share of the samples, taken from the end of arrays before they are
                 shuffled, that is used for validation.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or any input that gives batches of these; evaluated after
                 an epoch. It takes precedence over `validation_split`.
-            shuffle: bool; read arrays, or the batches of a PyDataset, in a new order in every epoch, which is made of
-                the state of Python's `random` when `fit` begins. "batch": shuffle arrays within each batch only.
+            shuffle: bool; read arrays, or the batches of a PyDataset, in a new order in every epoch. The shuffle seed is
+                derived from Python's `random` state. "batch": shuffle arrays within each batch only.
             class_weight: dict from class (int) to weight (float), for one output; other classes weigh 1.
-            sample_weight: weights `[rows]` of the losses of the rows, or `[rows, steps]` for sequences.
+            sample_weight: weights `[rows]` of the losses of the samples, or `[rows, steps]` for sequences.
             initial_epoch: int; the epoch, counted from 0, at which training begins.
             steps_per_epoch: int; steps of an epoch. None: one pass over the data.
             validation_steps: int; steps of an evaluation. None: one pass over the validation data.
-            validation_batch_size: int; rows of the global batch of validation. None: `batch_size`.
-            validation_freq: int: evaluate after every so many epochs; list: after these epochs, counted from 1.
-            per_replica_batch_size: int, in place of `batch_size`: the global batch is this times `num_replicas_in_sync`.
+            validation_batch_size: int; samples of the global batch of validation. None: `batch_size`.
+            validation_freq: int n: evaluate after every n epochs; list: after these epochs, counted from 1.
+            per_replica_batch_size: int, instead of `batch_size`: the global batch is this times `num_replicas_in_sync`.
             fast_dev_run: bool; run one step of training and one of validation, to check that everything works.
                 Callbacks that write checkpoints or backups are left out.
-            overfit_batches: int or None; train on the first so many batches of every epoch's data alone, the same in every
-                epoch and in the order of the data, to see whether the model can learn them by heart.
-            validation_sanity_steps: int; evaluate so many batches of the validation data before the first epoch, so that a
-                mistake in them shows at once. No callback is called, and nothing that follows changes.
+            overfit_batches: int or None; train only on this many first batches of the data, the same in every epoch and in
+                the order of the data, to see whether the model can memorize them.
+            validation_sanity_steps: int; evaluate this many batches of the validation data before the first epoch, so that a
+                mistake in them raises at once. No callback is called, and later results do not change.
 
         Returns:
             The `keras.callbacks.History` of the epochs.
 
         Raises:
-            ValueError, TypeError: an argument cannot be used. Raised before the first step, with the weights unchanged.
+            ValueError, TypeError: an argument is invalid. Raised before the first step, with the weights unchanged.
         """
         arguments = fit_loop.FitArguments(
             x=x,
@@ -186,18 +186,18 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         return_dict: bool = False,
         per_replica_batch_size: int | None = None,
     ) -> Any:
-        """Computes the loss and the metrics on `x`, `y`, as `keras.Model.evaluate`. Every row counts once.
+        """Computes the loss and the metrics on `x`, `y`, as `keras.Model.evaluate`. Every sample counts once.
 
         Args:
             x: inputs of any kind that `fit` takes.
             y: targets `[rows, ...]` or a nest of them, where `x` is arrays.
-            batch_size: int; rows of the global batch, where `x` is arrays. None: 32.
+            batch_size: int; samples of the global batch, where `x` is arrays. None: 32.
             verbose: 0: silent; 1 or "auto": a progress bar; 2: one line.
             sample_weight: weights `[rows]`, or `[rows, steps]` for sequences, where `x` is arrays.
             steps: int; the number of global batches. None: one pass over the data.
             callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
             return_dict: bool; return a dict from the names of the loss and the metrics to their values.
-            per_replica_batch_size: int, in place of `batch_size`: the global batch is this times `num_replicas_in_sync`.
+            per_replica_batch_size: int, instead of `batch_size`: the global batch is this times `num_replicas_in_sync`.
 
         Returns:
             The loss as a float, where there are no metrics; else a list of floats, in the order of `metrics_names`; or a
@@ -230,15 +230,15 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         callbacks: Any = None,
         per_replica_batch_size: int | None = None,
     ) -> Any:
-        """Computes the model's outputs for every row of `x`, in order, as `keras.Model.predict`.
+        """Computes the model's outputs for every sample of `x`, in order, as `keras.Model.predict`.
 
         Args:
             x: inputs of any kind that `fit` takes.
-            batch_size: int; rows of the global batch, where `x` is arrays. None: 32.
+            batch_size: int; samples of the global batch, where `x` is arrays. None: 32.
             verbose: 0: silent; 1 or "auto": a progress bar; 2: one line.
             steps: int; the number of global batches. None: one pass over the data.
             callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
-            per_replica_batch_size: int, in place of `batch_size`: the global batch is this times `num_replicas_in_sync`.
+            per_replica_batch_size: int, instead of `batch_size`: the global batch is this times `num_replicas_in_sync`.
 
         Returns:
             A NumPy array `[rows, ...]` or a nest of them; ragged and sparse outputs stay tensors.
@@ -262,7 +262,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         fit, evaluate, predict = SeenByTools(fit), SeenByTools(evaluate), SeenByTools(predict)
 
     def _ready(self, method: str) -> None:
-        """Refuses what cannot work, and gives optimizers and metrics their place beside the model's variables."""
+        """Rejects unsupported setups, and moves optimizers and metrics into the strategy of the model's variables."""
         bring_along(self, method)
         check_compiled(self, method)
         compile_checks.check_outside(method)

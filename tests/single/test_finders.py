@@ -61,7 +61,7 @@ def test_largest_batch_is_found_without_running_out_of_memory(fixed):
         lambda size: jumps.get(size, size * 4.0 if size <= 37 else np.inf), 1000, 999, 1
     )
     assert found == 37
-    with pytest.raises(ValueError, match="A step with 8 rows takes 8 MiB, and there are 1 MiB"):
+    with pytest.raises(ValueError, match="A step with 8 samples needs 8 MiB, but only 1 MiB are free"):
         largest_that_fits(lambda size: size * 2.0**20, 2.0**20, 100, 2)
 
 
@@ -138,22 +138,20 @@ def test_what_cannot_be_searched_is_refused():
             make_model(optimizer=keras.optimizers.SGD(schedule)),
             (X, Y),
             {},
-            "has a schedule or several: compile",
+            "has one schedule or several: compile",
         ),
-        (unbuilt, (X, Y), {}, r"has not made its own yet: begin it with a keras\.Input"),
+        (unbuilt, (X, Y), {}, r"has not created its variables: begin it with a keras\.Input"),
         (keras.Sequential([keras.layers.Dense(1)]), (X, Y), {}, r"call `unisono\.adopt\(model\)` first"),
         (unisono.Sequential([keras.Input((3,))]), (X, Y), {}, "compile"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             unisono.find_learning_rate(model, *given, **options)
     assert len(list(generator)) == 9
-    with pytest.raises(ValueError, match=r"must be arrays, and a tf\.data\.Dataset makes its batches itself"):
+    with pytest.raises(ValueError, match=r"must be arrays, because a tf\.data\.Dataset makes its batches"):
         unisono.find_batch_size(make_model(), dataset())
     with pytest.raises(ValueError, match="`memory` must be None or a number above 0"):
         unisono.find_batch_size(make_model(), X, Y, memory=0)
-    with pytest.raises(
-        ValueError, match=r"A step with 4 rows takes .* MiB, and there are 1 MiB: take a smaller"
-    ):
+    with pytest.raises(ValueError, match=r"A step with 4 samples .* only 1 MiB are free: use a smaller"):
         unisono.find_batch_size(make_model(), X, Y, memory=2**20)  # less than this process has
 
 

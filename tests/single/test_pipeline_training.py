@@ -351,7 +351,7 @@ def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_refused_under_1f1b(
     for case, eager in ((dice, False), (own, True)):
         plain = train(*case, on=None, eager=True)
         helpers.assert_close(train(*case, on=pipeline(2, 4), eager=eager), plain, helpers.FLOAT64)
-    with pytest.raises(ValueError, match="`schedule='1f1b'` needs a loss that treats every sample by itself"):
+    with pytest.raises(ValueError, match="`schedule='1f1b'` needs a loss that treats every sample indep"):
         train(*dice, on=pipeline(2, 4, schedule="1f1b"))
 
 

@@ -250,5 +250,5 @@ def test_xla_for_all_of_a_step_and_exports_are_refused(tmp_path):
         model.compile("sgd", "mse", jit_compile=True)
     with pytest.raises(ValueError, match=r"is sharded, which a SavedModel cannot hold: save the model with"):
         model.export(tmp_path / "exported", verbose=False)
-    with pytest.raises(ValueError, match="`jit_compile=True` does not work where weights are held in parts"):
+    with pytest.raises(ValueError, match="`jit_compile=True` does not work with sharded weights"):
         model.fit(X, Y, verbose=0)

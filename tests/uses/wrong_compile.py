@@ -169,7 +169,7 @@ MODELS: dict[str, Use] = {
     ),
     "load with compile=no": model(lambda b: unisono.load_model(b.file, compile="no"), "`compile`", "'no'"),
     "rowwise of a text": model(lambda b: unisono.rowwise("mse"), "`fn`", "function", "'mse'"),
-    "rowwise of a builtin": model(lambda b: unisono.rowwise(len), "`fn`", "function of your own", "len"),
+    "rowwise of a builtin": model(lambda b: unisono.rowwise(len), "`fn`", "Python function", "len"),
     "Sequential of a text": model(lambda b: unisono.Sequential(["dense"]), "keras.Layer", "dense"),
     "Sequential of a class": model(
         lambda b: unisono.Sequential([keras.layers.Dense]), "keras.Layer", "Dense"

@@ -23,7 +23,7 @@ def test_workers_are_among_themselves_and_the_launcher_says_how_to_change_that(l
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert out.count("interfaces ['lo']") == 2 and "answer well met" in out
-    assert "nothing outside reaches them" in err and "--network host" in err
+    assert "nothing outside can reach them" in err and "--network host" in err
     process = launch("--workers", 2, LOOK, "outside")
     _, err = process.communicate()
     assert process.returncode == 1

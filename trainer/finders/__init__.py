@@ -1,1 +1,1 @@
-"""What is found out about a model by trying, without a trace: a learning rate, a batch size."""
+"""Finders, which try training steps without side effects: a learning rate, a batch size."""

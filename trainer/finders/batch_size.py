@@ -17,44 +17,44 @@ from ..inputs.convert import standard_arrays
 from ..inputs.make_source import kind_of
 from .trial import check_model, trial
 
-_SHARE = 0.9  # of the memory: what the allocator cannot use, and what else a training needs, is left
-_STEPS = 2  # of each size: the second has all slots of the optimizer beside its gradients
+_SHARE = 0.9  # of the memory: the rest is for fragmentation and for other parts of a training run
+_STEPS = 2  # of each size: in the second all optimizer state exists together with the gradients
 _FIRST_ROWS = 4  # of each replica
 
 
 def find_batch_size(
     model: Any, x: Any, y: Any = None, sample_weight: Any = None, *, memory: float | None = None
 ) -> int:
-    """Measures the memory of training steps with more and more rows, and tells how large a global batch may be.
+    """Measures the memory of training steps with more and more samples, and finds the largest batch size that fits.
 
-    Memory grows in proportion to the rows: a size is tried only if those before it say that it fits, so that nothing runs
-    out of memory; the answer itself is tried, too. Two steps of each size are run; then everything is put back, to the bit:
-    variables, random generators, the input. The training that follows is the one without it.
+    Memory grows in proportion to the samples: a size is tried only if the smaller sizes predict that it fits, so that
+    nothing runs out of memory; the result itself is tried, too. Two steps of each size are run; then variables, random
+    generators and the input are restored bit-for-bit. A later training run is the same as without the finder.
 
-    What was not measured must fit beside it: a larger `validation_batch_size`, and what callbacks hold.
+    The rest of the memory must suffice for everything else: a larger `validation_batch_size`, and state of callbacks.
 
     Args:
         model: compiled, with all of its variables.
-        x: arrays: they are read with other batch sizes.
+        x: arrays, because they are read with several batch sizes.
         y: targets.
-        sample_weight: weights of the rows.
-        memory: bytes that each device may use; CPUs count as one device, the process. None: nine tenths of what the smallest
-            has.
+        sample_weight: weights of the samples.
+        memory: bytes that each device may use; CPUs count as one device, the process. None: nine tenths of the smallest
+            device's memory.
 
     Returns:
-        Rows of the global batch, a multiple of the number of replicas; all rows, if they fit at once.
+        Samples of the global batch, a multiple of the number of replicas; all samples, if they fit at once.
 
     Raises:
-        TypeError, ValueError: an argument cannot be used, or not even four rows on each replica fit.
-        RuntimeError: the operating system does not tell how much memory was used.
+        TypeError, ValueError: an argument is invalid, or even four samples on each replica do not fit.
+        RuntimeError: the operating system does not report the used memory.
     """
     number("memory", memory, above=0, optional=True)
     check_model(model, "find_batch_size")
     kind = kind_of(x)
     if kind != "array":
         raise ValueError(
-            f"`x` of `find_batch_size` must be arrays, and a {kind} makes its batches itself: give arrays, and make its "
-            "batches as large as this says."
+            f"`x` of `find_batch_size` must be arrays, because a {kind} makes its batches itself: pass arrays, and make its "
+            "batches as large as the result."
         )
     rows = input_checks.same_samples(standard_arrays(x, y, sample_weight))
     strategy = model.distribute_strategy
@@ -80,22 +80,22 @@ def largest_that_fits(bytes_of: Callable[[int], float], limit: float, rows: int,
     """The largest size that fits, a multiple of `multiple` or all `rows`.
 
     Args:
-        bytes_of: size -> bytes, which grow in proportion to the size, beside a fixed part; infinity where memory ran out.
+        bytes_of: size -> bytes, which have a fixed part and a part in proportion to the size; infinity where memory ran out.
         limit: bytes.
         rows: the largest size.
-        multiple: what a size is a multiple of.
+        multiple: sizes are multiples of it.
 
     Raises:
-        ValueError: the smallest does not fit.
+        ValueError: the smallest size does not fit.
     """
     size = min(rows, _FIRST_ROWS * multiple)
     fits, used = size, bytes_of(size)
     if used > limit:
         raise ValueError(
-            f"A step with {size} rows takes {used / 2**20:.0f} MiB, and there are {limit / 2**20:.0f} MiB: take a smaller "
-            "model, a policy with float16, or devices with more memory."
+            f"A step with {size} samples needs {used / 2**20:.0f} MiB, but only {limit / 2**20:.0f} MiB are free: use a "
+            "smaller model, a policy with float16, or devices with more memory."
         )
-    a_row, too_many = used / size, rows + 1  # at most: as if no part were fixed
+    a_row, too_many = used / size, rows + 1  # an upper bound: it ignores the fixed part
     measured = ran_out = False
     while fits < rows:
         foreseen = fits + int((limit - used) / a_row) if a_row > 0 else rows
@@ -118,7 +118,7 @@ def largest_that_fits(bytes_of: Callable[[int], float], limit: float, rows: int,
 
 
 class _Steps(keras.callbacks.Callback):
-    """Ends a training after a few steps."""
+    """Ends a training run after a few steps."""
 
     model: Any
 
@@ -134,7 +134,7 @@ class _Steps(keras.callbacks.Callback):
 
 
 def _devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Those of this worker's replicas."""
+    """The devices of this worker's replicas."""
     try:
         return tuple(strategy.extended.worker_devices)
     except RuntimeError:  # no strategy

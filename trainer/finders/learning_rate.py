@@ -15,16 +15,16 @@ from .trial import check_model, trial
 
 _SMOOTHING = 0.9  # the share of the average that is kept at every step
 _DIVERGED = 4.0  # times the smallest loss so far
-# Points at the beginning, where the average is young, and at the end, where the loss explodes.
+# Points at the beginning, where the average is noisy, and at the end, where the loss diverges.
 _SKIPPED = 10, 1
 
 
 class LearningRates(NamedTuple):
-    """What `find_learning_rate` found.
+    """The result of `find_learning_rate`.
 
     Attributes:
         suggestion: float; the rate at which the loss fell fastest; None where it never fell.
-        rates: list of floats; the learning rate of each step that was tried.
+        rates: list of floats; the learning rate of each step.
         losses: list of floats; the loss of each of these steps, before its update.
     """
 
@@ -45,26 +45,26 @@ def find_learning_rate(
     highest: float = 1.0,
     steps: int = 100,
 ) -> LearningRates:
-    """Trains a few steps with a learning rate that grows from step to step, and tells at which the loss falls fastest.
+    """Trains a few steps with a growing learning rate, and finds the rate at which the loss falls fastest.
 
         rate(i) = lowest * (highest / lowest) ** (i / (steps - 1))
 
-    It ends early when the loss has become four times the smallest one, or is not finite. Nothing is set, and everything is
-    put back, to the bit: variables, random generators, the input. The training that follows is the one without it.
+    It ends early when the loss has become four times the smallest one, or is not finite. It sets nothing: variables, random
+    generators and the input are restored bit-for-bit. A later training run is the same as without the finder.
 
     Args:
         model: compiled, with all of its variables, and an optimizer whose learning rate is a number.
-        x: inputs, of any kind that `fit` takes and that can be read again: no generator.
+        x: inputs, of any kind that `fit` takes and that can be read again, so no generator.
         y: targets, where `x` is arrays.
-        sample_weight: weights of the rows, where `x` is arrays.
-        batch_size: int; rows of the global batch, where `x` is arrays. None: 32.
-        per_replica_batch_size: int, in place of `batch_size`: the global batch is this times `num_replicas_in_sync`.
+        sample_weight: weights of the samples, where `x` is arrays.
+        batch_size: int; samples of the global batch, where `x` is arrays. None: 32.
+        per_replica_batch_size: int, instead of `batch_size`: the global batch is this times `num_replicas_in_sync`.
         lowest: float; the learning rate of the first step.
-        highest: float; of the last.
+        highest: float; the learning rate of the last step.
         steps: int; at least 20. Data that has fewer batches is read again.
 
     Raises:
-        TypeError, ValueError: an argument cannot be used; nothing was run.
+        TypeError, ValueError: an argument is invalid; nothing was run.
 
     Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3.
 
@@ -85,7 +85,7 @@ def find_learning_rate(
 
 
 class _Sweep(keras.callbacks.Callback):
-    """Sets the learning rate of each step, and keeps its loss."""
+    """Sets the learning rate of each step, and records its loss."""
 
     model: Any
 
@@ -95,16 +95,16 @@ class _Sweep(keras.callbacks.Callback):
         self.losses: list[float] = []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Goes on to the next rate; the loss is that of the step alone."""
+        """Sets the next rate and resets the metrics, so that the loss is that of one step."""
         self.model.optimizer.learning_rate = self.rates[len(self.losses)]
         self.model.reset_metrics()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keeps the loss."""
+        """Records the loss."""
         loss = (logs or {}).get("loss")
         if loss is None:
             raise ValueError(
-                f"`find_learning_rate` needs the log `loss`: let the model's `train_step` return it beside "
+                f"`find_learning_rate` needs the log `loss`: let the model's `train_step` return it in addition to "
                 f"{shown(sorted(logs or {}))}."
             )
         self.losses.append(float(loss))
@@ -117,7 +117,7 @@ class _Sweep(keras.callbacks.Callback):
 
 
 def _smoothed(losses: list[float]) -> list[float]:
-    """The exponential average of the losses, without the weight of its beginning."""
+    """The exponential average of the losses, without the bias of its initial value."""
     average, result = 0.0, []
     for i, loss in enumerate(losses, 1):
         average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
@@ -126,7 +126,7 @@ def _smoothed(losses: list[float]) -> list[float]:
 
 
 def _steepest(rates: list[float], losses: list[float]) -> float | None:
-    """The rate at which the smoothed loss falls fastest by the logarithm of the rate."""
+    """The rate at which the smoothed loss falls fastest, relative to the logarithm of the rate."""
     first, last = _SKIPPED
     smooth = np.asarray(_smoothed(losses), np.float64)[first:-last]
     smooth = smooth[np.isfinite(smooth)]
@@ -142,6 +142,6 @@ def _check_rate(optimizer: Any) -> None:
     several = isinstance(inner, keras.optimizers.MultiOptimizer)
     if inner is None or several or not isinstance(own_learning_rate(inner), keras.Variable):
         raise ValueError(
-            "`find_learning_rate` sets the learning rate of every step, and the optimizer of the model has a schedule or "
+            "`find_learning_rate` sets the learning rate of every step, but the optimizer of the model has one schedule or "
             f"several: compile it with a number, and with the schedule afterwards. Received: {shown(optimizer)}"
         )

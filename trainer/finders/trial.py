@@ -1,4 +1,4 @@
-"""Steps of training that leave no trace, for finders."""
+"""Trial steps of training without side effects, for finders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..runner import runner_of
 def trial(
     model: Any, name: str, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int
 ) -> Iterator[Callable[..., None]]:
-    """A block in which `train(callback, batch_size)` trains up to `steps` steps; afterwards everything is as before.
+    """A block in which `train(callback, batch_size)` trains up to `steps` steps; afterwards all state is restored.
 
     Args:
         model: compiled, with all of its variables.
@@ -31,11 +31,11 @@ def trial(
         x: as for `fit`.
         y: targets.
         sample_weight: weights.
-        batch_size: rows of the global batch, where `x` is arrays.
+        batch_size: samples of the global batch, where `x` is arrays.
         steps: int; data that has fewer batches is read again.
 
     Raises:
-        TypeError, ValueError: the model cannot be trained yet, or the input cannot be read without a trace.
+        TypeError, ValueError: the model cannot be trained yet, or reading the input would consume it.
     """
     check_model(model, name)
     copy = copied_input(x, f"`{name}`")
@@ -84,14 +84,14 @@ def trial(
 
 
 def check_model(model: Any, name: str) -> None:
-    """Refuses a model that cannot be trained yet, and one whose first variables would be made by the trial."""
+    """Rejects a model that cannot be trained yet, and one whose first variables the trial would create."""
     if not hasattr(model, "fit_state"):
         raise TypeError(
-            f"`model` of `{name}` must be a model of unisono: call `unisono.adopt(model)` first. Received: {shown(model)}"
+            f"`model` of `{name}` must be a Unisono model: call `unisono.adopt(model)` first. Received: {shown(model)}"
         )
     check_compiled(model, name)
     if not all(layer.built for layer in layers_of(model)):
         raise ValueError(
-            f"`{name}` puts back every variable, and the model {model.name!r} has not made its own yet: begin it with a "
+            f"`{name}` restores every variable, but the model {model.name!r} has not created its variables: begin it with a "
             "keras.Input, or call it once on a batch."
         )

@@ -1,4 +1,4 @@
-"""Batches from arrays: in the memory of a device, or read as they are needed."""
+"""Batches from arrays: in the memory of a device, or read on demand."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .source import Chunk, Source
 class ArraySource(Source):
     """Batches from arrays that stay in the memory of the host, or of each replica's GPU.
 
-    Owns the tensors, but for those that another source holds. A chunk is the tensors and the numbers of its samples, so its
+    Owns the tensors, except those that another source holds. A chunk is the tensors and the numbers of its samples, so its
     size does not depend on the steps.
 
     Args:
         arrays: nest of NumPy arrays and tensors, in the structure of a batch.
         order: the order of their samples.
         home: where the tensors stay; None: on the host.
-        beside: another source of this fit: what both are given is held once.
+        beside: another source of this fit: arrays that both get are held once.
     """
 
     resume_by = "index"
@@ -54,18 +54,18 @@ class ArraySource(Source):
         self.spec = self._spec_of_batches()
 
     def whole(self) -> Any:
-        """All samples as one batch; None where they must be read: classes weigh, or batches have other kinds of tensors."""
+        """All samples as one batch; None where they must be read: with class weights, or for other tensor types."""
         plain = self._class_weights is None and self.spec is self._signature
         return self._copies[0] if plain else None
 
     def _spec_of_batches(self) -> Any:
-        """The spec of the arrays; that of one sample, where arrays are kept as another kind of tensors than batches."""
+        """The spec of the arrays; of one sample, where arrays are stored as another tensor type than batches."""
         if all(isinstance(leaf, tf.TensorSpec | None) for leaf in tf.nest.flatten(self._signature)):
             return self._signature
         return batch_spec(ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0)))
 
     def _read(self, steps: int) -> Chunk | None:
-        """The next chunk: batches of one size, or, where the reader does not know it, of both sizes."""
+        """The next chunk: batches of one size, or, where the reader does not know the size, of both sizes."""
         run = self.position.next_run(steps)
         if run is None:
             return None
@@ -82,7 +82,7 @@ class ArraySource(Source):
             place = tf.constant(place, tf.int64)
         order = self.position.indices(run.a_pass)
         if order is not None:
-            if self._order is None or self._order[0] is not order:  # made once for all chunks of a pass
+            if self._order is None or self._order[0] is not order:  # created once for all chunks of a pass
                 self._order = order, self._on_devices(order)
             place = (self._order[1], place)
             spec = ([tf.TensorSpec([None], tf.int64)] * len(self.devices), spec)
@@ -116,7 +116,7 @@ class ArraySource(Source):
 
 
 class StreamedArrays(FedSource):
-    """Arrays that are too large to be copied, or lie in files: only the samples of the next batches are read.
+    """Arrays that are too large to be copied, or are in files: only the samples of the next batches are read.
 
     Args:
         arrays: nest of NumPy arrays and tensors, in the structure of a batch.

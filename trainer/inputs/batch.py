@@ -1,9 +1,9 @@
-"""A batch: its structure, and its samples, which are counted, sliced, gathered and concatenated.
+"""A batch: its structure, and functions that count, slice, gather and concatenate its samples.
 
-A step gets the structure that Keras gives it for the same input:
+A step gets the same structure as from Keras for the same input:
 
 - Arrays: x itself (a list or tuple of arrays as `(x,)`), with targets `(x, y)`, with weights `(x, y, sample_weight)`.
-- Inputs that give batches themselves: the batches as they are, of any structure.
+- Inputs that give batches themselves: the unchanged batches, of any structure.
 
 The structure is a nest of dense, string, ragged and sparse tensors, of extension types made of these, and of None. A scalar
 in it has no samples: it belongs to the whole batch.
@@ -21,17 +21,17 @@ import tensorflow as tf
 
 
 def pack(x: Any, y: Any, sample_weight: Any) -> Any:
-    """Arrays as one batch. Weights without targets are left out, as in Keras."""
+    """Arrays as one batch. Weights without targets are dropped, as in Keras."""
     return keras.utils.pack_x_y_sample_weight(x, y, sample_weight if y is not None else None)
 
 
 def is_standard(batch: Any) -> bool:
-    """Whether Keras' own steps take the batch, or the spec of one: anything but a tuple of more than three."""
+    """Whether Keras' own steps accept the batch, or the spec of one: all but tuples of more than three."""
     return not isinstance(batch, tuple | list) or 1 <= len(batch) <= 3
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:
-    """`(x, y, sample_weight)` of a batch or the spec of one; a structure that is not Keras' is all x."""
+    """`(x, y, sample_weight)` of a batch or the spec of one; a structure unknown to Keras counts as x."""
     return keras.utils.unpack_x_y_sample_weight(batch) if is_standard(batch) else (batch, None, None)
 
 
@@ -45,7 +45,7 @@ def named_parts(batch: Any) -> list[tuple[str, Any]]:
 
 
 def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
-    """The leaves of a nest with their places: `x['image']`, `y[0]`."""
+    """The leaves of a nest with their paths: `x['image']`, `y[0]`."""
     if isinstance(structure, dict):
         items = [(f"{name}[{key!r}]", part) for key, part in structure.items()]
     elif isinstance(structure, list | tuple):
@@ -56,18 +56,18 @@ def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
 
 
 def named_arrays(batch: Any) -> list[tuple[str, Any]]:
-    """The arrays of a batch (or of its spec) that have samples, with their places."""
+    """The arrays of a batch (or of its spec) that have samples, with their paths."""
     leaves = [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
     return [(path, leaf) for path, leaf in leaves if leaf is not None and not is_scalar(leaf)]
 
 
 class SparseRows(tf.experimental.ExtensionType):
-    """A sparse tensor kept so that rows can be picked out of it: `tf.SparseTensor` itself has no gather.
+    """A sparse tensor in a form that supports gathering its matrix rows: `tf.SparseTensor` itself has no gather.
 
     Attributes:
-        columns: int64 `[rows, (entries), rank - 1]`; the columns of the entries of each row.
+        columns: int64 `[rows, (entries), rank - 1]`; the columns of the entries of each sample.
         values: any dtype, `[rows, (entries)]`.
-        row_shape: int64 `[rank - 1]`; the dense shape of one row.
+        row_shape: int64 `[rank - 1]`; the dense shape of one sample.
     """
 
     columns: tf.RaggedTensor
@@ -76,7 +76,7 @@ class SparseRows(tf.experimental.ExtensionType):
 
 
 def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
-    """`sparse` (entries in row-major order) as `SparseRows`; the entries are not copied."""
+    """`sparse` (entries in the order of matrix rows) as `SparseRows`; the entries are not copied."""
     sparse = tf.sparse.reorder(sparse)
     rank = sparse.shape.rank
     splits = tf.RaggedTensor.from_value_rowids(
@@ -91,19 +91,19 @@ def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
 
 
 def sample_count(structure: Any) -> Any:
-    """The rows of a batch: an int where it is known while tracing, else an int32 scalar tensor.
+    """The number of samples of a batch: an int where it is known while tracing, else an int32 scalar tensor.
 
     Args:
-        structure: nest of tensors with the same rows; None leaves are passed over.
+        structure: nest of tensors with the same number of samples; None leaves are ignored.
 
     Raises:
-        ValueError: if there is no tensor in it.
+        ValueError: there is no tensor in it.
     """
     leaves = [
         _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
     ]
     if not leaves:
-        raise ValueError("The batch holds no tensor, so it has no rows; give at least one array with rows.")
+        raise ValueError("The batch has no tensor, so it has no samples: give at least one array.")
     known = (_static_rows(leaf) for leaf in leaves)
     number = next((rows for rows in known if rows is not None), None)
     if number is not None:
@@ -115,19 +115,19 @@ def sample_count(structure: Any) -> Any:
 
 
 def is_scalar(leaf: Any) -> bool:
-    """Whether a tensor, or the spec of one, is known to have no dimension."""
+    """Whether a tensor, or the spec of one, certainly has no dimension."""
     return isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank == 0
 
 
 def _one_tensor(leaf: Any) -> Any:
-    """The leaf, or a tensor with the rows of one that is made of several."""
+    """The leaf, or for a composite one a component with the same number of samples."""
     while is_extension(leaf):
         leaf = next(iter(_tensor_fields(leaf).values()))
     return leaf.values if isinstance(leaf, SparseRows) else leaf
 
 
 def _static_rows(leaf: Any) -> int | None:
-    """The rows of a tensor, an array or the spec of one, where they are known."""
+    """The number of samples of a tensor, an array or the spec of one, where it is known."""
     shape = getattr(leaf, "shape", None)
     shape = tf.TensorShape(None) if shape is None else tf.TensorShape(shape)  # type: ignore[arg-type]
     return shape[0] if shape.rank else None
@@ -136,14 +136,14 @@ def _static_rows(leaf: Any) -> int | None:
 def slice_samples(
     structure: Any, start: Any, stop: Any, rows: int | None = None, device: str | None = None
 ) -> Any:
-    """Rows `start` to `stop - 1` of every tensor in the structure.
+    """Samples `start` to `stop - 1` of every tensor in the structure.
 
     Args:
         structure: nest of tensors; so is the result. Gradients flow through it.
         start: int or integer scalar tensor.
-        stop: int or integer scalar tensor, not beyond the rows there are.
+        stop: int or integer scalar tensor, at most the number of samples.
         rows: `stop - start`, where that is known while tracing; not needed where both are ints.
-        device: where the rows are copied out of the tensors; None: where TensorFlow puts it.
+        device: the device that slices the tensors; None: TensorFlow's choice.
     """
     if isinstance(start, int) and isinstance(stop, int):
         rows = stop - start
@@ -163,7 +163,7 @@ def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None, device: str 
 
 def _slice_dense(leaf: Any, start: Any, stop: Any, rows: int | None, device: str | None) -> tf.Tensor:
     others = leaf.shape.rank - 1
-    with _at(device and "CPU:0"):  # where a slice begins is asked for on the host, wherever the tensor is
+    with _at(device and "CPU:0"):  # the begin of a slice is read on the host, wherever the tensor is
         size = rows if rows is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
         begin = start if isinstance(start, int) else tf.cast(start, tf.int32)
         begin = tf.convert_to_tensor([begin, *[0] * others])
@@ -203,12 +203,12 @@ def _slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None
 
 
 def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
-    """The rows with the given numbers (an integer vector), in that order; `SparseRows` give a `tf.SparseTensor`."""
+    """The samples with the given numbers (an integer vector), in that order; `SparseRows` give a `tf.SparseTensor`."""
     return _map(lambda leaf: _gather_leaf(leaf, indices), structure)
 
 
 def is_extension(leaf: Any) -> bool:
-    """Whether it is an extension type of a user's own: a record of tensors that all have its rows."""
+    """Whether it is a user's extension type: a record of tensors with the same number of samples."""
     return isinstance(leaf, tf.experimental.ExtensionType) and not isinstance(leaf, SparseRows)
 
 
@@ -217,7 +217,7 @@ def _tensor_fields(leaf: Any) -> dict[str, Any]:
 
 
 def _by_fields(fn: Callable[..., Any], *leaves: Any) -> Any:
-    """Applies `fn` to every tensor of records of one type; their other fields are those of the first."""
+    """Applies `fn` to every tensor of records of one type; other fields are taken from the first."""
     fields = {name: v for name, v in vars(leaves[0]).items() if not name.startswith("_")}
     for name in _tensor_fields(leaves[0]):
         fields[name] = fn(*(getattr(leaf, name) for leaf in leaves))
@@ -237,7 +237,7 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
 
 
 def _dense_coordinates(columns: Any, values: Any, row_shape: tf.Tensor, rows: int | None) -> tf.SparseTensor:
-    """Rows of entries as one `tf.SparseTensor`, its rows numbered from 0."""
+    """Entries by samples as one `tf.SparseTensor`, with samples numbered from 0."""
     indices = tf.concat([columns.value_rowids()[:, None], columns.values], 1)
     shape = tf.concat([values.nrows()[None], row_shape], 0)
     sparse = tf.SparseTensor(indices, values.values, shape)
@@ -248,7 +248,7 @@ def _dense_coordinates(columns: Any, values: Any, row_shape: tf.Tensor, rows: in
 
 
 def concat_samples(structures: Sequence[Any]) -> Any:
-    """Joins nests of one structure, at least one, along their rows. Sparse tensors are joined to the widest of them."""
+    """Concatenates nests of one structure, at least one, along their samples. Sparse tensors get the widest shape."""
     if len(structures) == 1:
         return structures[0]
     return tf.nest.map_structure(_concat_leaves, *structures)
@@ -265,18 +265,18 @@ def _concat_leaves(*leaves: Any) -> Any:
 
 
 def sample_counts(structure: Any) -> list[Any]:
-    """The samples of every array of a batch: ints where they are known while tracing, else int32 scalar tensors."""
+    """The number of samples of every array of a batch: ints where known while tracing, else int32 scalar tensors."""
     return [sample_count(leaf) for _, leaf in named_arrays(structure)]
 
 
 def unit_count(structure: Any) -> Any:
-    """The units of a batch whose arrays may have different numbers of samples: labelled ones and unlabelled ones, say.
+    """The units of a batch whose arrays may have different numbers of samples, such as labelled and unlabelled ones.
 
-    Their number is the greatest common divisor: 8 and 56 samples are 8 units of one sample and of seven. So a part of the
-    batch that is some of its units has the same share of every array, and means over any of them are reduced by that share.
+    Their number is the greatest common divisor: 8 and 56 samples are 8 units of one sample and of seven. So a part with
+    some of the units has the same share of every array, and means over any of them are reduced by that share.
 
     Returns:
-        An int, or an int32 scalar tensor; the samples, where every array has as many.
+        An int, or an int32 scalar tensor; the number of samples, where it is the same in every array.
     """
     counts = sample_counts(structure)
     if all(isinstance(count, int) for count in counts):
@@ -306,12 +306,12 @@ def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str |
 
 
 def batch_spec(structure: Any) -> Any:
-    """The nest of `tf.TypeSpec` of one batch of the structure: its rows are None."""
+    """The nest of `tf.TypeSpec` of one batch of the structure: its number of samples is None."""
     return _map(open_spec, structure)
 
 
 def open_spec(leaf: Any) -> Any:
-    """The `tf.TypeSpec` of a tensor or the given one, with the row dimension None; None for None."""
+    """The `tf.TypeSpec` of a tensor or the given one, with an open number of samples; None for None."""
     if leaf is None:
         return None
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:

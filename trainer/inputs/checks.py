@@ -18,19 +18,19 @@ def same_samples(arrays: Any) -> int:
     """The number of samples of every array in a batch.
 
     Raises:
-        ValueError: if an array has no samples, no dimension of samples, or if they differ.
+        ValueError: an array has no samples or no dimension of samples, or the numbers differ.
     """
     sizes = _sizes(arrays)
     if len({size for _, size in sizes}) > 1:
-        raise ValueError(f"All arrays must have the same number of samples, but they have {_listing(sizes)}.")
+        raise ValueError(f"All arrays must have the same number of samples. Received: {_listing(sizes)}.")
     return sizes[0][1]
 
 
 def _sizes(arrays: Any) -> list[tuple[str, int]]:
-    """The samples of every array in a batch, by its place (`x['image']`, `y[0]`).
+    """The number of samples of every array in a batch, by its path (`x['image']`, `y[0]`).
 
     Raises:
-        ValueError: if there is no array, or one has no samples or no dimension of samples.
+        ValueError: there is no array, or one has no samples or no dimension of samples.
     """
     sizes = []
     for argument, part in named_parts(arrays):
@@ -57,21 +57,21 @@ def _listing(sizes: list[tuple[str, int]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """What decides whether the arrays of a batch may have different numbers of samples.
+    """Decides whether the arrays of a batch may have different numbers of samples.
 
-    They may for a custom step. They may on one replica for the inputs of a model (the nodes and the edges of graphs); but
+    They may in a custom step. On one replica they may in the inputs of a model (the nodes and the edges of graphs); but
     where all inputs have the same number, targets with another one are a mistake.
 
     Attributes:
         own_step: whether a custom step gets the batch.
-        replicas: that share the samples, the micro-batches of a pipeline among them.
+        replicas: the number of replicas that share the samples, micro-batches of a pipeline included.
     """
 
     own_step: bool = False
     replicas: int = 1
 
     def check(self, batch: Any) -> None:
-        """Rejects a batch whose arrays have numbers of samples that cannot be right.
+        """Rejects a batch with invalid numbers of samples.
 
         Raises:
             ValueError: see `same_samples`.
@@ -80,7 +80,7 @@ class Sharing:
             same_samples(batch)
 
     def allows(self, batch: Any, sizes: list[tuple[str, int]]) -> bool:
-        """Whether the arrays of a batch (or its spec) may have these numbers of samples, by their places."""
+        """Whether the arrays of a batch (or its spec) may have these numbers of samples, by their paths."""
         if self.own_step:
             return True
         x = {name for name, _ in named_leaves("x", unpack(batch)[0])}
@@ -91,18 +91,18 @@ ONE_REPLICA = Sharing()
 
 
 def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list[Any]:
-    """Rejects a batch whose arrays have other numbers of samples than its inputs; in a graph, if they are not known before.
+    """Rejects a batch whose arrays differ from its inputs in the number of samples; in a graph, where it is unknown before.
 
-    On one replica targets with fewer samples may be meant, as in Keras: a loss can broadcast a single one. There the inputs
-    may have different numbers of samples, and targets that of any.
+    On one replica, fewer targets may be intended, as in Keras: a loss can broadcast a single one. There the inputs may have
+    different numbers of samples, and targets that of any input.
 
     Args:
         batch: for a step of Keras: `(x, y)` or `(x, y, sample_weight)`.
-        replicas: that share the samples.
-        inputs_alone: whether targets and weights are not used.
+        replicas: the number of replicas that share the samples.
+        inputs_alone: whether targets and weights are ignored.
 
     Returns:
-        The operations that check when the step runs: it begins after them, or an operation of the model might fail first.
+        The operations that check when the step runs: it must start after them, or the model might fail first.
 
     Raises:
         ValueError: where the numbers are known; else `tf.errors.InvalidArgumentError` when the step runs.
@@ -135,7 +135,7 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
 
 
 def check_equal_samples(batch: Any) -> list[Any]:
-    """Rejects arrays of different sizes where each worker reads its own: their shares would not be those of the batch.
+    """Rejects arrays of different sizes where each worker reads its own: their shares would differ from the batch's.
 
     Returns and raises as `check_samples`.
     """
@@ -166,11 +166,11 @@ def _check(fits: Any, sentence: str, path: str, other: str, given: Any, expected
 
 @contextlib.contextmanager
 def named(argument: str = "", **names: str) -> Iterator[None]:
-    """Errors of the block name the arguments that the user gave.
+    """Errors of the block name the user's arguments.
 
     Args:
-        argument: what the messages begin with; "" for nothing.
-        names: of arguments in the messages, with those to put in their place.
+        argument: the prefix of the messages; "" for none.
+        names: argument names in the messages, with their replacements.
     """
     try:
         yield
@@ -184,16 +184,16 @@ def named(argument: str = "", **names: str) -> Iterator[None]:
 
 
 def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int | None) -> None:
-    """Checks that nothing is given besides an input that has its own targets, weights and batches.
+    """Checks that nothing else is given with an input that has its own targets, weights and batches.
 
     Args:
         kind: of the input.
         y: targets.
         sample_weight: weights of the samples.
-        batch_size: samples of a batch, under the name of the argument.
+        batch_size: samples of a batch, by the name of the argument.
 
     Raises:
-        ValueError: if it is.
+        ValueError: something else is given.
     """
     for name, value, tuples in (
         ("y", y, "(inputs, targets)"),
@@ -221,7 +221,7 @@ def batched(element_spec: Any, parts: int, sharing: Sharing = ONE_REPLICA) -> No
         sharing: whether their arrays may have different numbers of samples.
 
     Raises:
-        ValueError: if elements are samples, or their arrays cannot have the same number of samples.
+        ValueError: elements are samples, or their arrays cannot have the same number of samples.
     """
     leaves = [leaf for name, part in named_parts(element_spec) for leaf in named_leaves(name, part)]
     shapes = [(path, getattr(leaf, "shape", None)) for path, leaf in leaves]
@@ -244,7 +244,7 @@ def weights_like_targets(y: Any, sample_weight: Any) -> Any:
     """`sample_weight` in the structure of `y`: one array of weights counts for every output.
 
     Raises:
-        ValueError: if it is neither one weight for each sample nor one array for each output.
+        ValueError: it is neither one weight for each sample nor one array for each output.
     """
     if not tf.nest.is_nested(y):
         return sample_weight

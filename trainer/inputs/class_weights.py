@@ -26,8 +26,8 @@ def class_weights(value: Any) -> ClassWeights | None:
     """`class_weight` as the classes and their weights.
 
     Raises:
-        TypeError: if it is no dict from whole numbers to numbers.
-        ValueError: if a weight is not finite.
+        TypeError: it is not a dict from whole numbers to numbers.
+        ValueError: a weight is not finite.
     """
     if value is None:
         return None
@@ -54,7 +54,7 @@ def check_class_weight(batch: Any, given: Any) -> None:
         given: `class_weight`, for messages.
 
     Raises:
-        ValueError: no `(x, y)`, no targets, several outputs, string targets, or `sample_weight` beside it.
+        ValueError: no `(x, y)`, no targets, several outputs, string targets, or `sample_weight` is given as well.
     """
     if not is_standard(batch):
         raise ValueError(
@@ -79,7 +79,7 @@ def check_class_weight(batch: Any, given: Any) -> None:
 
 
 def weighted_spec(spec: Any) -> Any:
-    """The spec of a batch `(x, y)` with the weights of its rows' classes."""
+    """The spec of a batch `(x, y)` with the weights of its samples' classes."""
     x, y, _ = unpack(spec)
     shape = y.shape
     if shape.rank is not None and shape.rank > 1:

@@ -1,6 +1,6 @@
-"""Whatever users hold rows in, as NumPy arrays and tensors: pandas, SciPy, JAX, PyTorch, lists of numbers.
+"""Converts array-like inputs to NumPy arrays and tensors: pandas, SciPy, JAX, PyTorch, lists of numbers.
 
-Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings stay as they are.
+Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings are unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def _standard_nest(structure: Any, merge: bool) -> Any:
-    """A nest with tuples in place of lists, as Keras and `tf.data` have them in batches.
+    """A nest with tuples instead of lists, as in batches of Keras and `tf.data`.
 
     Args:
-        structure: what was given.
+        structure: the user's argument.
         merge: whether a list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
     """
     if isinstance(structure, dict):
@@ -45,23 +45,23 @@ def _holds_scalars(structure: Any) -> bool:
 
 
 def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) -> Any:
-    """A nest of arrays of any kind as a nest of NumPy arrays and tensors, with tuples in place of lists.
+    """A nest of array-like objects as a nest of NumPy arrays and tensors, with tuples instead of lists.
 
     Args:
         name: of the argument, for messages.
-        structure: what was given.
-        complaint: the message for a leaf that is no array, with `{place}` and `{kind}` in it.
+        structure: the user's argument.
+        complaint: the message for a leaf that is not an array, with `{place}` and `{kind}` in it.
         merge: whether a list of Python numbers or strings is one array.
 
     Raises:
-        TypeError: for such a leaf.
+        TypeError: there is such a leaf.
     """
     try:
         structure = _standard_nest(structure, merge)
-    except ValueError as error:  # NumPy's, of lists that are no array
+    except ValueError as error:  # NumPy's, for irregular lists
         raise ValueError(
-            f"`{name}` is lists of different lengths, which are no array: give a tf.RaggedTensor (tf.ragged.constant), or "
-            f"pad them to one length. Received: {shown(structure)}"
+            f"`{name}` has lists of different lengths, which are not an array: give a tf.RaggedTensor "
+            f"(tf.ragged.constant), or pad them to one length. Received: {shown(structure)}"
         ) from error
     for place, leaf in named_leaves(name, structure):
         if not is_array(leaf):
@@ -70,14 +70,14 @@ def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) 
 
 
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """The arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where there is none.
+    """The arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where an argument is None.
 
     Raises:
-        TypeError: if one of them is no array.
-        ValueError: if `sample_weight` does not fit the structure of `y`.
+        TypeError: one of them is not an array.
+        ValueError: `sample_weight` does not fit the structure of `y`.
     """
     complaint = (
-        "{place} is a {kind}; give arrays or tensors with rows, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
+        "{place} is a {kind}; give arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
         "DataLoader or a generator of batches."
     )
     given = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -85,14 +85,14 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if y is None or sample_weight is None:
         return x, y, None
     if not tf.nest.flatten(sample_weight):
-        raise ValueError(f"`sample_weight` must have one array at least. Received: {shown(sample_weight)}")
+        raise ValueError(f"`sample_weight` must have at least one array. Received: {shown(sample_weight)}")
     check_finite("sample_weight", sample_weight)
     return x, y, weights_like_targets(y, sample_weight)
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether `as_host_array` takes it."""
-    if isinstance(leaf, keras.KerasTensor):  # the symbol of a tensor, without numbers
+    """Whether `as_host_array` accepts it."""
+    if isinstance(leaf, keras.KerasTensor):  # a symbolic tensor, without values
         return False
     return (
         leaf is None
@@ -105,7 +105,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def as_host_array(leaf: Any) -> Any:
-    """One array of rows as a NumPy array or a tensor, not yet cast, memory-mapped ones not yet read.
+    """One array of samples as a NumPy array or a tensor, not yet cast; memory-mapped ones are not yet read.
 
     Args:
         leaf: anything for which `is_array` is true.
@@ -115,7 +115,7 @@ def as_host_array(leaf: Any) -> Any:
         `tf.RaggedTensor`, `tf.SparseTensor` or an extension type. Strings become a `tf.Tensor`.
 
     Raises:
-        TypeError: for dtypes that TensorFlow has not.
+        TypeError: for dtypes that TensorFlow does not support.
     """
     if leaf is None:
         return None
@@ -148,7 +148,7 @@ def _checked_numpy(array: np.ndarray) -> Any:
         tf.as_dtype(array.dtype)
     except TypeError:
         raise TypeError(
-            f"An array has dtype {array.dtype}, which TensorFlow has not; convert it to numbers or strings first."
+            f"An array has dtype {array.dtype}, which TensorFlow does not support; convert it to numbers or strings first."
         ) from None
     return array
 
@@ -165,7 +165,7 @@ def _from_objects(array: np.ndarray) -> Any:
     kinds = sorted({type(item).__name__ for item in flat})
     raise TypeError(
         f"An array of dtype object holds {', '.join(kinds)}; only strings, numbers and booleans can be converted: "
-        "convert it first, or give rows of different lengths as a tf.RaggedTensor."
+        "convert it first, or give samples of different lengths as a tf.RaggedTensor."
     )
 
 
@@ -189,7 +189,7 @@ def _defined_in(leaf: Any, package: str) -> bool:
 
 
 def cast_floats(leaf: Any) -> Any:
-    """Casts a NumPy array or tensor with floating point numbers to floatx, as Keras does; leaves the others alone."""
+    """Casts a NumPy array or tensor with floating point numbers to floatx, as Keras does; others are unchanged."""
     if not isinstance(leaf, np.ndarray | tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
         return leaf
     dtype = tf.as_dtype(leaf.dtype)
@@ -202,7 +202,7 @@ def cast_floats(leaf: Any) -> Any:
 
 
 def host_bytes(leaf: Any) -> int:
-    """Bytes of a dense NumPy array once it is cast; 0 for tensors, which are in memory already."""
+    """Bytes of a dense NumPy array after the cast; 0 for tensors, which are in memory already."""
     if not isinstance(leaf, np.ndarray):
         return 0
     wanted = tf.as_dtype(keras.config.floatx()).size
@@ -210,7 +210,7 @@ def host_bytes(leaf: Any) -> int:
 
 
 def resident_size(leaf: Any) -> int:
-    """Bytes of an array or a tensor once it is cast, wherever it is; 0 for other kinds."""
+    """Bytes of an array or a tensor after the cast, wherever it is; 0 for other types."""
     if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string:
         wanted = tf.as_dtype(keras.config.floatx()).size
         return int(np.prod(leaf.shape)) * (wanted if leaf.dtype.is_floating else leaf.dtype.size)
@@ -218,7 +218,7 @@ def resident_size(leaf: Any) -> int:
 
 
 def as_resident(leaf: Any) -> Any:
-    """The array as a tensor in the memory of the current device, of which samples can be gathered."""
+    """The array as a tensor in the memory of the current device that supports gathering samples."""
     if leaf is None:
         return None
     leaf = cast_floats(leaf)

@@ -30,7 +30,7 @@ class DatasetSource(Source):
     """Batches of a dataset, through one iterator for each pass. Owns the iterator.
 
     The iterator's own checkpoint is its position, where every part of the pipeline can be saved; otherwise a
-    resumed run draws and drops what was used.
+    resumed run draws and drops the used batches.
 
     Args:
         dataset: its elements are the batches, or parts of them.
@@ -38,8 +38,8 @@ class DatasetSource(Source):
         parts: int; elements that make one batch (one for each replica of this worker).
         per_worker: whether the elements are this worker's samples only.
         by_replica: whether the elements depend on the number of replicas.
-        batches: int or None; of a pass, as the cardinality of a dataset; None: as `dataset` says.
-        resumable: whether its position will be asked for.
+        batches: int or None; of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
+        resumable: whether its position will be requested.
     """
 
     _iterator: Any = None
@@ -85,14 +85,14 @@ class DatasetSource(Source):
     def resume_by(self) -> str:
         """`"iterator"` where the pipeline can be saved, otherwise `"skip"`."""
         if self._saves is None:
-            if self._iterator is None:  # an iterator more would change the order of a shuffled dataset
+            if self._iterator is None:  # a second iterator would change the order of a shuffled dataset
                 self._open()
             self._saves = True
             self._packed()
         return "iterator" if self._saves else "skip"
 
     def _packed(self) -> bytes | None:
-        """The iterator's checkpoint; None, from then on, where it cannot be saved at one moment."""
+        """The iterator's checkpoint; None, from then on, where it cannot be saved at some moment."""
         try:
             return save_iterator(self._iterator)
         except (tf.errors.OpError, ValueError) as error:
@@ -101,7 +101,7 @@ class DatasetSource(Source):
             return None
 
     def identity(self) -> dict[str, Any]:
-        """With the checksum of the pipeline, where it is the same for every number of replicas."""
+        """Includes the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
         if not self._by_replica:
             known["pipeline graph"] = pipeline_checksum(self._dataset, text_of_function)
@@ -119,7 +119,7 @@ class DatasetSource(Source):
         self._reader = dataclasses.replace(self._reader, rules=rules)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Starts an epoch: a new pass, or the next part of a pass that `steps_per_epoch` has cut."""
+        """Starts an epoch: a new pass, or the next part of a pass that is split by `steps_per_epoch`."""
         if self.position.begin(epoch) or self._iterator is None:
             self._open()
 
@@ -144,7 +144,7 @@ class DatasetSource(Source):
         """The data ended after `steps` steps of the last chunk.
 
         Raises:
-            ValueError: if there was no batch at all.
+            ValueError: there was no batch at all.
         """
         if steps >= self._asked:
             return
@@ -156,11 +156,11 @@ class DatasetSource(Source):
         position.learn()
 
     def state(self) -> dict[str, Any]:
-        """The position after the last chunk, with the iterator's checkpoint where there can be one."""
+        """The position after the last chunk, with the iterator's checkpoint where possible."""
         state = {**super().state(), **self._outside.state()}
         if self._iterator is not None and not self.position.is_over() and self.resume_by == "iterator":
             packed = self._packed()
-            # A shuffle at the end of its input is not in the checkpoint, and with it the order of the next pass.
+            # The checkpoint lacks a shuffle at the end of its input, and with it the order of the next pass.
             if packed is not None and packed.count(LIVE_SHUFFLE) >= count_shuffles(self._dataset):
                 state["iterator"] = packed
         return state
@@ -169,7 +169,7 @@ class DatasetSource(Source):
         """Goes to a position of `state()`.
 
         Raises:
-            ValueError: if the pipeline is another one, or has fewer batches than were used.
+            ValueError: the pipeline differs, or has fewer batches than were used.
         """
         super().restore(state)
         taken = self.position.taken
@@ -180,7 +180,7 @@ class DatasetSource(Source):
             return
         self._outside.restore(state)
         over = self.position.is_over()
-        # Each pass that is started gives a shuffle another order.
+        # Each started pass gives a shuffle another order.
         for number in range(self.position.passes + over):
             self._open()
             next(self._iterator, None)  # some parts of a pipeline start with the first element
@@ -213,7 +213,7 @@ class DatasetSource(Source):
 
 
 def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset with None in place of every `tf.experimental.Optional`, as in Keras."""
+    """The dataset with None instead of every `tf.experimental.Optional`, as in Keras."""
     if not any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(dataset.element_spec)):
         return dataset
 
@@ -227,26 +227,26 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
-    """The batches of a pass, or None if their number is not known.
+    """The number of batches of a pass, or None if it is not known.
 
     Raises:
-        ValueError: there is none, or no end and no `steps_per_epoch`.
+        ValueError: there is none, or the dataset is infinite and `steps_per_epoch` is None.
     """
     if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
         raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
     if cardinality == 0:
-        raise ValueError("x is a dataset without any batch; give one with at least one sample.")
+        raise ValueError("x is a dataset without batches; give one with at least one sample.")
     return cardinality if cardinality > 0 else None
 
 
 def _known_sizes(spec: Any) -> set[int | None]:
-    """The numbers of samples that the arrays of an element have; None for those that are not known."""
+    """The numbers of samples of the arrays of an element; None for unknown ones."""
     shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec))
     return {shape[0] for shape in shapes if shape is not None and shape.rank}
 
 
 def _is_dense(spec: Any) -> bool:
-    """Whether all is numbers in tensors whose shapes are known but for the samples."""
+    """Whether all leaves are tensors of numbers whose shapes are known except for the samples."""
     return all(
         isinstance(leaf, tf.TensorSpec)
         and bool(leaf.shape.rank)
@@ -264,7 +264,7 @@ def save_iterator(iterator: Any) -> bytes:
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for name in _FILES:
                 with open(os.path.join(folder, name), "rb") as file:
-                    # Without a time: the same bytes on all workers.
+                    # Without a timestamp: the same bytes on all workers.
                     archive.writestr(zipfile.ZipInfo(name), file.read())
     return packed.getvalue()
 
@@ -273,7 +273,7 @@ def load_iterator(iterator: Any, packed: Any) -> None:
     """Goes to the position of `save_iterator`.
 
     Raises:
-        ValueError: the bytes are of another pipeline, or damaged.
+        ValueError: the bytes belong to another pipeline, or are damaged.
     """
     data = packed if isinstance(packed, bytes) else bytes(bytearray(packed))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Inputs made of an input: its first batches, the parts of a validation split, a copy to be read without side effects."""
+"""Inputs derived from an input: its first batches, the parts of a validation split, a copy to read without side effects."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def first_batches(
 ) -> Input:
     """For `overfit_batches`: the first `count` batches, or those of an epoch if it has fewer, in the order of the data.
 
-    Arrays are cut. Batches of a dataset are drawn once, in the first epoch, and kept in memory; batches that Python code
-    makes are drawn here.
+    Arrays are sliced. Batches of a dataset are drawn once, in the first epoch, and kept in memory; batches of Python code
+    are drawn here.
 
     Args:
-        x: any input of `fit` but a distributed dataset.
+        x: any input of `fit` except a distributed dataset.
         y: targets, for arrays.
         sample_weight: weights of the samples, for arrays.
         count: int; batches.
@@ -58,7 +58,7 @@ def first_batches(
     checks.alone(kind, y, sample_weight, batch_size=batch_size)
     if kind == DISTRIBUTED:
         raise ValueError(
-            f"`overfit_batches` ({count}) cannot be used with a {kind}, of which the batches are not known: give the "
+            f"`overfit_batches` ({count}) cannot be used with a {kind}, whose single batches are not accessible: give the "
             "tf.data.Dataset that it was made of, or a function of tf.distribute.InputContext."
         )
     return Input(_first_of(x, kind, count), None, None, None)
@@ -80,7 +80,7 @@ def _first_of(x: Any, kind: str, count: int) -> Any:
 
 
 class KeptBatches:
-    """Batches in memory, given again in every epoch."""
+    """Batches in memory, repeated in every epoch."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = list(batches)
@@ -104,7 +104,7 @@ def _first_of_function(function: Any, count: int) -> Callable[[tf.distribute.Inp
 def split_for_validation(
     x: Any, y: Any = None, sample_weight: Any = None, *, validation_split: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Cuts arrays in two, before any shuffling: the last samples are for validation, as in Keras.
+    """Splits arrays, before any shuffling: the last samples are for validation, as in Keras.
 
     Args:
         x: arrays.
@@ -116,7 +116,7 @@ def split_for_validation(
         `(x, y, sample_weight)` for training and for validation. NumPy arrays are views: memory-mapped ones stay in files.
 
     Raises:
-        ValueError, TypeError: x is no array, the share is none, or one of the two parts would have no sample.
+        ValueError, TypeError: x is not an array, the share is invalid, or one of the two parts would have no sample.
     """
     if isinstance(validation_split, bool) or not isinstance(validation_split, numbers.Real):
         raise TypeError(f"validation_split ({validation_split!r}) must be a number between 0 and 1.")
@@ -140,7 +140,7 @@ def split_for_validation(
 
 
 def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, Any, Any]:
-    """The samples from `start` to `stop` of `(x, y, sample_weight)`, as `standard_arrays` gives them."""
+    """The samples from `start` to `stop` of `(x, y, sample_weight)`, as from `standard_arrays`."""
 
     def cut(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, np.ndarray):
@@ -152,16 +152,16 @@ def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, An
 
 
 def copied_input(x: Any, asked_by: str) -> Any:
-    """`x`, or a copy, of which batches can be drawn while the state of `x` stays as it is.
+    """`x`, or a copy, from which batches can be drawn without changing the state of `x`.
 
-    What `x` draws from random generators, the caller restores.
+    The caller restores random generators from which `x` draws.
 
     Args:
         x: any input that can be read again.
         asked_by: the feature that needs it, for the message.
 
     Raises:
-        ValueError: its batches can be drawn once only.
+        ValueError: its batches can be drawn only once.
     """
     kind = kind_of(x)
     if kind in ("generator", DISTRIBUTED):
@@ -175,7 +175,7 @@ def copied_input(x: Any, asked_by: str) -> Any:
 
 
 class _Items(keras.utils.PyDataset):
-    """The items of a PyDataset, whose hooks for the begin and end of epochs are not called."""
+    """The items of a PyDataset, without its hooks for the begin and end of epochs."""
 
     def __init__(self, dataset: Any) -> None:
         names = ("workers", "use_multiprocessing", "max_queue_size")
@@ -184,7 +184,7 @@ class _Items(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """As the dataset says."""
+        """The dataset's own property."""
         return self._dataset.num_batches
 
     def __len__(self) -> int:

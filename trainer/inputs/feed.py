@@ -1,4 +1,4 @@
-"""Batches that a thread makes ahead of the training, several in one tensor, so that one call can run many steps.
+"""Batches that a background thread makes ahead of training, several in one tensor, so that one call can run many steps.
 
 A chunk is a part of a group of batches, so its size does not depend on the speed of the thread, unless that is harmless.
 """
@@ -30,9 +30,9 @@ class Group:
 
     Attributes:
         arrays: nest of tensors; the samples of all batches, in order.
-        splits: int64 `[batches + 1]`; where each batch starts, and the end.
-        batch_size: int or None; the size of each batch where the compiled function shall know it.
-        whole: whether the arrays are one batch as they are: they have different numbers of samples.
+        splits: int64 `[batches + 1]`; the start of each batch, and the end.
+        batch_size: int or None; the size of each batch where the compiled function must know it.
+        whole: whether the arrays form one batch: they have different numbers of samples.
     """
 
     arrays: Any
@@ -58,18 +58,18 @@ class Group:
 
 
 class Layout(NamedTuple):
-    """What batches of one group share: their size too, unless sizes vary much."""
+    """The common layout of the batches of one group: including their size, unless sizes vary much."""
 
     structure: Any
     """Comparable, and hashable."""
     leaves: tuple[Any, ...]
     """The dtype and the shape of a sample of each NumPy array, the specs of tensors."""
     size: int | None
-    """Samples; None: the arrays have different numbers of them."""
+    """The number of samples; None: it differs between arrays."""
 
 
 def layout_of(batch: Any) -> Layout:
-    """The layout of a nest of NumPy arrays and tensors with samples. Quick where they are NumPy's."""
+    """The layout of a nest of NumPy arrays and tensors with samples. Fast for NumPy arrays."""
     leaves = tf.nest.flatten(batch)
     specs = (
         (leaf.dtype, leaf.shape[1:]) if isinstance(leaf, np.ndarray) else open_spec(leaf) for leaf in leaves
@@ -80,7 +80,7 @@ def layout_of(batch: Any) -> Layout:
 
 
 def _skeleton(structure: Any) -> Any:
-    """The structure without its leaves, as something that can be compared and hashed."""
+    """The structure without its leaves, comparable and hashable."""
     if isinstance(structure, dict):
         return tuple((key, _skeleton(structure[key])) for key in sorted(structure, key=str))
     if isinstance(structure, tuple):
@@ -107,10 +107,10 @@ def _bytes_of(batch: Any) -> int:
 
 
 class Feed:
-    """A thread that runs ahead of the training by a few groups. Owns the thread, not what it reads from.
+    """A thread that runs ahead of training by a few groups. Owns the thread, not its source.
 
     Args:
-        groups: called with a function that says whether the consumer waits; an iterator of groups.
+        groups: called with a function that returns whether the consumer waits; returns an iterator of groups.
     """
 
     def __init__(self, groups: Callable[[Callable[[], bool]], Iterator[Group]]) -> None:
@@ -143,7 +143,7 @@ class Feed:
         """The next group, or None when there are no more.
 
         Raises:
-            The error of the user's own code, once all batches before it have been taken.
+            The error of the user's code, once all batches before it have been taken.
         """
         if self._over:
             return None
@@ -163,10 +163,10 @@ class Feed:
 
 
 class FedSource(Source):
-    """Batches that a thread makes ahead of the training. Owns the thread of the epoch.
+    """Batches that a background thread makes ahead of training. Owns the thread of the epoch.
 
-    The first few batch sizes are made known to the compiled function; an input with more of them is read with sizes that it
-    does not know, so that it is not traced for each.
+    The compiled function knows the first few batch sizes; an input with more of them is read with unknown sizes, so that the
+    function is not traced for each.
 
     Args:
         steady: whether groups must be the same in every run and on every worker; otherwise a group is closed early when the
@@ -175,7 +175,7 @@ class FedSource(Source):
 
     _feed: Feed | None = None
     _group: Group | None = None
-    _first = 0  # batch of the group that was not taken yet
+    _first = 0  # first batch of the next group
 
     def __init__(self, spec: Any, steady: bool) -> None:
         self.spec = self._signature = spec
@@ -209,7 +209,7 @@ class FedSource(Source):
             feed.close()
 
     def _groups(self, waiting: Callable[[], bool]) -> Iterator[Group]:
-        """The batches as groups; an error of the user's code comes after the good batches before it."""
+        """The batches as groups; an error of the user's code comes after the valid batches before it."""
         batches = self._batches()
         held: list[tuple[Any, Layout]] = []
         held_bytes, began = 0, 0.0
@@ -240,7 +240,7 @@ class FedSource(Source):
         (_, first), (_, layout) = held[0], item
         if (
             first.size is None or layout.size is None
-        ):  # a batch whose arrays have different sizes is a group of its own
+        ):  # a batch whose arrays have different sizes is a separate group
             return False
         if first == layout:
             return True

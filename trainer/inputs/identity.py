@@ -1,4 +1,4 @@
-"""What tells one input from another: a checksum of its data, by which a backup recognizes it, and its `tf.data` pipeline."""
+"""The identity of an input: a checksum of its data, by which a backup recognizes it, and its `tf.data` pipeline."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...compat.dataset_graph import held_data, pipeline_checksum, read_dataset, 
 from ...distribute.workers.agreement import gather_json, spans_workers
 
 MOST_BYTES = 2**26
-"""So many bytes of each array are read: all of a small one, 64 blocks spread over a large one."""
+"""This many bytes of each array are read: all of a small one, 64 blocks spread over a large one."""
 _BLOCKS = 64
 _KEEP = (
     "Remove `shard`, or give a function of tf.distribute.InputContext that returns this worker's shard in batches of "
-    "context.get_per_replica_batch_size(global_batch_size) rows."
+    "context.get_per_replica_batch_size(global_batch_size) samples."
 )
 _TURN_OFF = (
     "Remove `shard`, or set options.experimental_distribute.auto_shard_policy to "
@@ -30,7 +30,7 @@ _TURN_OFF = (
 
 
 def checksum(structure: Any) -> str | None:
-    """A checksum of the structure, dtypes, shapes and rows of a nest of arrays; None where rows cannot be sliced."""
+    """A checksum of the structure, dtypes, shapes and samples of a nest of arrays; None where samples cannot be sliced."""
     digest = hashlib.blake2b(digest_size=8)
     try:
         for path, leaf in keras.tree.flatten_with_path(structure):
@@ -44,18 +44,18 @@ def checksum(structure: Any) -> str | None:
         TypeError,
         ValueError,
         tf.errors.OpError,
-    ):  # a variant has no dtype of NumPy
+    ):  # a variant has no NumPy dtype
         return None
     return digest.hexdigest()
 
 
 def text_of_function(function: Any) -> str:
-    """The name, compiled code and bound values of a function of Python, without its decorators."""
+    """The name, compiled code and bound values of a Python function, without its decorators."""
     return str(plain(inspect.unwrap(function)))
 
 
 def _pieces(leaf: Any) -> Iterator[bytes]:
-    """What the checksum of one array is made of."""
+    """The data for the checksum of one array."""
     if leaf is None:
         yield b"None;"
         return
@@ -91,7 +91,7 @@ def _text(item: Any) -> bytes:
 def check_same_pipeline(dataset: Any, strategy: tf.distribute.Strategy) -> None:
     """Rejects a dataset that each worker has sharded already; all workers must call it. With one worker nothing is done.
 
-    A `shard` that is the same on all workers, such as a split for validation, is no sharding over workers.
+    A `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
 
     Args:
         dataset: `tf.data.Dataset`, or the `tf.distribute.DistributedDataset` made of it.
@@ -117,14 +117,14 @@ def check_same_pipeline(dataset: Any, strategy: tf.distribute.Strategy) -> None:
         return
     (first, _), (second, _) = everyone[0], everyone[other]
     if first != second:
-        sharer = "TensorFlow shards it again" if distributed else "each replica takes its rows of every batch"
+        sharer = "TensorFlow shards it again" if distributed else "each replica takes its part of a batch"
         raise ValueError(
             f"`x` has {_shown(first)} on worker 0 and {_shown(second)} on worker {other}, but {sharer}: samples would be "
             f"lost. {_TURN_OFF if distributed else _KEEP}"
         )
     warnings.warn(
         f"`x` is another tf.data pipeline on worker {other} than on worker 0 (data, files, constants or functions), but "
-        f"{'TensorFlow shards it' if distributed else 'each replica takes its rows of every batch'}: samples are lost if "
+        f"{'TensorFlow shards it' if distributed else 'each replica takes its part of a batch'}: samples are lost if "
         "each worker gives its own. Give the same pipeline everywhere, or a function of tf.distribute.InputContext.",
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""Any input that Keras takes, as a `Source`."""
+"""Converts any input that Keras accepts to a `Source`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_source(
     resumable: bool = True,
     own_step: bool = False,
 ) -> Source:
-    """Makes the source of global batches from what was given to `fit`, `evaluate` or `predict`.
+    """Makes the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
 
     Args:
         x: any input that the guide (docs/guides/input.md) lists.
@@ -61,17 +61,17 @@ def make_source(
         class_weight: weight of each class of `y`.
         seed: int; the order of the samples is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.
-        resident_bytes: arrays that need more are not copied to the host's tensors but read batch by batch.
-        beside: another source of the same fit: arrays that both are given are held once.
-        resumable: whether its position will be asked for: not in `evaluate` and `predict`.
+        resident_bytes: larger arrays are not copied to the host's tensors but read batch by batch.
+        beside: another source of the same fit: arrays that both get are held once.
+        resumable: whether its position will be requested: not in `evaluate` and `predict`.
         own_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
 
     Returns:
         The source, checked: unsupported inputs raise here, before the first step.
 
     Raises:
-        ValueError: for values that cannot work.
-        TypeError: for types that cannot work.
+        ValueError: a value is not supported.
+        TypeError: a type is not supported.
     """
     batch_size = whole_number("batch_size", batch_size, optional=True)
     steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, optional=True)
@@ -94,7 +94,7 @@ def make_source(
         source.targets = arrays[1]
     else:
         checks.alone(kind, y, sample_weight, batch_size=batch_size)
-        if shuffle == "batch":  # True is the default of `fit`: it says nothing
+        if shuffle == "batch":  # True is the default of `fit`, no request
             warnings.warn(
                 f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which "
                 "is expected to already be shuffled.",
@@ -123,10 +123,10 @@ def checked_shuffle(shuffle: Any) -> Any:
 
 
 def kind_of(x: Any) -> str:
-    """The kind of input that `x` is, in the words of the messages.
+    """The kind of the input `x`, as named in messages.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: it is not supported.
     """
     if isinstance(x, type):
         raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {shown(x)}")
@@ -192,7 +192,7 @@ def _from_dataset(
 ) -> Source:
     """The source of a `tf.data` pipeline, or of one that `tf.distribute` splits over replicas.
 
-    The elements of the latter are the samples of one replica; those of all replicas of this worker are one batch again.
+    The elements of the latter are the samples of one replica; those of all replicas of this worker are concatenated.
     """
     parts, per_worker, batches = 1, False, None
     if kind == "Keras data adapter":
@@ -227,7 +227,7 @@ def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.
         dataset = function(context)
     except TypeError as error:
         error.add_note(
-            "x is a function, so it was called with a tf.distribute.InputContext. Call a generator function."
+            "x is a function, so it was called with a tf.distribute.InputContext, and failed. Call a generator function."
         )
         raise
     if not isinstance(dataset, tf.data.Dataset):
@@ -246,7 +246,7 @@ def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContex
         seen.append(context)
         return tf.data.Dataset.range(1)
 
-    # Strategies without input of their own (parameter servers outside of a coordinator) have one pipeline.
+    # Strategies without their own input (parameter servers outside of a coordinator) have one pipeline.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         strategy.distribute_datasets_from_function(keep)
     return seen[0] if seen else tf.distribute.InputContext(1, 0, strategy.num_replicas_in_sync)

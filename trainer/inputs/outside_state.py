@@ -1,6 +1,6 @@
-"""State outside of an input on which its batches depend: generators of random numbers, variables, caches.
+"""State outside of an input on which its batches depend: random generators, variables, caches.
 
-A resume brings it back, or the input says why it cannot be resumed exactly.
+A resume restores it, or the input reports why it cannot be resumed exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ADVICE = "a resumed run cannot be exact; "
 
 
 class RecordedCalls:
-    """Makes calls, and keeps how NumPy's, Python's and the input's own generators were before each that has drawn from them.
+    """Makes calls, and saves the states of NumPy's, Python's and the input's own generators before each call that draws.
 
     Such calls begin a pass or end an epoch, and draw the order of the next one, for instance.
 
@@ -40,7 +40,7 @@ class RecordedCalls:
         return len(self._before)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """What `function` returns."""
+        """The result of `function`."""
         before = {name: text_of(generator) for name, generator in self._generators.items()}
         result = function()
         drawn = {name: text for name, text in before.items() if text_of(self._generators[name]) != text}
@@ -48,7 +48,7 @@ class RecordedCalls:
         return result
 
     def repeat(self, number: int, function: Callable[[], Any], saved: list[dict[str, str]]) -> Any:
-        """Makes call `number` of those in `saved` again, from the same states."""
+        """Repeats call `number` of those in `saved`, from the same states."""
         for name, text in (saved[number] if number < len(saved) else {}).items():
             if name in self._generators:
                 set_from_text(self._generators[name], text)
@@ -64,7 +64,7 @@ class RecordedCalls:
 
 
 def saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
-    """The calls in the position of a source; None where the first versions saved it."""
+    """The calls in the position of a source; None in positions of the first versions."""
     return json.loads(state["calls"]) if "calls" in state else None
 
 
@@ -106,7 +106,7 @@ def _states(held: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _other_threads() -> dict[int, tuple[Any, int]]:
-    """Where each other thread of Python is: its frame, and the instruction there."""
+    """The position of each other Python thread: its frame, and the instruction there."""
     frames = sys._current_frames()
     return {
         ident: (frame, frame.f_lasti) for ident, frame in frames.items() if ident != threading.get_ident()
@@ -114,18 +114,18 @@ def _other_threads() -> dict[int, tuple[Any, int]]:
 
 
 class PipelineState:
-    """How a pipeline can be brought to a position, and the state from which it has to be drawn again.
+    """How a pipeline can be moved to a position, and the state from which it must be drawn again.
 
     Args:
-        dataset: `tf.data.Dataset` from which nothing has been drawn yet; None: nothing is known of it.
+        dataset: `tf.data.Dataset` from which nothing has been drawn yet; None: not known.
 
     Attributes:
-        never_saved: whether the checkpoint of an iterator would lack something; whether there is one can also depend on the
+        never_saved: whether the checkpoint of an iterator would be incomplete; whether there is one can also depend on the
             moment.
         draws_all: whether every pass must be drawn again to its end.
-        draws_first: whether the first pass must: a cache holds what it gave.
-        inexact: str or None; why a resumed training may get other batches.
-        owned: generators and variables that go on as the pipeline is read, which may be ahead of the steps. A resume draws
+        draws_first: whether the first pass must be: a cache holds its elements.
+        inexact: str or None; why a resumed run may get other batches.
+        owned: generators and variables that advance as the pipeline is read, maybe ahead of the steps. A resume draws from
             them again, and nothing else may restore them.
     """
 
@@ -152,11 +152,11 @@ class PipelineState:
         }
 
     def state(self) -> dict[str, Any]:
-        """How the generators and variables were before the first element was drawn."""
+        """The state of the generators and variables before the first element was drawn."""
         return self._began
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to there.
+        """Restores that state.
 
         Raises:
             ValueError: the pipeline has other generators or variables.

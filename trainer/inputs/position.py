@@ -1,4 +1,4 @@
-"""Where a source is: which step of which epoch, in which pass over the data, and the order of the samples there.
+"""The position of a source: step, epoch, pass over the data, and the order of the samples there.
 
 The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a resume.
 """
@@ -28,14 +28,14 @@ class Position:
     Args:
         given_steps: int or None; `steps_per_epoch` as the user gave it.
         batches: int or None; of a pass; None: not known before its end is seen.
-        expected: int or None; the batches that the data says to have, where it need not keep to that.
+        expected: int or None; the number of batches that the data declares, where it may give another number.
         one_pass: whether no second pass can be started (of an iterator).
 
     Attributes:
         epoch: int.
-        step: int; of the epoch; the next one.
-        passes: int; those before this one.
-        taken: int; batches of this pass before the next one.
+        step: int; the next step of the epoch.
+        passes: int; the number of earlier passes.
+        taken: int; the batches of this pass before the next one.
         ended: bool; whether the end of the pass has been seen.
         steps_per_epoch: int or None, until it is known.
     """
@@ -54,7 +54,7 @@ class Position:
         self.ended = False
 
     def begin(self, epoch: int) -> bool:
-        """Goes to the first step of an epoch; whether another pass over the data begins with it."""
+        """Goes to the first step of an epoch; returns whether another pass over the data begins with it."""
         over = self.ended or (self._expected is not None and self.taken >= self._expected)
         continues = self.given_steps is not None and epoch == self.epoch + 1 and not over
         another = not self._one_pass and not continues and (self.taken > 0 or over)
@@ -68,7 +68,7 @@ class Position:
         return self.ended or (self._batches is not None and self.taken >= self._batches)
 
     def left(self, most: int) -> int:
-        """How many of the next `most` steps there are in this epoch, as far as that is known."""
+        """How many of the next `most` steps are in this epoch, as far as that is known."""
         if self.is_over():
             return 0
         if self.given_steps is not None:
@@ -78,24 +78,24 @@ class Position:
         return max(0, most)
 
     def advance(self, steps: int) -> None:
-        """Goes past `steps` steps; back where it is negative."""
+        """Advances by `steps` steps; back where it is negative."""
         self.step += steps
         self.taken += steps
 
     def end_epoch(self) -> None:
-        """Notes that no step is left: learns the steps of an epoch, or warns, as Keras does, that there are too few."""
+        """Records that no step is left: learns the steps of an epoch, or warns, as Keras does, that there are too few."""
         if self.step < (self.given_steps or 0) or (self._one_pass and self.step == 0):
             warnings.warn(RAN_OUT, stacklevel=4)
         elif not self._one_pass:
             self.learn()
 
     def learn(self) -> None:
-        """Notes that the pass has ended here: without `steps_per_epoch`, so many steps make an epoch."""
+        """Records that the pass has ended here: without `steps_per_epoch`, so many steps make an epoch."""
         if self.given_steps is None:
             self.steps_per_epoch = self.step
 
     def identity(self) -> dict[str, Any]:
-        """What does not change while it is used and cannot be restored."""
+        """The constant part that cannot be restored."""
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Run(NamedTuple):
 
 
 class SampleOrder(Position):
-    """The position in samples that can be read by their number, and which of them make up which batch.
+    """The position in samples that can be read by their number, and the division of samples into batches.
 
     Epoch `e` always starts at the same sample, so a run can be resumed at any epoch.
 
@@ -142,7 +142,7 @@ class SampleOrder(Position):
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
     def begin(self, epoch: int, step: int = 0) -> bool:
-        """Goes to a step of any epoch; whether that begins a pass over the data."""
+        """Goes to a step of any epoch; returns whether that begins a pass over the data."""
         assert self._batches is not None and self.steps_per_epoch is not None
         self.passes, part = divmod(int(epoch), math.ceil(self._batches / self.steps_per_epoch))
         self.epoch, self.step = int(epoch), int(step)
@@ -150,11 +150,11 @@ class SampleOrder(Position):
         return self.taken == 0
 
     def copy(self) -> SampleOrder:
-        """Another one at the same position, for a thread that runs ahead of this one."""
+        """A copy at the same position, for a thread that runs ahead of this one."""
         return copy.copy(self)
 
     def next_run(self, max_steps: int) -> Run | None:
-        """The next batches of equal size, at most `max_steps`; None at the end of the epoch. Does not go past them."""
+        """The next batches of equal size, at most `max_steps`; None at the end of the epoch. Does not advance."""
         steps = self.left(max_steps)
         if not steps:
             return None
@@ -165,7 +165,7 @@ class SampleOrder(Position):
         return Run(self.passes, first, min(steps, full), self.batch_size)
 
     def indices(self, a_pass: int) -> np.ndarray | None:
-        """The numbers of the samples in the order of a pass, int64 `[samples]`; None where that is the order of the data."""
+        """The numbers of the samples in the order of a pass, int64 `[samples]`; None for the order of the data."""
         if not self._shuffle:
             return None
         key = (a_pass, self._seed)
@@ -184,7 +184,7 @@ class SampleOrder(Position):
         return {"shuffle": self._shuffle}
 
     def state(self) -> dict[str, Any]:
-        """The position and what it depends on; the names are those of backups."""
+        """The position and its dependencies; the names are those of backups."""
         data = {"seed": self._seed, "rows": self.samples, "batch_rows": self.batch_size}
         return {"epoch": self.epoch, "step": self.step, **data}
 
@@ -192,7 +192,7 @@ class SampleOrder(Position):
         """Goes to a position of `state()`; the order of the samples is the saved one.
 
         Raises:
-            ValueError: where the arrays or the batches are others.
+            ValueError: the arrays or the batches differ.
         """
         for key, here, word in (("rows", self.samples, "x"), ("batch_rows", self.batch_size, "batch_size")):
             if int(state[key]) != here:

@@ -1,4 +1,4 @@
-"""Batches that Python code makes: their structure, and whether they are like the first ones."""
+"""Batches from Python code: their structure, and whether they match the first ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _END = object()
 
 
 def with_places(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
-    """`items`; an error of the code that gives one has a note that says where in the input it was."""
+    """`items`; an error of the code that gives one gets a note with the position in the input."""
     for place in places:
         try:
             item = next(items, _END)
@@ -33,7 +33,7 @@ def with_places(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
 
 
 class PythonSource(FedSource):
-    """Batches that Python code makes: converted to one structure, and checked against the first ones.
+    """Batches from Python code: converted to one structure, and checked against the first ones.
 
     Args:
         given: the user's input.
@@ -44,7 +44,7 @@ class PythonSource(FedSource):
         sharing: whether the arrays of a batch may have different numbers of samples.
 
     Raises:
-        ValueError, TypeError: an item is no batch, or they differ.
+        ValueError, TypeError: an item is not a batch, or batches differ.
     """
 
     _rules: tuple[LabelRule, ...] | None = None
@@ -68,7 +68,7 @@ class PythonSource(FedSource):
         self.usual_batch_size = layout_of(batches[0]).size
         self.inexact = drawn_ahead(kind, drawn_from)
         self._known_layouts: set[Any] = set()
-        # An iterator may come from an earlier call, and go on where that has ended.
+        # An iterator may come from an earlier call, and continue where that has ended.
         self._checksum = checksum(self._unused) if self.rewinds and not drawn_from else None
 
     def _content(self) -> str | None:
@@ -95,15 +95,15 @@ class PythonSource(FedSource):
             yield batch, layout
 
     def _standard(self, item: Any, number: int) -> Any:
-        """An item in the structure that Keras hands to a step: NumPy arrays and tensors, not yet cast, in tuples and dicts.
+        """An item in the structure that Keras passes to a step: NumPy arrays and tensors, not yet cast, in tuples and dicts.
 
         Args:
             item: a tuple, a list where the input can be read again, a dict, or x alone as one array.
             number: int; which batch of the epoch it is, from 0.
 
         Raises:
-            ValueError: if it is no batch, or its arrays differ in samples or have none.
-            TypeError: if something in it is no array.
+            ValueError: it is not a batch, or its arrays differ in samples or have none.
+            TypeError: a part of it is not an array.
         """
         name = f"Batch {number} of the {self._kind}"
         if isinstance(item, list) and self.rewinds:
@@ -132,7 +132,7 @@ class PythonSource(FedSource):
         return batch
 
     def _check(self, batch: Any, number: int) -> None:
-        """Rejects a batch of another structure, dtype or shape than the first ones have."""
+        """Rejects a batch that differs in structure, dtype or shape from the first ones."""
         try:
             tf.nest.assert_same_structure(self._signature, batch)
         except (TypeError, ValueError):
@@ -172,10 +172,10 @@ def _specs(batch: Any) -> Any:
 
 
 def _common_spec(batches: list[Any], kind: str) -> Any:
-    """The spec that all of the first batches have; dimensions in which they differ are None.
+    """The common spec of the first batches; dimensions in which they differ are None.
 
     Raises:
-        ValueError: if they differ in structure, rank or dtype.
+        ValueError: they differ in structure, rank or dtype.
     """
     specs = [_specs(batch) for batch in batches]
     result = specs[0]

@@ -1,4 +1,4 @@
-"""Inputs whose batches Python code makes: generators, iterables, torch DataLoaders, PyDatasets."""
+"""Inputs whose batches come from Python code: generators, iterables, torch DataLoaders, PyDatasets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDLESS = 2**62
 
 
 class StreamSource(PythonSource):
-    """Batches from an iterator, or from anything that can be iterated over again and again.
+    """Batches from an iterator, or from an object that can be iterated over repeatedly.
 
     Draws as many batches as an epoch has steps, and no more. An iterator is one stream over all epochs; an iterable
     starts again with every epoch, unless `steps_per_epoch` lets a pass last longer. `rewinds` is false for an
@@ -44,7 +44,7 @@ class StreamSource(PythonSource):
         sharing: whether the arrays of a batch may have different numbers of samples.
 
     Raises:
-        ValueError: it has no batch, or batches that are none.
+        ValueError: it has no batch, or invalid ones.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StreamSource(PythonSource):
         self._iterator, self._unused = self._calls.call(lambda: iter(self._stream)), []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Starts an epoch: an iterator goes on where it is, an iterable starts again when its pass is over."""
+        """Starts an epoch: an iterator continues, an iterable starts again when its pass is over."""
         super().close()
         if self.position.begin(epoch):
             self._start_pass()
@@ -88,10 +88,10 @@ class StreamSource(PythonSource):
         return self._unused.pop(0) if self._unused else next(self._iterator, _END)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Draws and drops the batches that were used. Right if the stream gives the same batches as it did then.
+        """Draws and drops the used batches. Exact if the stream gives the same batches as before.
 
         Raises:
-            ValueError: if it ends before.
+            ValueError: it ends before.
         """
         super().close()
         taken = int(state["taken"])
@@ -125,7 +125,7 @@ class StreamSource(PythonSource):
         self.position.passes, self.position.taken = passes, 0
 
     def close(self) -> None:
-        """Stops the thread. Batches that were drawn to be checked wait for the next call with the same generator."""
+        """Stops the thread. Batches that were drawn to be checked are kept for the next call with the same generator."""
         super().close()
         if not self.rewinds and self._unused and _can_be_key(self._stream):
             _unread[self._stream] = self._unused
@@ -150,11 +150,11 @@ def _length(stream: Any) -> int | None:
 
 
 class PyDatasetSource(PythonSource):
-    """A `keras.utils.PyDataset`, with its workers, in the order of its numbers or shuffled.
+    """A `keras.utils.PyDataset`, with its workers, in order or shuffled.
 
     Owns the workers of the epoch. `on_epoch_begin` and `on_epoch_end` of the dataset are called around every
-    epoch; after a resume they are first called for the epochs that are over, so that a dataset which changes
-    itself has changed. The first two batches are made and checked when the source is made.
+    epoch; after a resume they are first called for the past epochs, so that a dataset that changes itself is in
+    the right state. The first two batches are made and checked when the source is made.
 
     Args:
         dataset: `keras.utils.PyDataset`.
@@ -165,7 +165,7 @@ class PyDatasetSource(PythonSource):
         sharing: whether the arrays of a batch may have different numbers of samples.
 
     Raises:
-        ValueError: it has no batches, or no end and no `steps_per_epoch`.
+        ValueError: it has no batches, or it is infinite and `steps_per_epoch` is None.
     """
 
     resume_by = "index"
@@ -212,14 +212,14 @@ class PyDatasetSource(PythonSource):
         self._calls.repeat(len(self._calls), getattr(self._dataset, hook, lambda: None), saved or [])
 
     def take(self, max_steps: int) -> Chunk | None:
-        """The next chunk; at the end of the epoch the hook of the dataset is called."""
+        """The next chunk; at the end of the epoch the dataset's hook is called."""
         chunk = super().take(max_steps)
         if chunk is None:
             self._end_epoch()
         return chunk
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position at no cost but the calls of `on_epoch_begin` and `on_epoch_end`."""
+        """Goes to a position; this only costs the calls of `on_epoch_begin` and `on_epoch_end`."""
         self.close()
         saved = saved_calls(state)
         count = 2 * int(state["epoch"]) + (int(state["step"]) > 0) if saved is None else len(saved)
@@ -243,7 +243,7 @@ class PyDatasetSource(PythonSource):
 
 
 def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | None) -> SampleOrder:
-    """The order of a dataset's batches, of which there may be another number in every epoch."""
+    """The order of a dataset's batches, whose number may differ in every epoch."""
     try:
         count = dataset.num_batches
     except TypeError as error:  # of Python's `len`
@@ -261,7 +261,7 @@ def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | 
 
 
 def _items(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
-    """The items with these numbers, made by as many threads or processes as the dataset asks for.
+    """The items with these numbers, made by the threads or processes that the dataset requests.
 
     They come in the order of their numbers, and are made at most `max_queue_size` ahead.
     """
@@ -271,7 +271,7 @@ def _items(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
         return
     ahead = max(workers, int(getattr(dataset, "max_queue_size", 10)))
     if processes:
-        # As Keras does: the dataset goes to the children with the fork, at the start of every epoch.
+        # As in Keras: the children get the dataset with the fork, at the start of every epoch.
         context = multiprocessing.get_context("fork")
         pool: Any = concurrent.futures.ProcessPoolExecutor(
             workers, mp_context=context, initializer=_keep_dataset, initargs=(dataset,)

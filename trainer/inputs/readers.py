@@ -1,6 +1,6 @@
-"""How one batch is read out of a chunk, inside the compiled function.
+"""Readers read one batch from a chunk, inside the compiled function.
 
-Readers that read alike are equal: the compiled function is kept by its reader.
+Equivalent readers are equal: the compiled function is cached by its reader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _tracing = _Tracing()
 def for_xla() -> Iterator[None]:
     """Readers that are traced inside read samples by number.
 
-    XLA takes the place of a slice for a constant: it would compile the loop again for every chunk.
+    XLA treats the start of a slice as a constant: it would compile the loop again for every chunk.
     """
     _tracing.for_xla = True
     try:
@@ -41,7 +41,7 @@ def for_xla() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayReader:
-    """Reads batch `i` of `(copies, place)`: arrays, of which each device has a copy, and where the batches are in them.
+    """Reads batch `i` of `(copies, place)`: arrays, with a copy on each device, and the positions of the batches in them.
 
     `place` is the first sample of batch 0, an int64 scalar; where batches have several sizes, it is the first sample of each
     batch and the end of the last, int64 `[batches + 1]`. With `ordered` it is `(orders, place)`: on each device the numbers
@@ -50,7 +50,7 @@ class ArrayReader:
     Attributes:
         layout: the arrays' spec, as text.
         batch_size: int; None: batches have several sizes, which the compiled function does not know.
-        devices: where the copies are.
+        devices: of the copies.
         ordered: see above.
     """
 
@@ -78,7 +78,7 @@ class ArrayReader:
         known = self.batch_size
         if last is not None:
             known = last - first if isinstance(last, int) else None
-        with _at(HOST):  # a GPU would be waited for
+        with _at(HOST):  # the host would wait for a GPU
             start = place[i] if self.batch_size is None else place + tf.cast(i, tf.int64) * self.batch_size
             begin = start + tf.cast(first, tf.int64)
             if last is not None:
@@ -99,13 +99,13 @@ class ArrayReader:
 
 
 def _at(device: str) -> contextlib.AbstractContextManager[Any]:
-    """Where operations that are traced inside run. XLA has one device."""
+    """The device of operations that are traced inside. XLA has one device."""
     return contextlib.nullcontext() if _tracing.for_xla else tf.device(device)
 
 
 @dataclasses.dataclass(frozen=True)
 class WholeReader:
-    """The arrays of `(arrays, anything)` as they are: one batch. `layout` is their spec, as text."""
+    """The arrays of `(arrays, anything)` unchanged: one batch. `layout` is their spec, as text."""
 
     layout: str
 
@@ -120,9 +120,9 @@ class IteratorReader:
 
     Attributes:
         layout: the spec of an element, as text.
-        counted: whether it is known that there is one; then the batch itself is given instead of an Optional.
+        counted: whether it certainly has one; then the result is the batch itself instead of an Optional.
         parts: int; elements that make one batch: their samples are concatenated. The last batch may have fewer.
-        rules: for labels, where the values of each batch are checked; None: they are not.
+        rules: for labels, by which the values of each batch are checked; None: they are not checked.
     """
 
     layout: str
@@ -152,7 +152,7 @@ class IteratorReader:
         )
 
     def _checked(self, batch: Any) -> Any:
-        """The batch, which is there once its values have been checked."""
+        """The batch, after the check of its values."""
         if self.rules is None:
             return batch
         with tf.control_dependencies(assert_values(batch, self.rules)):

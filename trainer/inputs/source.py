@@ -1,4 +1,4 @@
-"""What the loop asks of an input: chunks of steps, a position, and the return to a saved position."""
+"""The interface of an input for the loop: chunks of steps, a position, and the return to a saved position."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Chunk:
         signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of steps and
             of samples in the data left open), so that one trace serves them all; None: as the inputs are.
         per_worker: whether the batches hold this worker's samples only; then the chunk is `open_ended`.
-        usual_batch_size: int or None; of batches that are drawn from an iterator, the samples that most have, where XLA
-            may be given these. Others may come too.
+        usual_batch_size: int or None; of batches that are drawn from an iterator, the most frequent number of samples, where
+            XLA may be given these. Other numbers may occur.
         spec: nest of `tf.TypeSpec` of a batch, where `usual_batch_size` is known.
         part_reader: `part_reader(inputs, i, replica, first, last)` is samples `first` to `last - 1` of batch `i`, read on
             the device of this process' replica number `replica`, where every replica has a copy of the data; else None.
@@ -50,10 +50,10 @@ class Chunk:
 class Source:
     """Global batches, in order, with a position that can be saved and restored.
 
-    A kind of input says how batches are read (`_read`) and what has to happen where the position changes.
+    A kind of input defines how batches are read (`_read`) and what happens when the position changes.
 
     Attributes:
-        position: where in the epochs and in the data the source is.
+        position: the position of the source in the epochs and in the data.
         spec: nest of `tf.TypeSpec` in the structure of a batch; its number of samples is None.
         batch_size: int or None; samples of a full global batch, where known.
         usual_batch_size: int or None; samples that most batches have, where they may differ.
@@ -67,8 +67,8 @@ class Source:
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
         targets: the arrays of `y`, where they are given, until they have been checked.
-        home: str; a sentence that says where the data is kept, where that had to be decided.
-        inexact: str or None; a sentence that says why a resumed run may get other batches.
+        home: str; a sentence about the device that holds the data, where that had to be chosen.
+        inexact: str or None; a sentence about the reason why a resumed run may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
     """
 
@@ -94,14 +94,14 @@ class Source:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch; None until it is known: after one epoch of an input of unknown length."""
+        """Steps of an epoch; None until they are known: after one epoch of an input of unknown length."""
         return self.position.steps_per_epoch
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
         """Checks labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read.
 
         Raises:
-            ValueError: arrays hold others.
+            ValueError: arrays have other values.
         """
         targets, self.targets = self.targets, None
         check_labels(targets, rules)
@@ -119,7 +119,7 @@ class Source:
         """The next chunk of at most `max_steps` steps, or None at the end of the epoch.
 
         Raises:
-            The error of the user's own code, with the number of the batch as a note.
+            The error of the user's code, with the number of the batch as a note.
         """
         steps = self.position.left(max_steps)
         chunk = self._read(steps) if steps else None
@@ -135,16 +135,16 @@ class Source:
         return dataclasses.replace(chunk, reader=reader, spec=spec, part_reader=part_reader)
 
     def drawn(self, steps: int) -> None:
-        """The loop says how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.
+        """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.
 
         Raises:
-            ValueError: if there is no data at all.
+            ValueError: there is no data at all.
         """
 
     def identity(self) -> dict[str, Any]:
-        """What tells this input from others, before anything was drawn: JSON values, None for what cannot be known.
+        """The identity of this input, before anything was drawn: JSON values, None for unknown ones.
 
-        Called once in a `fit` with backups; a resumed one compares what is known on both sides.
+        Called once in a `fit` with backups; a resumed one compares the known values.
         """
         weights = self._class_weights
         return {
@@ -163,7 +163,7 @@ class Source:
         return self.position.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position that `state()` gave, in a source made from the same arguments."""
+        """Goes to a position from `state()`, in a source made from the same arguments."""
         self.close()
         self.position.restore(state)
 

@@ -1,7 +1,7 @@
-"""The values of targets and weights: class numbers that the model has no output for, weights that are not finite.
+"""Checks the values of targets and weights: class numbers without an output of the model, weights that are not finite.
 
-Arrays are checked once, batches that Python code makes by the thread that makes them, and batches of a `tf.data` pipeline on
-the host when they are drawn.
+Arrays are checked once, batches of Python code by the thread that makes them, and batches of a `tf.data` pipeline on the
+host when they are drawn.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import tensorflow as tf
 from .batch import named_leaves, unpack
 
 _FAILED = re.compile(r"assertion failed: \[(`.+?\.)\] \[([^\]]+)\](?: \[([^\]]+)\])?")
-_NUMBER = "{}"  # in a sentence, for the value
+_NUMBER = "{}"  # in a sentence, the placeholder of the value
 
 
 class InvalidValueError(ValueError):
-    """A label or a weight cannot be right; the message is a sentence about the argument."""
+    """A label or a weight is invalid; the message is a sentence about the argument."""
 
 
 class LabelRule(NamedTuple):
-    """The class numbers that a loss takes at one place of the targets: those below `classes`, and `ignored`."""
+    """The class numbers that a loss accepts at one path of the targets: those below `classes`, and `ignored`."""
 
     path: tuple[Any, ...]
     classes: int
@@ -31,33 +31,33 @@ class LabelRule(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The place in messages, such as `y['color']`."""
+        """The path in messages, such as `y['color']`."""
         return "".join(["y", *(f"[{key!r}]" for key in self.path)])
 
     def within(self, low: Any, high: Any) -> Any:
-        """Whether the smallest and the largest class number are right; bools or tensors."""
+        """Whether the smallest and the largest class number are valid; bools or tensors."""
         return (low > -1) & (high < self.classes)
 
 
 def label_sentence(place: str, label: Any, classes: int) -> str:
-    """What is wrong with a label."""
+    """The sentence for an invalid label."""
     return (
         f"`{place}` holds the label {label}, but the model has scores for {classes} classes: give class numbers from 0 to "
-        f"{classes - 1}, or the model more outputs."
+        f"{classes - 1}, or give the model more outputs."
     )
 
 
 def _weight_sentence(place: str, value: Any) -> str:
-    return f"`{place}` holds {value}: give finite numbers, 0 for samples that do not count."
+    return f"`{place}` holds {value}: give finite numbers, 0 for samples that must not count."
 
 
 def holds_text(spec: Any) -> bool:
-    """Whether a nest of tensors or their specs holds strings."""
+    """Whether a nest of tensors or their specs contains strings."""
     return any(getattr(part, "dtype", None) == tf.string for part in tf.nest.flatten(spec))
 
 
 def at(path: tuple[Any, ...], structure: Any) -> Any:
-    """The part of a nest at this place; None where there is none."""
+    """The part of a nest at this path; None where there is none."""
     for key in path:
         try:
             structure = structure[key]
@@ -67,7 +67,7 @@ def at(path: tuple[Any, ...], structure: Any) -> Any:
 
 
 def is_memory_mapped(leaf: Any) -> bool:
-    """Whether the samples of an array lie in a file, as those of an `np.memmap` or a view of one do."""
+    """Whether the samples of an array are in a file, as those of an `np.memmap` or a view of one."""
     while isinstance(leaf, np.ndarray):
         if isinstance(leaf, np.memmap):
             return True
@@ -76,7 +76,7 @@ def is_memory_mapped(leaf: Any) -> bool:
 
 
 def check_finite(name: str, structure: Any) -> None:
-    """Rejects NaN and infinity in arrays in memory; the sum of an array says in one pass that it has none."""
+    """Rejects NaN and infinity in arrays in memory; one pass, the sum of an array, shows whether it has any."""
     for place, leaf in named_leaves(name, structure):
         if not _is_dense(leaf) or not tf.as_dtype(leaf.dtype).is_floating or is_memory_mapped(leaf):
             continue
@@ -107,7 +107,7 @@ def _is_dense(leaf: Any) -> bool:
 
 
 def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
-    """Operations that fail where a batch has weights that are not finite, or labels that break a rule.
+    """Operations that fail where a batch has weights that are not finite, or invalid labels.
 
     Raises:
         InvalidValueError: eagerly, where there are no operations.
@@ -139,7 +139,7 @@ def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
 
 
 def sentence_in(error: Exception) -> str | None:
-    """The sentence of a check that has failed; None for another error."""
+    """The sentence of a failed check; None for another error."""
     if isinstance(error, InvalidValueError):
         return str(error)
     found = _FAILED.search(str(error))

@@ -1,1 +1,1 @@
-"""Training whose variables are stored on parameter servers: steps are handed out to workers."""
+"""Training with variables on parameter servers: workers run the steps."""

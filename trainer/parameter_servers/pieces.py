@@ -1,9 +1,9 @@
 """The input of asynchronous training: pieces of an epoch that any worker can compute.
 
-The coordinator walks through the input in its order, as on one device, and hands out pieces of it: of arrays the numbers
-of the samples (the arrays themselves are sent to each worker once), of anything else the batches. So an epoch holds every
-sample once, whatever number of workers there is, and one worker sees the batches of `fit` on one device in their order.
-That holds for a function of `tf.distribute.InputContext` too: it is called here, not on the workers.
+The coordinator reads the input in its order, as on a single device, and hands out pieces of it: for arrays the numbers of
+the samples (each worker receives the arrays once), for other inputs the batches. So an epoch has every sample once, for
+any number of workers, and a single worker sees the batches of a single-device `fit` in their order. This also holds for a
+function of `tf.distribute.InputContext`: the coordinator calls it, not the workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Piece:
         steps: int.
         reader: `reader((resident, place), i)` is batch i.
         resident: nest of tensors that stay on a worker while pieces name the same ones.
-        place: small tensor that goes with the piece: where its batches are in `resident`.
+        place: small tensor that is sent with the piece: the position of its batches in `resident`.
         rows: int or None; samples in each batch.
         signature: nest of `tf.TypeSpec` of the inputs.
         number: int; set when it is scheduled.
@@ -49,13 +49,13 @@ class Piece:
 
 
 class WorkerMemory:
-    """What each worker holds of the input. Context: host; each worker's thread asks for its own."""
+    """The input tensors on each worker. Context: host; each worker's thread asks for its own."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}
 
     def inputs(self, worker: int, piece: Piece) -> Any:
-        """The inputs of a piece, on the worker that the calling thread belongs to."""
+        """The inputs of a piece, on the calling thread's worker."""
         held = self._held.get(worker)
         if held is None or held[0] is not piece.resident:
             with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
@@ -64,11 +64,11 @@ class WorkerMemory:
         return held[1], piece.place
 
     def forget(self, worker: int) -> None:
-        """The worker is gone, and with it what it held."""
+        """Drops the tensors of a lost worker."""
         self._held.pop(worker, None)
 
     def clear(self) -> None:
-        """Gives the memory of all workers back."""
+        """Frees the memory of all workers."""
         self._held.clear()
 
 
@@ -77,11 +77,11 @@ def _sent(leaf: Any) -> Any:
 
 
 def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Piece]:
-    """The chunk as pieces that hold what they name; batches of one size are one piece.
+    """The chunk as self-contained pieces; batches of one size are one piece.
 
     Args:
         chunk: from a source.
-        drawn: called with the number of its batches if the data ended before all of them. None: it does not end.
+        drawn: called with the number of its batches if the data ended before all of them. None: its length is known.
 
     Context: host.
     """
@@ -107,7 +107,7 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
 
 
 def _names_rows(chunk: Chunk) -> bool:
-    """Whether the chunk's inputs are arrays that stay and the numbers of some of their samples."""
+    """Whether the chunk's inputs are resident arrays and the numbers of some of their samples."""
     if chunk.open_ended or chunk.signature is None:
         return False
     inputs = chunk.inputs

@@ -1,4 +1,4 @@
-"""How a model is trained, evaluated and used where its variables are on parameter servers: workers run the steps."""
+"""Trains, evaluates and predicts with a model whose variables are on parameter servers: workers run the steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .worker_steps import WorkerSteps
 
 
 class ParameterServerRunner(PlainRunner):
-    """Runs a model's steps on the workers of its `ParameterServerStrategy`. Keeps nothing itself. Context: host."""
+    """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
 
     def train_function(self, model: TrainedModel) -> WorkerSteps:
         """The training steps on workers.
@@ -48,7 +48,7 @@ class ParameterServerRunner(PlainRunner):
         return WorkerPrediction(model)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
-        """Nothing to choose: workers run the graph without XLA."""
+        """Does nothing: workers always run the graph without XLA."""
 
     def train_steps(
         self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
@@ -90,7 +90,7 @@ class ParameterServerRunner(PlainRunner):
     def test_steps(
         self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
     ) -> dict[str, Any]:
-        """One pass over `source`: every sample is counted once, in order, even when workers are lost; returns the logs."""
+        """One pass over `source`: counts every sample once, in order, even when workers are lost; returns the logs."""
         function, begin = model.test_function, callbacks.on_test_batch_begin
         totals, done, logs = None, 0, {}
         for piece, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
@@ -111,7 +111,7 @@ class ParameterServerRunner(PlainRunner):
         join: Callable[[list[Any]], Any],
         take: Callable[[list[Any]], None],
     ) -> int:
-        """Gives `take` the outputs of every batch of `source`, in order; returns the number of batches."""
+        """Passes the outputs of every batch of `source` to `take`, in order; returns the number of batches."""
         steps, begin = 0, callbacks.on_predict_batch_begin
         for _, outputs in _in_order(model.predict_function, source, begin, lambda: model.stop_predicting):
             steps += len(outputs)
@@ -121,9 +121,9 @@ class ParameterServerRunner(PlainRunner):
 
     @contextlib.contextmanager
     def watching(self, model: TrainedModel) -> Iterator[None]:
-        """Names the parameter server that is lost or hangs when the block fails because of it.
+        """Names the lost or hanging parameter server when the block fails because of it.
 
-        The workers give up the inputs that they hold when the block is left, unless it is part of a running `fit`.
+        At its end the workers free their inputs, unless the block is part of a running `fit`.
         """
         pool = pool_of(model.distribute_strategy)
         with pool.watching():
@@ -160,13 +160,13 @@ def _no_batch(state: FitState) -> dict[str, Any]:
 
 
 def _check_progress(model: TrainedModel) -> None:
-    """Stops training in mixed precision that only skips steps."""
+    """Stops mixed-precision training in which every step is skipped."""
     unknown = "The layer that overflows is not searched for on parameter servers: run one step on one device"
     skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: unknown)
 
 
 class _UpdateCount:
-    """The optimizer's count of updates, made right after a worker was lost while it was counting."""
+    """The optimizer's count of updates, corrected after a worker was lost while it was counting."""
 
     def __init__(self, model: TrainedModel, steps: WorkerSteps) -> None:
         optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -175,6 +175,6 @@ class _UpdateCount:
         self._start = int(self._variable.numpy()) if self._variable is not None else 0
 
     def correct(self, totals: Any, losses: int) -> None:
-        """Sets the count to the steps that were applied, if a worker was lost. Context: host, no step under way."""
+        """Sets the count to the number of applied steps, if a worker was lost. Context: host, no step in progress."""
         if losses and self._variable is not None:
             self._variable.assign(self._start + totals.applied)

@@ -1,4 +1,4 @@
-"""Which steps come next on the workers: how many at once, and where all of them must have ended."""
+"""Schedules the next steps on the workers: how many at once, and where all of them must have ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .worker_function import WorkerFunction
 
 _TARGET_SECONDS = 0.1
 MOST_STEPS = 512
-"""Of one piece."""
+"""Steps of one piece."""
 
 
 class PieceLength:
-    """How many steps the next piece has: about 0.1 s, and few near the end so that no worker is waited for."""
+    """The number of steps of the next piece: about 0.1 s, and few near the end so that workers finish together."""
 
     def __init__(self, fixed: int | None, workers: int, epoch_steps: int | None, most: int | None) -> None:
         self._fixed, self._workers, self._epoch_steps, self._most = fixed, workers, epoch_steps, most
@@ -35,11 +35,11 @@ class PieceLength:
         return max(1, min([steps, *(bound for bound in (left, most, self._most) if bound is not None)]))
 
     def done(self, steps: int) -> None:
-        """Notes a result: results should come every `0.1 s / workers`."""
+        """Records a result: results should come every `0.1 s / workers`."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._results += 1
-        if self._results <= self._workers:  # these have compiled, or waited for the others that did
+        if self._results <= self._workers:  # these have compiled, or waited for a compilation
             return
         wanted = steps * _TARGET_SECONDS / self._workers / max(seconds, 1e-6)
         self._steps = max(1.0, min(wanted, 2 * self._steps, float(MOST_STEPS)))
@@ -52,11 +52,11 @@ class Schedule:
         function: what the workers run.
         source: the input, at its position.
         begin: called with the number of the first step of each piece.
-        stopped: () -> bool; whether no further piece may be handed out.
-        step: int; the steps of the epoch that are done.
+        stopped: () -> bool; whether to hand out no further piece.
+        step: int; the completed steps of the epoch.
         epoch_steps: int or None; the steps of the epoch.
-        most: int or None; the most steps of a piece.
-        next_stop: `next_stop(step)`, the steps after `step` at which all steps before must be done, or None.
+        most: int or None; the maximum number of steps of a piece.
+        next_stop: `next_stop(step)`, the steps after `step` at which all earlier steps must be done, or None.
 
     Attributes:
         empty: bool; whether there is no step at all.
@@ -88,7 +88,7 @@ class Schedule:
             self._ready.appendleft(first)
 
     def _draw(self) -> Piece | None:
-        """The next piece: what is left of the last chunk, or the beginning of another."""
+        """The next piece: the rest of the last chunk, or the beginning of another."""
         bound = self._next_stop(self.done)
         self._stop = None if bound is None else self.done + bound
         left = None if self._stop is None else self._stop - self._scheduled
@@ -108,7 +108,7 @@ class Schedule:
         self._source.drawn(steps)
 
     def next(self) -> Piece | None:
-        """The next piece; None where the data has ended, or until the steps under way are done."""
+        """The next piece; None where the data has ended, or until the steps in progress are done."""
         piece = None if self._stopped() else self._draw()
         if piece is not None:
             self._function.prepare(piece)
@@ -117,17 +117,17 @@ class Schedule:
         return piece
 
     def arrived(self, piece: Piece) -> None:
-        """Notes that the result of a piece has arrived."""
+        """Records that the result of a piece has arrived."""
         self.done += piece.steps
         self._length.done(piece.steps)
 
     def at_stop(self) -> bool:
-        """Whether this is a place where all steps are done because a callback wants it so."""
+        """Whether all steps are done here because a callback needs it."""
         return self._stop is not None and self.done >= self._stop and self.done == self._scheduled
 
 
 def next_stop(callbacks: list[Any], step: int) -> int | None:
-    """Steps until a callback wants to find all of them done: one that saves."""
+    """Steps until a callback needs all of them done, such as one that saves."""
     wanted = [
         wake
         for callback in callbacks

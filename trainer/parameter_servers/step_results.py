@@ -1,13 +1,13 @@
-"""The result of one step on a worker: a vector of numbers. The coordinator adds them up.
+"""The result of one step on a worker: a vector of numbers, which the coordinator sums.
 
     samples of the batch -> forward -> loss -> gradients -> (lock) optimizer (unlock) -> averages -> result
 
-It is the step of one replica (`train_step.py`). Only its writes differ: what it adds to metrics is returned, and other state
-is added to what the servers hold by then, since other workers have written in between.
+It is the step of one replica (`train_step.py`). Only its writes differ: its additions to metrics are returned, and the
+changes of other state are added to the servers' current values, since other workers have written in between.
 
-So a metric counts each step once, whoever computed it and however often it was tried, and no worker waits for another's
-sums. A metric must be a sum over batches, as all of Keras' are: its state after a batch is its state before plus what
-the batch adds.
+So a metric counts each step once, for any worker and any number of attempts, and no worker waits for another's sums. A
+metric must be a sum over batches, like all of Keras': its state after a batch is its state before plus the batch's
+contribution.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StepLogs:
 
     Attributes:
         names: the names of the logs, in their order.
-        own: name -> nest of `tf.TensorSpec`, of the logs that no metric carries.
+        own: name -> nest of `tf.TensorSpec`, of the logs that are not metrics.
         results: name -> metric, of the logs that are `metric.result()` under another name than the metric's.
     """
 
@@ -52,11 +52,11 @@ class StepLogs:
 class ResultLayout:
     """The layout of the vector of float64 numbers that a step returns.
 
-        [done, applied, what the step adds to each variable of the metrics..., the custom logs...]
+        [done, applied, the step's additions to each variable of the metrics..., the custom logs...]
 
     Args:
         model: built.
-        logs: what its step returns; None: the results of its metrics.
+        logs: the results of its step; None: the results of its metrics.
 
     Attributes:
         variables: the metrics' Keras variables.
@@ -91,7 +91,7 @@ class ResultLayout:
         return self.pack(applied, added, own), state
 
     def added(self, results: np.ndarray, variable: Any) -> np.ndarray:
-        """What each of the steps adds to one of `variables`: `[steps, *shape]`."""
+        """Each step's addition to one of `variables`: `[steps, *shape]`."""
         return self._part(results, next(i for i, other in enumerate(self.variables) if other is variable))
 
     def logs_of(self, result: np.ndarray) -> Any:
@@ -105,7 +105,7 @@ class ResultLayout:
         return results[:, first:last].reshape(-1, *self._shapes[number])
 
     def average_logs(self, results: np.ndarray, weights: np.ndarray) -> None:
-        """Puts the mean of the custom logs of the parts of a step, `results`, into each of them."""
+        """Replaces the custom logs of the parts of a step, `results`, by their mean."""
         logs = results[:, self._bounds[len(self.variables)] :]
         logs[...] = np.average(logs, axis=0, weights=weights)
 
@@ -113,7 +113,7 @@ class ResultLayout:
 def worker_step(
     model: TrainedModel, step_fn: Any, batch: Any, step: StepContext, layout: ResultLayout, alone: bool
 ) -> tuple[tf.Tensor, Any]:
-    """The result of one step, float64 `[layout.width]`, and its logs as it returned them; its writes are made.
+    """Makes the writes of one step; returns its result, float64 `[layout.width]`, and its unchanged logs.
 
     Args:
         model: the model.
@@ -121,7 +121,7 @@ def worker_step(
         batch: the argument of the step.
         step: one replica with all samples.
         layout: of the result.
-        alone: whether there is one worker only: its writes are then made as they are.
+        alone: whether there is only one worker: its writes are then made directly.
 
     Context: a graph that a worker runs.
     """
@@ -137,7 +137,7 @@ def worker_step(
 
 
 def snapshot(model: TrainedModel, writes: CollectedWrites, layout: ResultLayout) -> dict[int, tf.Tensor]:
-    """The state that the step reads: metrics at zero, and one value of everything that a layer may change."""
+    """The state that the step reads: metrics at zero, and one consistent value of all state that a layer may change."""
     for variable in layout.variables:
         writes.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)
     before = {}
@@ -148,11 +148,11 @@ def snapshot(model: TrainedModel, writes: CollectedWrites, layout: ResultLayout)
 
 
 class ReadOnce(CollectedWrites):
-    """Collects the writes of a step of a custom loop, and keeps what it read: other workers write in between.
+    """Collects the writes of a step of a custom loop, and keeps its reads: other workers write in between.
 
     Attributes:
-        before: what the step read of each variable that gradients do not train, by its id; zeros for a metric.
-        sums: the ids of those that hold sums: the variables of metrics.
+        before: the step's read of each variable that gradients do not train, by its id; zeros for a metric.
+        sums: the ids of the variables of metrics, which hold sums.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class ReadOnce(CollectedWrites):
         self.sums: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """The collected value, or the one that was read before; a metric begins with zeros (Keras calls this)."""
+        """The collected value, or the earlier read; a metric begins with zeros (Keras calls this)."""
         value = super().get_current_value(variable)
         if variable.trainable or id(variable) in self.variables or raw_value(variable) is None:
             return value
@@ -181,9 +181,9 @@ def write_state(
     alone: bool,
     sums: Container[int] = (),
 ) -> None:
-    """Makes the writes of layers: with other workers, adds the difference to what the variable holds by now.
+    """Makes the writes of layers: with other workers, adds the difference to the variable's current value.
 
-    What is in `sums` is added in any case.
+    Variables in `sums` are added in any case.
     """
     if not writes:
         return
@@ -204,7 +204,7 @@ def write_state(
 
 @contextlib.contextmanager
 def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """Gives a list to which (what `metric.result()` returned, metric) is added at each call."""
+    """A list that gets a pair (result of `metric.result()`, metric) at each call."""
     noted: list[tuple[Any, Any]] = []
 
     def noting(metric: Any, result: Any) -> Any:
@@ -236,7 +236,7 @@ class Totals:
         self.applied = 0
 
     def add(self, results: np.ndarray) -> None:
-        """Adds the steps of `results`, float64 `[steps, width]`, one by one: the sums that one device would have."""
+        """Adds the steps of `results`, float64 `[steps, width]`, one by one: the single-device sums."""
         for index, (variable, state) in enumerate(zip(self._layout.variables, self._state)):
             each = self._layout.added(results, variable).astype(state.dtype)
             self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]

@@ -1,11 +1,11 @@
 """Synchronous training with backup workers: parts of each batch on several workers, one update of their sum.
 
     parts   N = workers - backups; part r holds samples floor(r B / N) to floor((r + 1) B / N) of the batch
-    each worker that is free takes a part; one that is still free takes the part of the slowest once more
-    when every part has come from somebody:   gradient = sum_r w_r g_r / sum_r w_r,   one update, next batch
+    each idle worker takes a part; one that is still idle repeats the part of the slowest
+    when all parts have a result:   gradient = sum_r w_r g_r / sum_r w_r,   one update, next batch
 
 In Chen et al. 2016 ("Revisiting Distributed Synchronous SGD") the gradients of the slowest workers are dropped with
-their samples. Here a spare worker computes the same samples: none is lost, and the result is that of a single device.
+their samples. Here a spare worker computes the same samples: none is lost, and the result equals that of a single device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .pieces import HOST, Piece
 from .step_results import snapshot, write_state
 from .worker_steps import WorkerSteps
 
-_POLL = 0.005  # seconds between two checks of which workers are free
+_POLL = 0.005  # seconds between two checks for idle workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class SynchronousSteps(WorkerSteps):
             yield piece, results
 
     def _one_step(self, phase: Phase, piece: Piece, number: int) -> np.ndarray:
-        """The results of the parts of step `number`, `[parts, width]`, after the sum of the parts was applied."""
+        """The results of the parts of step `number`, `[parts, width]`, after applying the sum of the parts."""
         ordered = self._computed(phase, self.parts_of(piece, number))
         applied = self.update(ordered)
         assert self._layout is not None
@@ -115,7 +115,7 @@ class SynchronousSteps(WorkerSteps):
         return results
 
     def _computed(self, phase: Phase, parts: list[Part]) -> list[Any]:
-        """The results of the parts of a step: they are handed out, and the slowest again to the workers that are free."""
+        """The results of the parts of a step: they are handed out, and the slowest again to idle workers."""
         results: dict[int, Any] = {}
         copies = {part.index: 1 for part in parts}
         for part in parts:
@@ -134,11 +134,11 @@ class SynchronousSteps(WorkerSteps):
         return [results[index] for index in sorted(results)]
 
     def parts_of(self, piece: Piece, step: int) -> list[Part]:
-        """The parts that have samples."""
+        """The non-empty parts."""
         if piece.rows is None:
             raise ValueError(
-                f"Synchronous steps on parameter servers (`backup_workers={self._backups}`) share out batches whose arrays "
-                "have the same number of samples, and this one's have not: train without `backup_workers`."
+                f"Synchronous steps on parameter servers (`backup_workers={self._backups}`) split batches whose arrays "
+                "have the same number of samples, but this batch has different ones: train without `backup_workers`."
             )
         bounds = [replica_bounds(piece.rows, self._num_parts, index) for index in range(self._num_parts)]
         return [Part(piece, step, i, first, last) for i, (first, last) in enumerate(bounds) if last > first]
@@ -147,10 +147,10 @@ class SynchronousSteps(WorkerSteps):
         """The result of a part on the host, and its gradients and state on servers. Context: as in the base class."""
         inputs = self.memory.inputs(worker, part.piece)
         function = self._function(part.piece)
-        with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
+        with tf.device(HOST):  # a copy to a hanging worker would hold the GIL
             numbers = [tf.constant(number, tf.int32) for number in (part.first, part.last, worker)]
         result, weight, gradients, state = function(inputs, *numbers)
-        # From here on the worker is not needed: each gradient is where its variable is.
+        # From here on the worker is not needed: each gradient is on the server of its variable.
         there = [
             [_copy(g, getattr(v.value, "device", None) or FIRST_SERVER) for g, v in zip(own, variables)]
             for own, (_, variables) in zip(gradients, self._taken)
@@ -194,7 +194,7 @@ class SynchronousSteps(WorkerSteps):
         step = StepContext(number, 1, rows, rows, totals=WeightTotals())
         step.notes[NOT_AGGREGATED] = lambda optimizer: ValueError(
             "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
-            "give what changes the gradients to the optimizer, as `gradient_transformers`."
+            "pass changes of the gradients to the optimizer, as `gradient_transformers`."
         )
         step.take_gradients = lambda optimizer, pairs: taken.append((optimizer, list(pairs)))
         with tf.distribute.ReplicaContext(self._strategy, 0):
@@ -247,7 +247,7 @@ def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
 
 
 def _reduced(variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
-    """The value of all parts; all of them have samples."""
+    """The concatenation of all parts, all of them non-empty."""
     with beside(variable.value):
         old = tf.convert_to_tensor(variable.value)
     return reduce_parts(variable, values, tf.unstack(shares), [True] * len(values), old)

@@ -1,4 +1,4 @@
-"""Functions that workers run on pieces of the input: how pieces are handed out and their results come back."""
+"""Functions that workers run on pieces of the input: hands out pieces and collects their results."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .pieces import HOST, Piece, WorkerMemory, pieces_of
 
 
 class WorkerFunction:
-    """Runs pieces on workers. Owns the functions compiled for them and what the workers hold of the input.
+    """Runs pieces on workers. Owns their compiled functions and their input tensors.
 
     Args:
         model: built under a `ParameterServerStrategy`.
 
     Attributes:
-        lines: int; pieces that may be under way at the same time: one on each worker, and one that waits for it.
-        most_steps: int or None; that a piece may have.
-        memory: what the workers hold of the input.
+        lines: int; pieces that may be in progress at the same time: one on each worker, and one that waits for it.
+        most_steps: int or None; the maximum number of steps of a piece.
+        memory: the input tensors on the workers.
     """
 
     most_steps: int | None = None
@@ -51,7 +51,7 @@ class WorkerFunction:
 
     @property
     def fixed_steps(self) -> int | None:
-        """The steps of a piece where the user has fixed them."""
+        """The steps of a piece where the user has set `steps_per_execution`."""
         return self._model._fixed_steps
 
     def run(self, worker: int, piece: Any) -> Any:
@@ -59,7 +59,7 @@ class WorkerFunction:
         raise NotImplementedError
 
     def _make(self, piece: Piece) -> Any:
-        """What computes pieces with the layout of `piece`."""
+        """The compiled function for pieces with the layout of `piece`."""
         raise NotImplementedError
 
     def prepare(self, piece: Piece) -> None:
@@ -73,7 +73,7 @@ class WorkerFunction:
         return self._compiled[key]
 
     def _traced(self, function: Callable[..., Any], *signature: Any) -> Any:
-        """The concrete function: a `tf.function` would be traced again on each worker."""
+        """The concrete function: a `tf.function` would be retraced on each worker."""
         with self._strategy.scope(), scheduling(self._strategy):
             return graph_function(function).get_concrete_function(*signature)
 
@@ -88,13 +88,13 @@ class WorkerFunction:
         arrived: Callable[[Piece], None] = lambda piece: None,
         in_order: bool = False,
     ) -> Iterator[tuple[Piece, Any]]:
-        """Hands out pieces and yields (piece, result), until no piece is under way and none is left.
+        """Hands out pieces and yields (piece, result), until none is in progress and none is left.
 
         Args:
-            phase: under way.
-            next_piece: gives the next piece to hand out; None: there is none before more results have come.
+            phase: the current phase.
+            next_piece: returns the next piece; None: there is none before more results have arrived.
             arrived: called when the result of a piece has arrived.
-            in_order: whether to yield results in the order of the input, not in that of their arrival.
+            in_order: whether to yield results in the order of the input, instead of the order of arrival.
         """
         free = list(range(self.lines))
         early: dict[int, tuple[Piece, Any]] = {}
@@ -127,11 +127,11 @@ class WorkerFunction:
         return piece, result
 
     def graph(self) -> Any:
-        """The graph that was made first, to be drawn; None where there is none."""
+        """The first graph, for drawing; None without one."""
         return next((function.graph for function in self._compiled.values()), None)
 
     def compilations(self) -> int:
-        """How many graphs were made so far."""
+        """The number of graphs so far."""
         return len(self._compiled)
 
 

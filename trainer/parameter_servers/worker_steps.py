@@ -1,9 +1,9 @@
 """How a worker runs steps: several in one call of a compiled function, each recorded on a server as it is done.
 
-The ledger is what makes a lost worker harmless. It is a table on a parameter server with one line for each piece under way
-and one table row for each of its steps. A step writes its result there when its update is done. A piece that is given to
-another worker begins after the last result that is there, so a step that was done is neither lost nor done again; only
-the step that was being written when its worker died may have been applied in part before it is repeated.
+The ledger makes a lost worker harmless. It is a table on a parameter server with one line for each piece in progress and
+one table row for each of its steps. A step writes its result there after its update. A piece that is handed to another
+worker begins after its last result in the table, so a completed step is neither lost nor repeated; only a step whose
+worker died while writing may have been applied in part before it is repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
 
 
 class WorkerSteps(WorkerFunction):
-    """Runs `train_step` or `test_step` on workers; the result of a piece is those of its steps. Owns the ledger.
+    """Runs `train_step` or `test_step` on workers; the result of a piece has the results of its steps. Owns the ledger.
 
     Args:
         model: built under a `ParameterServerStrategy`.
@@ -67,7 +67,7 @@ class WorkerSteps(WorkerFunction):
         super().prepare(piece)
 
     def totals(self) -> Totals:
-        """Totals that begin with what the metrics hold."""
+        """Totals that begin with the state of the metrics."""
         assert self._layout is not None
         return Totals(self._model, self._layout, self._read)
 
@@ -83,7 +83,7 @@ class WorkerSteps(WorkerFunction):
         """The results of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
         function = self._function(piece)
         inputs = self.memory.inputs(worker, piece)
-        with tf.device(HOST):  # copying to a worker that hangs would hold Python's lock
+        with tf.device(HOST):  # a copy to a hanging worker would hold the GIL
             steps, at = tf.constant(piece.steps, tf.int32), tf.constant([piece.number, piece.line], tf.int64)
             number = tf.constant(worker, tf.int32)
         results = function(inputs, steps, at, number)
@@ -163,7 +163,7 @@ class _Ledger:
         return tf.raw_ops.ResourceGather(resource=self._variable.handle, indices=self._line, dtype=tf.float64)
 
     def steps_done(self) -> tf.Tensor:
-        """How many of the piece's steps are done; int32 scalar."""
+        """The number of completed steps of the piece; int32 scalar."""
         with tf.device(FIRST_SERVER):
             return tf.reduce_sum(tf.cast(tf.equal(self._results()[:, 0], self._number), tf.int32))
 

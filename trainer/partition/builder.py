@@ -33,26 +33,26 @@ from .rules.rewritten import rewritten
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
 APPLY = "unisono_apply_"
-"""Names an operation that stands for a call of an optimizer; its number follows."""
+"""Name prefix of an operation that stands for a call of an optimizer; its number follows."""
 READ = "unisono_read_"
-"""Names a placeholder that stands for a sharded weight; the number of the read follows."""
+"""Name prefix of a placeholder that stands for a sharded weight; the number of the read follows."""
 
 
 class Builder:
     """Builds one program.
 
     Args:
-        values: of the programs around it, too.
-        inside: whether it is the body of a branch or a loop, where no collective can be.
+        values: of the outer programs, too.
+        inside: whether it is the body of a branch or a loop, where collectives are not supported.
         slices: as for `partitioned`.
         is_local: as for `partitioned`.
-        whole: names of operations that are given whole inputs.
+        whole: names of operations that get whole inputs.
         replicated: whether all operations are.
 
     Attributes:
-        program: so far.
-        states: the ids of tensors that are written; what reads a statistic among them reads its mean.
-        made: the numbers of values that were converted, by the number of the value and the label.
+        program: as far as it is built.
+        states: the ids of assigned tensors; a read of a statistic among them reads its mean.
+        made: the numbers of converted values, by the number of the original value and the label.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Builder:
         return len(self.program.values) - 1
 
     def label(self, number: int) -> Label:
-        """Of a value."""
+        """The label of a value."""
         return self.program.values[number].label
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
@@ -91,7 +91,7 @@ class Builder:
             if op.name in done:
                 return
             done.add(op.name)
-            for tensor in op.inputs:  # loops are given lists for their backward pass after they were made
+            for tensor in op.inputs:  # loops get lists for their backward pass after their creation
                 if id(tensor) not in known:
                     visit(tensor.op)
             self._operation(op, known, shapes)
@@ -103,7 +103,7 @@ class Builder:
         return [known[id(tensor)] for tensor in graph.outputs]
 
     def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
-        """The number of a value with the label that is wanted."""
+        """The number of a value with the requested label."""
         have = self.label(number)
         if want == MEAN_OF_STATISTICS and have != STATISTIC:
             want = REPLICATED
@@ -130,13 +130,13 @@ class Builder:
         return target
 
     def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:
-        """The number of the value of a tensor: of a statistic that is written, its mean."""
+        """The number of the value of a tensor: of an assigned statistic, its mean."""
         if id(tensor) not in self.states or self.label(number) != STATISTIC:
             return number
         return self.converted(self.converted(number, MEAN_OF_STATISTICS, cause), REPLICATED, cause)
 
     def _whole(self, number: int) -> int:
-        """The whole of what was made of replicated inputs alone: it is made again."""
+        """The whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
         copy = self._again[number]
         value = self.program.values[number]
         target = self.add(Value(value.dtype, value.shapes, REPLICATED, value.constant))
@@ -256,7 +256,7 @@ class Builder:
         return outputs
 
     def _apply(self, op: tf.Operation, inputs: list[int]) -> None:
-        """The gradients that an optimizer is given are parts of a sum over the replicas."""
+        """The gradients for an optimizer are partial sums over the replicas."""
         if self._inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
         number = int(op.name.rpartition("/")[2].removeprefix(APPLY).partition("_")[0])
@@ -292,7 +292,7 @@ class Builder:
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()
     ) -> tuple[Builder, list[int]]:
-        """Partitions a function with inputs like these; the constants of those that are `changed` do not hold in it."""
+        """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
@@ -309,7 +309,7 @@ class Builder:
 
 
 def _needed(graph: Any) -> set[str]:
-    """The names of the operations without which a graph would give or do something else."""
+    """The names of the operations that affect the results or side effects of a graph."""
     found: set[str] = set()
     ahead = [tensor.op for tensor in graph.outputs]
     ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or APPLY in op.name]
@@ -325,7 +325,7 @@ def _needed(graph: Any) -> set[str]:
 class _StaticShapes:
     """The shapes of the tensors of a graph for each of `PROBES`, as TensorFlow infers them.
 
-    It does not infer those of the outputs of loops and branches, nor what lists hold, which the pass knows.
+    TensorFlow does not infer the outputs of loops and branches, nor the elements of lists; the pass knows these.
     """
 
     def __init__(self, graph: Any, inputs: Sequence[Value]) -> None:
@@ -343,7 +343,7 @@ class _StaticShapes:
         return [shape_of(found.get(tensor.name, tensor.shape)) for found in self._found]
 
     def say(self, op: tf.Operation, values: Sequence[Value]) -> None:
-        """Says the shapes of the outputs of an operation."""
+        """Sets the shapes of an operation's outputs."""
         better = {
             tensor.name: tuple((shape, None) for shape in value.shapes)
             for tensor, value in zip(op.outputs, values)
@@ -354,7 +354,7 @@ class _StaticShapes:
             self._found = self._inferred()
 
     def forget(self, tensor: Any) -> None:
-        """Says that nothing holds for all sizes of the batch that is computed from the value of a tensor."""
+        """Marks everything computed from a tensor's value as unknown for other batch sizes."""
         self._known[tensor.name] = tuple((shape, None) for shape in self.of(tensor))
         self._found = self._inferred()
 
@@ -370,7 +370,7 @@ class _StaticShapes:
 
 
 def _rounds_sizes(op: tf.Operation) -> bool:
-    """Whether an operation may round a number that was computed from the size of the batch, as a part of it."""
+    """Whether an operation may round a number that was computed from the size of the batch, as in a share of it."""
     if op.type != "Cast" or not op.inputs[0].dtype.is_floating or not op.outputs[0].dtype.is_integer:
         return False
     elements = op.outputs[0].shape.num_elements()

@@ -1,6 +1,6 @@
-"""What small integer tensors of a step are, sizes above all, where they can be told from the shapes.
+"""Constant folding of small integer tensors of a step, sizes above all, as far as shapes determine them.
 
-NumPy's own functions stand in for TensorFlow's; what has none here is not known.
+NumPy's functions replace TensorFlow's; results of other operations are unknown.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _INTEGERS = (tf.int32, tf.int64, tf.bool, tf.uint8, tf.int8, tf.int16)
 def constant(
     op: tf.Operation, number: int, inputs: Sequence[np.ndarray | None], shapes: Sequence[Any]
 ) -> Any:
-    """What output `number` of an operation is for one size of the batch; None: not known.
+    """The value of output `number` of an operation, for one size of the batch; None: not known.
 
     Args:
-        op: which.
+        op: the operation.
         number: of its output.
-        inputs: what is known of its inputs.
+        inputs: the known values of its inputs.
         shapes: of its inputs; lists of int or None, or None.
     """
     tensor = op.outputs[number]
@@ -156,12 +156,12 @@ def depends_on_sizes(inputs: Sequence[Pair | None]) -> bool:
 def holds_for_all_sizes(kind: str, inputs: Sequence[Pair | None]) -> bool:
     """Whether an operation on sizes is the same function of the size of the batch for every size, not for `PROBES` alone.
 
-    The remainder of a division by 2 is 0 for both of `PROBES`, and both are larger than 64. What is not of the types of
-    operation that this is about holds.
+    The remainder of a division by 2 is 0 for both of `PROBES`, and both are larger than 64. For other types of operations
+    the result is True.
 
     Args:
         kind: the type of the operation.
-        inputs: what is known of its inputs; they depend on the size of the batch.
+        inputs: the known values of its inputs; they depend on the size of the batch.
     """
     if kind in COMPARISONS:
         return False

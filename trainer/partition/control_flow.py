@@ -1,4 +1,4 @@
-"""Branches and loops: their bodies hold no collective, so what they read is converted before them."""
+"""Branches and loops: collectives are not supported in their bodies, so inputs are converted before them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_ROUNDS = 6
 
 
 class Builder(Protocol):
-    """What is asked of `builder.Builder`."""
+    """The methods of `builder.Builder` that this module uses."""
 
     program: Program
     made: dict[tuple[int, Label], int]
@@ -31,15 +31,15 @@ class Builder(Protocol):
         ...
 
     def label(self, number: int) -> Label:
-        """Of a value."""
+        """The label of a value."""
         ...
 
     def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
-        """The number of a value with the label that is wanted."""
+        """The number of a value with the requested label."""
         ...
 
     def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        """Partitions a function with inputs like these."""
+        """Partitions a function for inputs like these."""
         ...
 
 
@@ -49,7 +49,7 @@ def without_collectives(
     inputs: list[int],
     work: Callable[[Builder, tf.Operation, list[int]], list[int]],
 ) -> list[int]:
-    """Partitions the bodies of a branch or a loop; where they need a collective, what they read is whole."""
+    """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
         if outer.label(number).counts:
             inputs[place] = outer.converted(number, outer.label(number)._replace(counts=False), op)
@@ -141,12 +141,12 @@ def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
 
 
 def _carried(value: Value) -> Value:
-    """What a loop carries at its beginning."""
+    """The initial values of a loop's variables."""
     return dataclasses.replace(value, label=value.label._replace(counts=False))
 
 
 def _checked(have: Label, value: Value, op: tf.Operation) -> Value:
-    """What a loop carries, if no collective is needed to make it; for a body that is only tried."""
+    """A loop variable, if making it needs no collective; for a trial of the body."""
     if needs_collective(have, value.label):
         raise NeedsCollective(op.name)
     return dataclasses.replace(value)
@@ -157,7 +157,7 @@ def _is_same(given: Any, returned: Any) -> bool:
 
 
 def _of_branches(found: set[Label], op: tf.Operation) -> Label:
-    """The label of an output that has these in the branches."""
+    """The label of an output, from its labels in the branches."""
     labels = {label._replace(counts=False) for label in found - {EMPTY}}
     others = labels - {REPLICATED}
     if len(others) > 1 or (
@@ -168,7 +168,7 @@ def _of_branches(found: set[Label], op: tf.Operation) -> Label:
 
 
 def _shapes_of_branches(values: Sequence[Value]) -> tuple[Shape, Shape]:
-    """The shapes of an output that is one of these."""
+    """The shapes of an output, from its shapes in the branches."""
     one, other = values[0].shapes
     for value in values[1:]:
         one, other = _merged_shape(one, value.shapes[0]), _merged_shape(other, value.shapes[1])
@@ -176,7 +176,7 @@ def _shapes_of_branches(values: Sequence[Value]) -> tuple[Shape, Shape]:
 
 
 def _merged(before: Value, after: Value) -> Value:
-    """What a loop carries, from what it is at its beginning and what it is after a round."""
+    """A loop variable, from its initial value and its value after an iteration."""
     label = _merged_label(before.label, after.label._replace(counts=False), before)
     if before.label == EMPTY:
         return dataclasses.replace(before, label=label, shapes=after.shapes, elements=after.elements)
@@ -189,7 +189,7 @@ def _merged(before: Value, after: Value) -> Value:
 
 
 def _merged_shape(before: Shape, after: Shape) -> Shape:
-    """A shape without the extents that a round changes."""
+    """A shape without the extents that an iteration changes."""
     if before is None or after is None or len(before) != len(after):
         return before
     return [None if b is not None and a != b else a for a, b in zip(before, after)]

@@ -1,4 +1,4 @@
-"""Conversions between labels, as one replica makes them."""
+"""Conversions between labels, computed on one replica."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Replica:
     """One replica's samples of the global batch. Sizes are ints where they are known while tracing, else int32 scalars.
 
     Attributes:
-        number: int; of the replica, over all workers.
-        samples: those that it holds; can be 0.
-        held: those that its tensors hold: one borrowed sample, which counts for nothing, where `samples` is 0.
-        total: those of the global batch.
-        start: where its own begin in the global batch.
-        copy: int; which copy of a variable is this replica's, among those of its worker.
-        first_positions: for each data-dependent choice of samples, where this replica's begin along the axis that they
-            were chosen from, which can have several entries for each sample.
+        number: int; the replica's number over all workers.
+        samples: the number of samples that it holds; can be 0.
+        held: the number of samples in its tensors: one borrowed sample, which does not count, where `samples` is 0.
+        total: the number of samples of the global batch.
+        start: the position of its first sample in the global batch.
+        copy: int; the number of this replica's variable copy within its worker.
+        first_positions: for each data-dependent choice of samples, the start of this replica's samples along the axis that
+            they were chosen from, which can have several entries for each sample.
     """
 
     number: int
@@ -49,12 +49,12 @@ class Replica:
 
     @property
     def unknown(self) -> list[tf.Tensor]:
-        """Those of its numbers that are not known while tracing, for the body of a branch or a loop."""
+        """The numbers that are unknown while tracing, for the body of a branch or a loop."""
         numbers = (self.samples, self.held, self.total, self.start)
         return [number for number in numbers if isinstance(number, tf.Tensor)]
 
     def with_unknown(self, numbers: Sequence[tf.Tensor]) -> Replica:
-        """This replica in the body of a branch or a loop, which is given these `numbers`."""
+        """This replica in the body of a branch or a loop, which gets these `numbers`."""
         rest = iter(numbers)
         names = ("samples", "held", "total", "start")
         return dataclasses.replace(
@@ -76,11 +76,11 @@ class Replica:
 
 
 class Request(NamedTuple):
-    """What a replica asks of all.
+    """A request of a replica to all replicas.
 
     Attributes:
-        tensor: what it gives.
-        axis: None: the sum of what all give; else what they give, one after another along this axis.
+        tensor: its input.
+        axis: None: the sum of all inputs; else their concatenation along this axis.
     """
 
     tensor: tf.Tensor
@@ -91,7 +91,7 @@ Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
 
 
 def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
-    """The output of an operation with the local factor that makes its numbers those of the global batch."""
+    """The output of an operation times the local factor that makes it a value of the global batch."""
     if made == PARTIAL_MEAN:
         return _times_share(tensor, replica)
     if made == OWN:
@@ -102,7 +102,7 @@ def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
 
 
 def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
-    """A conversion that needs nothing of other replicas."""
+    """A conversion without communication."""
     if have == MEAN_OF_STATISTICS:
         return tensor
     if want == PARTIAL_SUM:
@@ -126,11 +126,11 @@ def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label]], replica: Replica
     """Conversions that communicate, all in one exchange.
 
     Args:
-        wanted: the tensors, their labels, and the labels that they shall have.
+        wanted: the tensors, their labels, and the requested labels.
         replica: this one.
 
     Yields:
-        What is asked of all replicas; is sent the answers.
+        The requests to all replicas; receives the answers.
 
     Returns:
         The converted tensors.
@@ -195,7 +195,7 @@ def _times_ratio(number: Any, over: Any, under: Any) -> Any:
         static = tf.get_static_value(number)
         if static is not None:
             return tf.constant(static.astype("int64") * over // under, number.dtype)
-    with tf.device("CPU:0"):  # a GPU would be waited for
+    with tf.device("CPU:0"):  # the host would wait for a GPU
         wide = tf.cast(number, tf.int64) * tf.cast(over, tf.int64) // tf.cast(under, tf.int64)
         return size_on_host(tf.cast(wide, number.dtype))
 
@@ -218,7 +218,7 @@ def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> t
 
 
 def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
-    if want.chosen is not None:  # a reshape: what is left is what the data has
+    if want.chosen is not None:  # a reshape: the open extent depends on the data
         return tf.concat([tensor[: want.axis], [tf.constant(-1, tensor.dtype)], tensor[want.axis + 1 :]], 0)
     if replica.held is replica.total:
         return tensor
@@ -242,7 +242,7 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
             _times_ratio(size, start, replica.total),
             _times_ratio(size, replica.held, replica.total),
         )
-        if extent is None:  # what is broadcast stays whole
+        if extent is None:  # broadcast axes are not sliced
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]
         parts.append(piece[tuple(entries)])
@@ -250,7 +250,7 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
 
 
 def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
-    """A key to draw random numbers with: on the first replica that of one device, on each other one another."""
+    """A key for random numbers: on the first replica the single-device key, a different one on each other replica."""
     if replica.number == 0:
         return tensor
     shift = tf.constant((replica.number * 0x9E3779B97F4A7C15) % 2**64, tf.uint64)
@@ -258,14 +258,14 @@ def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
 
 
 def _summand(tensor: tf.Tensor) -> tf.Tensor:
-    """What this replica adds; in a dtype that collectives add."""
+    """This replica's term of a sum, in a dtype that collectives support."""
     if tensor.dtype == tf.bool or (tensor.dtype.is_integer and tensor.dtype.size < 4):
         tensor = tf.cast(tensor, tf.int32)
     return tf.cast(tensor, tf.int64) if tensor.dtype in (tf.uint32, tf.uint64) else tensor
 
 
 def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
-    """What this replica gives for a maximum or minimum: where it has no samples what changes nothing."""
+    """This replica's input for a maximum or minimum: the neutral element where it has no samples."""
     number = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
     if replica.alive is True:
         return number
@@ -277,12 +277,12 @@ def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
 
 
 def _in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
-    """Positions that were counted from this replica's first sample, counted from the first one of the batch."""
+    """Positions relative to this replica's first sample, converted to positions in the batch."""
     return positions + tf.cast(replica.first_positions[have.chosen], positions.dtype)
 
 
 def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
-    """Positions that were counted from the first sample of the batch, counted from the first one that this replica holds."""
+    """Positions in the batch, converted to positions relative to this replica's first held sample."""
     assert isinstance(want.counts, tuple)
     first = tf.cast(_start_held(replica) * (want.counts[0] // PROBES[0]), positions.dtype)
     if want.column:
@@ -291,13 +291,13 @@ def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.T
 
 
 def _start_held(replica: Replica) -> Any:
-    """Where the samples that a replica holds begin in the batch; a borrowed one is the last."""
+    """The position of a replica's first held sample in the batch; a borrowed one is the last sample."""
     start, last = replica.start, replica.total - replica.held
     return min(start, last) if isinstance(start, int) and isinstance(last, int) else tf.minimum(start, last)
 
 
 def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]:
-    """The blocks of this replica's part, without borrowed samples, positions counted in the batch."""
+    """The blocks of this replica's part, without borrowed samples, with positions in the batch."""
     if have.counts:
         tensor = _in_the_batch(tensor, have, replica)
     pieces = tf.split(tensor, have.blocks, have.axis) if have.blocks > 1 else [tensor]

@@ -1,16 +1,16 @@
-"""Why a step, or a part of it, is not partitioned."""
+"""Errors for steps, or parts of steps, that are not partitioned."""
 
 
 class NotPartitioned(Exception):
-    """The step has something that cannot be partitioned. The message says what."""
+    """The step cannot be partitioned. The message gives the reason."""
 
 
 class NeedsCollective(Exception):
-    """An operation in a branch or a loop needs a collective: its inputs are converted before it."""
+    """An operation in a branch or a loop needs a collective: its inputs are converted before the branch or loop."""
 
 
 class ListIsGathered(Exception):
-    """A list of tensors would have to be gathered: what makes it has to be given whole tensors.
+    """A list of tensors would have to be gathered: its producer must get whole tensors.
 
     Attributes:
         producer: the name of that operation.

@@ -1,4 +1,4 @@
-"""A partitioned step in words: what replicas communicate in a step, how much, and which line of user code causes it."""
+"""Explains a partitioned step: the collectives of a step, their sizes, and the lines of user code that cause them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Collective:
 
     Attributes:
         kind: "all-reduce", "all-gather" or "reduce-scatter".
-        what: the tensors: their shapes for the given batch and dtype, or what they are.
-        bytes: of the tensors of one replica's result, in one step.
-        cause: the operation that needs it, such as "MatMul", or what it is for.
+        what: the tensors: their shapes for the given batch and dtype, or a description.
+        bytes: of one replica's result, in one step.
+        cause: the operation that needs it, such as "MatMul", or its purpose.
         line: `file.py:41`, or empty where no line of user code is known.
         code: the text of the line, or empty.
         reason: why it is needed.
@@ -67,14 +67,14 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class StepExplanation:
-    """How a training step is shared over replicas; `str()` gives it in words.
+    """How replicas share a training step; `str()` gives a readable text.
 
     Attributes:
         replicas: that share a batch.
-        samples: of the batch that it is about.
+        samples: of the batch.
         collectives: in the order of the step.
-        exits: for each number that leaves the step, its name and how it is distributed.
-        whole: why the step is computed on one replica; empty where it is partitioned.
+        exits: for each result of the step, its name and its distribution.
+        whole: why the step runs on one replica; empty where it is partitioned.
     """
 
     replicas: int
@@ -85,7 +85,7 @@ class StepExplanation:
 
     @property
     def bytes(self) -> int:
-        """What all collectives of a step exchange."""
+        """The bytes of all collectives of a step."""
         return sum(each.bytes for each in self.collectives)
 
     def __str__(self) -> str:
@@ -103,14 +103,14 @@ class StepExplanation:
 def explained(
     program: Program, samples: int, replicas: int, names: Sequence[str], variables: Sequence[Sequence[Any]]
 ) -> StepExplanation:
-    """Says what a program does.
+    """Explains a program.
 
     Args:
         program: of the step.
         samples: of the global batch.
         replicas: that share it.
         names: of the outputs of the program.
-        variables: for each call of an optimizer, the variables that it was given.
+        variables: for each call of an optimizer, its variables.
     """
     found = []
     for node in program.nodes:

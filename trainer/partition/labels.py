@@ -1,7 +1,7 @@
-"""Labels: how the value that one device would compute is distributed over the replicas.
+"""Labels: how a value of the single-device program is distributed over the replicas.
 
-Every number is a number of the global batch: a size is the global size, a mean is divided by the global count. Only the
-extent of a tensor along its sharded axis is local. So a label says no more than where the parts of a value are:
+Every number refers to the global batch: a size is the global size, a mean is divided by the global count. Only the
+extent of a tensor along its sharded axis is local. So a label only describes where the parts of a value are:
 
     REPLICATED   T = t_r                  the same on every replica
     SHARDED      T = concat_r t_r         along `axis`, which has the samples of the batch
@@ -12,7 +12,7 @@ extent of a tensor along its sharded axis is local. So a label says no more than
     STATISTIC    t_r is that of this replica's samples, as declared for batch statistics that are not synchronized; a part of
                  a sum where it is a gradient, a part of a mean where it is written
 
-`mesh` names the axis of the device mesh that a label is about. There is one today, the batch's.
+`mesh` names the axis of the device mesh that a label refers to. Today there is only one, the batch's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Label(NamedTuple):
     Attributes:
         kind: see the module.
         axis: int; the sharded axis, or the element of a vector of SIZES.
-        blocks: int; how often the batch comes one copy after the other along the axis: two where both views of a batch
+        blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.
-        chosen: None, or what names the data-dependent choice of samples (a mask) that is left of the batch.
-        counts: False, or, where the values are positions along an axis with samples, counted from this replica's first
-            one, the extents of that axis for each of `program.PROBES`.
+        chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain.
+        counts: False, or, where the values are positions along an axis with samples, relative to this replica's first
+            sample, the extents of that axis for each of `PROBES`.
         column: whether only the first number along the last axis is such a position.
         mesh: the axis of the mesh.
     """
@@ -61,24 +61,24 @@ PARTIAL_MIN = Label("partial min")
 OWN = Label("own")
 STATISTIC = Label("statistic")
 MEAN_OF_STATISTICS = Label("mean of statistics")
-"""Wanted of a STATISTIC that is written: the mean over the replicas, weighted with their samples."""
+"""Requested for an assigned STATISTIC: the mean over the replicas, weighted with their samples."""
 
 
 SAMPLES = Label("samples")
-"""Wanted of an output of `predict_step`: sharded along the first axis where it is, else replicated."""
+"""Requested for an output of `predict_step`: sharded along the first axis where possible, else replicated."""
 SHARES = Label("shares")
-"""Wanted of a result of a custom loop: sharded along the first axis where it is, else a partial sum."""
+"""Requested for a result of a custom loop: sharded along the first axis where possible, else a partial sum."""
 
 
 def sharded(
     axis: int, blocks: int = 1, chosen: Any = None, counts: Any = False, column: bool = False
 ) -> Label:
-    """A tensor whose axis has the samples of the batch."""
+    """The label of a tensor whose axis has the samples of the batch."""
     return Label("sharded", axis, blocks, chosen, counts, column)
 
 
 def sizes(axis: int, chosen: Any = None) -> Label:
-    """A vector of sizes whose element `axis` is the local extent of a sharded axis."""
+    """The label of a vector of sizes whose element `axis` is the local extent of a sharded axis."""
     return Label("sizes", axis, chosen=chosen)
 
 
@@ -88,7 +88,7 @@ def is_sharded(label: Label) -> bool:
 
 
 def is_partial(label: Label) -> bool:
-    """Whether a label is that of a partial sum, maximum or minimum."""
+    """Whether a label is a partial sum, maximum or minimum."""
     return label.kind.startswith("partial")
 
 
@@ -98,7 +98,7 @@ def same_samples(one: Label, other: Label) -> bool:
 
 
 def needs_collective(have: Label, want: Label) -> bool:
-    """Whether a conversion between two labels has to communicate."""
+    """Whether a conversion between two labels needs communication."""
     if is_partial(have):
         return want != have
     if have == STATISTIC:

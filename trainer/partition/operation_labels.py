@@ -1,4 +1,4 @@
-"""The labels that one operation computes with: by its rule, on a replica's own samples, or whole."""
+"""The labels for one operation: by its rule, on a replica's own samples, or on whole inputs."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ _TAKES_POSITIONS = """
     Identity IdentityN StopGradient Cast Reshape ExpandDims Squeeze Transpose StridedSlice GatherV2 GatherNd Shape ShapeN
     Size Rank ZerosLike OnesLike OptionalFromValue TensorListPushBack TensorListSetItem
     UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
-"""  # what knows that positions are counted from this replica's first sample; all else is given those of the batch
+"""  # operations that accept positions relative to this replica's first sample; others get positions in the batch
 _ADDS_UP = ("AddN", "AddV2", "Identity")
 _HARMLESS = ("Empty", "PrintV2", "StringFormat", "OptionalFromValue", "OptionalGetValue", "OptionalNone")
 
 
 def has_effects(op: tf.Operation) -> bool:
-    """Whether an operation does more than read, draw, check and print."""
+    """Whether an operation does more than reading, drawing, checking and printing."""
     harmless = op.type in READS or op.type in STATEFUL or op.type in _HARMLESS
     return bool(op.op_def.is_stateful) and not harmless and op.type not in ("Assert", "ResourceGather")
 
 
 def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) -> Ruling:
-    """The labels that an operation wants of its inputs, and those of its outputs.
+    """The labels that an operation needs of its inputs, and those of its outputs.
 
     Args:
         op: the operation.
         view: of it.
-        replicated: whether it is given whole inputs, whatever its rule says.
+        replicated: whether it gets whole inputs, regardless of its rule.
         is_local: whether it computes statistics of a replica's own samples.
 
     Raises:
         NotPartitioned: it has effects, or lists of tensors, and no rule.
     """
     shared = bool(view.values) and view.values[0].shared
-    # A tape adds up what flows back into a layer from several operations, outside of the layer's name scope.
+    # A tape sums the gradients of several uses of a layer's output outside of the layer's name scope.
     is_local = is_local or (op.type in _ADDS_UP and all(label == STATISTIC for label in view.labels))
     if op.type in READS:
         return [None], [PARTIAL_SUM if shared and op.type == "ReadVariableOp" else REPLICATED]
@@ -63,7 +63,7 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
         return [None, REPLICATED], []
     if replicated:
         return view.gathered()
-    if op.type == "Assert":  # what it shows may be this replica's
+    if op.type == "Assert":  # it may print this replica's values
         return [REPLICATED, *[None] * (len(view.labels) - 1)], []
     rule = RULES.get(op.type)
     alike = all(label in (REPLICATED, EMPTY) for label in view.labels)
@@ -101,7 +101,7 @@ def _local_labels(op: tf.Operation, view: View) -> Ruling:
 
 
 def settled(label: Label) -> Label:
-    """The label of an output after the local factor that makes its numbers those of the global batch."""
+    """The label of an output after the local factor that makes it a value of the global batch."""
     if label in (PARTIAL_MEAN, OWN):
         return PARTIAL_SUM
     return REPLICATED if label.kind == "sizes" and label.chosen is None else label

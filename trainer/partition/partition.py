@@ -1,4 +1,4 @@
-"""The pass: every tensor of a traced step gets a label, and conversions are put where an operation needs another one."""
+"""The partitioning pass: labels every tensor of a traced step, and inserts conversions where an operation needs another."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def partitioned(
     Args:
         graph: a `FuncGraph`; its first `batch` inputs are the batch, with samples along axis 0 where they have axes.
         batch: int.
-        outputs: the labels that the outputs are to have.
+        outputs: the requested labels of the outputs.
         sums_on_read: whether a captured resource is a variable whose value is the sum of the replicas' copies.
-        slices: for each call of an optimizer, which of the gradients that it is given are slices: values and indices.
+        slices: for each call of an optimizer, which of its gradients are slices: values and indices.
         is_local: whether an operation is declared to compute statistics of a replica's own samples.
 
     Raises:
-        NotPartitioned: for what cannot be partitioned.
+        NotPartitioned: the step cannot be partitioned.
     """
     leaves = [n for n, tensor in enumerate(graph.inputs[:batch]) if tensor.shape.rank]
     one_pass = functools.partial(_one_pass, graph, batch, outputs, sums_on_read, slices or {}, is_local)
-    try:  # where nothing says that all leaves have as many samples, they may have others
+    try:  # without the same static size in all leaves, their sizes may differ
         multiples = dict(zip(leaves, _MULTIPLES)) if len(leaves) > 1 else {}
         return _until_no_list_is_gathered(one_pass, multiples)
     except ValueError:
@@ -51,7 +51,7 @@ def partitioned(
 
 
 def _until_no_list_is_gathered(one_pass: Callable[..., Program], multiples: Mapping[int, int]) -> Program:
-    """Repeats the pass, and gives whole tensors to what made a list that would have to be gathered."""
+    """Repeats the pass, with whole inputs for producers of lists that would have to be gathered."""
     whole: set[str] = set()
     while True:
         try:

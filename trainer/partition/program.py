@@ -1,6 +1,6 @@
 """The partitioned step as a list: operations of the traced step, and the conversions between them.
 
-Built by `partition.py`, copied into the graph of each replica by `rebuild.py`, put into words by `explain.py`.
+Built by `partition.py`, copied into the graph of each replica by `rebuild.py`, described by `explain.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 from .labels import REPLICATED, Label, needs_collective
 
 PROBES = 20160, 30240
-"""Two sizes of a batch that many numbers divide: what differs between them depends on the batch."""
+"""Two batch sizes that many numbers divide: a value that differs between them depends on the batch."""
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -28,14 +28,14 @@ class Value:
     """One tensor of the step.
 
     Attributes:
-        dtype: of the tensor.
-        shapes: the shape on one device for each of `PROBES`; None where the rank is not known. That of a list of tensors
+        shapes: the single-device shape for each of `PROBES`; None where the rank is not known. That of a list of tensors
+            is the shape of its elements.
             is the shape of its elements.
         label: how it is distributed.
-        constant: None, or what a small integer tensor is for each of `PROBES`.
-        elements: None, or the constant that each element of a list is.
-        free: whether it is made of replicated inputs alone, so that any label of it can be made without a collective.
-        shared: whether a resource is that of a variable whose value is the sum of the copies of all replicas.
+        constant: None, or the value of a small integer tensor for each of `PROBES`.
+        elements: None, or the constant value of each element of a list.
+        free: whether it depends on replicated inputs alone, so that any label of it needs no collective.
+        shared: whether it is the resource of a variable whose value is the sum of the copies of all replicas.
     """
 
     dtype: tf.DType
@@ -52,14 +52,14 @@ class Copy:
     """An operation of the traced step that every replica runs.
 
     Attributes:
-        op: which.
+        op: the operation.
         inputs, outputs: numbers of values.
-        made: labels of the outputs as the operation makes them; `Value.label` is that after a local factor.
-        controls: operations of the traced step that have to run before.
-        bodies: for each function that a branch or a loop names, how it is partitioned.
-        own_seed: whether each replica draws numbers of its own.
-        attributes: those that are not as traced.
-        of_samples: whether it adds up samples, of which a borrowed one must not count.
+        made: labels of the outputs before a local factor; `Value.label` is the label after it.
+        controls: operations of the traced step that must run before.
+        bodies: for each function of a branch or a loop, its partitioned program.
+        own_seed: whether each replica draws different numbers.
+        attributes: those that differ from the traced operation.
+        of_samples: whether it sums over samples, without a borrowed one.
     """
 
     op: tf.Operation
@@ -75,7 +75,7 @@ class Copy:
 
 @dataclasses.dataclass
 class Convert:
-    """A value with one label becomes a value with another one.
+    """Converts a value from one label to another.
 
     Attributes:
         source, target: numbers of values.
@@ -89,11 +89,11 @@ class Convert:
 
 @dataclasses.dataclass
 class Apply:
-    """An optimizer is given gradients in the middle of a step.
+    """A call of an optimizer in the middle of a step.
 
     Attributes:
         number: of the call.
-        inputs: numbers of values; those that are SHARDED are slices, of which a borrowed sample must not count.
+        inputs: numbers of values; SHARDED ones are slices, without a borrowed sample.
     """
 
     number: int
@@ -102,7 +102,7 @@ class Apply:
 
 @dataclasses.dataclass
 class Read:
-    """A sharded weight is gathered, for the operations that read it here.
+    """A sharded weight is all-gathered, for the operations that read it here.
 
     Attributes:
         number: of the read.
@@ -124,7 +124,7 @@ def inputs_of(node: Node) -> list[int]:
 
 
 def outputs_of(node: Node) -> list[int]:
-    """The numbers of the values that a node makes."""
+    """The numbers of the values that a node produces."""
     return [node.target] if isinstance(node, Convert) else [] if isinstance(node, Apply) else node.outputs
 
 
@@ -133,11 +133,11 @@ class Program:
     """A partitioned step, or the body of a branch or a loop in it.
 
     Attributes:
-        values: all of them; shared with the bodies inside of it.
+        values: all of them; shared with nested bodies.
         nodes: in an order in which they can run.
-        inputs: numbers of the values that it is called with.
-        captures: tensors of outside, each with the number of its value.
-        outputs: numbers of the values that it returns.
+        inputs: numbers of its input values.
+        captures: captured tensors, each with the number of its value.
+        outputs: numbers of its results.
     """
 
     values: list[Value]
@@ -151,15 +151,15 @@ class Program:
         return [node for node in self.nodes if isinstance(node, Convert) and self.communicates(node)]
 
     def communicates(self, node: Node) -> bool:
-        """Whether a node is a conversion for which replicas have to exchange something."""
+        """Whether a node is a conversion that needs an exchange between replicas."""
         if not isinstance(node, Convert):
             return False
         return needs_collective(self.values[node.source].label, self.values[node.target].label)
 
     def stages(self) -> list[tuple[list[Node], list[Convert]]]:
-        """The nodes in stages: what runs without the others, and the conversions at its end that communicate.
+        """The nodes in stages: each has independent nodes, and at its end the conversions that communicate.
 
-        What touches a resource keeps its order, and what comes after an optimizer's call stays after it.
+        Operations on a resource keep their order, and nodes after an optimizer's call stay after it.
         """
         made: dict[int, int] = {}
         touched: dict[int, int] = {}
@@ -192,7 +192,7 @@ class Program:
 
 
 def received(program: Program) -> set[int]:
-    """The numbers of the values that a collective gave, bitwise equal on every replica."""
+    """The numbers of the values that collectives return, bitwise identical on every replica."""
     found: set[int] = set()
     for node in program.nodes:
         if isinstance(node, Convert) and (program.communicates(node) or node.source in found):

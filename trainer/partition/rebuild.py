@@ -1,4 +1,4 @@
-"""A partitioned step is copied into the graph of one replica, stage by stage; between them replicas exchange tensors."""
+"""Copies a partitioned step into the graph of one replica, stage by stage; between stages replicas exchange tensors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def rebuilt(
     Args:
         program: of the step.
         inputs: this replica's part of the batch.
-        replica: which.
+        replica: this one.
         apply: called with the number of an optimizer's call, and this replica's parts of the gradients.
         read: called with the number of a read of a sharded weight; returns the whole weight.
         compiles: whether XLA compiles the operations between collectives and calls of optimizers.
 
     Yields:
-        What is asked of all replicas after each stage; is sent the answers.
+        The requests to all replicas after each stage; receives the answers.
 
     Returns:
         The outputs of the step.
@@ -58,7 +58,7 @@ def rebuilt(
     return [copier.value(number) for number in program.outputs]
 
 
-_WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has any
+_WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has side effects
 
 
 def _is_for_xla(node: Node) -> bool:
@@ -70,23 +70,23 @@ def _is_for_xla(node: Node) -> bool:
 
 
 class _Copier:
-    """Copies nodes; owns the tensors that they gave."""
+    """Copies nodes; owns the resulting tensors."""
 
     def __init__(self, program: Program, replica: Replica, apply: Any, read: Any = None) -> None:
         self.values: dict[int, Any] = {}
         self._program, self._replica, self._apply, self._read = program, replica, apply, read
         self._copies: dict[int, tf.Operation] = {}
         self._shared: dict[Any, Any] = {}
-        self._makers: dict[int, Node] = {}  # of sizes that were computed where XLA compiles
+        self._makers: dict[int, Node] = {}  # of sizes that were computed inside of XLA functions
 
     def value(self, number: int) -> Any:
-        """A value; a size that was computed where XLA compiles is computed again."""
+        """A value; a size from inside of an XLA function is copied into the current graph once more."""
         if number not in self.values:
             self.add(self._makers[number])
         return self.values[number]
 
     def add(self, node: Node) -> None:
-        """Runs a node that needs no other replica."""
+        """Runs a node that needs no communication."""
         labels = self._program.values
         for number in inputs_of(node):
             self.value(number)
@@ -97,12 +97,12 @@ class _Copier:
             given = [(self.values[each], labels[each]) for each in node.inputs]
             masked = [where(alive, t) if is_sharded(v.label) and v.dtype.is_floating else t for t, v in given]
             self._apply(node.number, masked)
-        else:  # a tape in an optimizer of the user tells equal constants apart: only the step's own are shared
+        else:  # a tape in a custom optimizer distinguishes equal constants: only the step's own are shared
             with made_once(self._shared):
                 self._copy(node)
 
     def add_all(self, nodes: Sequence[Node], compiles: bool) -> None:
-        """Runs the nodes of a stage in their order, those that XLA takes in functions that it compiles."""
+        """Runs the nodes of a stage in their order, XLA-compatible ones in compiled functions."""
         nodes = self._in_three_parts(nodes) if compiles else nodes
         for together, run in itertools.groupby(nodes, lambda node: compiles and _is_for_xla(node)):
             found = list(run)
@@ -111,9 +111,9 @@ class _Copier:
                     self.add(node)
 
     def _in_three_parts(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes of a stage in another order: reads of variables, what needs no update, updates and what needs them.
+        """The nodes of a stage in another order: variable reads, nodes independent of updates, updates and dependent nodes.
 
-        XLA would read no variable of another device. A read stays behind a write that it follows.
+        XLA reads no variable of another device. A read stays behind an earlier write.
         """
         reads: list[Node] = []
         early: list[Node] = []
@@ -134,9 +134,9 @@ class _Copier:
         return reads + early + late
 
     def _add_compiled(self, nodes: list[Node]) -> bool:
-        """Runs nodes in a function that XLA compiles; false where it would have to be given, or return, what XLA cannot.
+        """Runs nodes in a function that XLA compiles; false where its inputs or results are not supported by XLA.
 
-        Sizes are not returned: a host would wait for them. They are computed again where they are needed.
+        Sizes are not returned, because a host would wait for them. They are recreated where they are needed.
         """
         values = self._program.values
         own = {id(node) for node in nodes}
@@ -164,7 +164,7 @@ class _Copier:
 
         outside = dict(self.values)
         found, new = graph_function(compute, jit_compile=True)()
-        self._copies.clear()  # they are in the graph of the function, for which what comes next waits as a whole
+        self._copies.clear()  # they are in the graph of the function, and the next nodes wait for all of it
         self.values.clear()
         self.values.update(outside | dict(zip(made, found)))
         self._makers |= makers
@@ -230,7 +230,7 @@ class _Copier:
 
 
 def _loop_shape(given: Any, traced: Any) -> Any:
-    """The shape of a body's input: where the traced body leaves an axis open it stays open."""
+    """The shape of a body's input: axes that the traced body leaves open stay open."""
     if given.dtype in (tf.resource, tf.variant) or given.shape.rank is None or traced.shape.rank is None:
         return traced.shape
     if given.shape.is_fully_defined() and traced.shape.is_fully_defined():
@@ -239,7 +239,7 @@ def _loop_shape(given: Any, traced: Any) -> Any:
 
 
 def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, label: Label) -> None:
-    """What `set_shape` had said of the traced tensor is no operation, and is said again."""
+    """Repeats `set_shape` of the traced tensor, which is not an operation."""
     if traced.shape.rank is None or tensor.dtype in (tf.resource, tf.variant):
         return
     shape = traced.shape.as_list()

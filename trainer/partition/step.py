@@ -1,4 +1,4 @@
-"""A step before it is partitioned: the program of one device, and what it can reach."""
+"""A step before it is partitioned: the single-device program, and the objects that it can reach."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .labels import REPLICATED, Label
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The program of one device.
+    """The single-device program.
 
     Attributes:
         fn: `fn(batch)`: a nest of numbers, such as logs or outputs. User code in it runs once for each trace.
-        strategy: over whose replicas it is partitioned.
-        name: what warnings call it.
-        layers: that it can call; a `BatchNormalization` among them keeps the statistics of each replica.
+        strategy: the strategy whose replicas share it.
+        name: for warnings.
+        layers: that it can call; a `BatchNormalization` among them keeps statistics for each replica.
         variables: that it can read, with those of metrics.
-        exits: the label that its outputs are to have: REPLICATED, SAMPLES or SHARES.
-        notes_weights: whether what losses are divided by is noted for optimizers that accumulate gradients.
+        exits: the requested label of its outputs: REPLICATED, SAMPLES or SHARES.
+        notes_weights: whether the divisors of losses are recorded for optimizers that accumulate gradients.
     """
 
     fn: Callable[[Any], Any]
@@ -43,12 +43,12 @@ class Step:
 
     @property
     def sharded(self) -> list[ShardedValue]:
-        """The weights that are sharded."""
+        """The sharded weights."""
         return [v for v in map(raw_value, self.variables) if isinstance(v, ShardedValue)]
 
 
 def numbers_in(results: Any) -> list[tf.Tensor]:
-    """The tensors among the results of a step; what is None or text is handed on as it is."""
+    """The tensors among the results of a step; None and text are passed through unchanged."""
     return [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(results) if _is_number(leaf)]
 
 

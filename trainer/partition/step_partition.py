@@ -1,6 +1,6 @@
 """Partitioned steps of models: one `TracedStep` for each layout of the batches.
 
-What cannot be partitioned is computed on the first replica, with one warning that says why. So are eager steps, without.
+Steps that cannot be partitioned run on the first replica, with one warning with the reason. So do eager steps, without it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class StepPartition:
     """A step, partitioned for each layout of the batches.
 
     Args:
-        step: the program of one device.
-        said: what was warned of before, so that it is said once.
+        step: the single-device program.
+        said: earlier warnings, so that each is given once.
     """
 
     def __init__(self, step: Step, said: set[str]) -> None:
@@ -52,14 +52,14 @@ class StepPartition:
         return self._traced[key] or self.whole()
 
     def explained(self, spec: Any, samples: int) -> StepExplanation:
-        """What the replicas communicate in a step on a batch of so many samples. Context: cross-replica."""
+        """The collectives of a step on a batch of so many samples. Context: cross-replica."""
         try:
             return TracedStep(self._step, spec).explained(samples)
         except NotPartitioned as error:
             return StepExplanation(self._step.strategy.num_replicas_in_sync, samples, whole=str(error))
 
     def whole(self) -> WholeStep:
-        """The step as the first replica computes it on the whole batch."""
+        """The step that the first replica runs on the whole batch."""
         return WholeStep(self._step)
 
     def _trace(self, spec: Any, compiles: bool) -> TracedStep | None:
@@ -67,13 +67,13 @@ class StepPartition:
             return TracedStep(self._step, spec, compiles)
         except NotPartitioned as error:
             self._warn(error)
-        except Exception as error:  # of user code, which then shows it where it is run
+        except Exception as error:  # of user code, which raises it again where it runs
             _log.info("The trace of the step ended in an error: %r", error)
             self._warn(f"its trace ended in {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         return None
 
     def _warn(self, reason: Any) -> None:
-        """Says once for each reason why the step runs on one replica."""
+        """Warns once for each reason why the step runs on one replica."""
         if str(reason) not in self._said:
             warnings.warn(
                 f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}. "
@@ -120,16 +120,16 @@ class ModelPartition:
         )
 
     def explained(self, spec: Any, samples: int) -> StepExplanation:
-        """What the replicas communicate in a step on such a batch. Context: cross-replica, on several replicas."""
+        """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""
         return StepPartition(self._as_step(), set()).explained(spec, samples)
 
     def results(self, batch: Any) -> Any:
-        """What the step gives on one device: the outputs for a batch, or the logs that metrics do not have."""
+        """The single-device step: returns the outputs for a batch, or the logs that are not metrics."""
         with losses_count_samples(self._model):
             return self.checked(self._step_fn(batch))
 
     def checked(self, results: Any) -> Any:
-        """What counts of what the step returned: the outputs, or the logs that metrics do not have."""
+        """The relevant part of the step's results: the outputs, or the logs that are not metrics."""
         if self._name == "predict_step":
             return results
         if not self._model._has_own_logs(self._name == "train_step"):
@@ -139,7 +139,7 @@ class ModelPartition:
 
 
 def has_user_code(model: TrainedModel, name: str) -> bool:
-    """Whether a step runs code that is neither Keras' nor Unisono's, beside functions of targets and outputs."""
+    """Whether a step runs code that is neither Keras' nor Unisono's, except functions of targets and outputs."""
     if model._overrides_step(name) or any(map(holds_own_code, layers_of(model))):
         return True
     if name == "predict_step":
@@ -149,14 +149,14 @@ def has_user_code(model: TrainedModel, name: str) -> bool:
 
 
 def losses_hold_state(model: TrainedModel) -> bool:
-    """Whether losses or metrics of `compile` reach a variable that is neither of the model nor of a metric."""
+    """Whether losses or metrics of `compile` reach a variable that belongs neither to the model nor to a metric."""
     known = variable_ids(metrics_of(model)) | {id(v) for v in model.variables}
     roots = {"loss": getattr(model, "loss", None), "metrics": given_metrics(model)}
     return any(id(found) not in known for _, found in reached(roots, (keras.Variable,)))
 
 
 def shared_by_replicas(model: TrainedModel) -> bool:
-    """Whether replicas share a batch, and no pipeline does."""
+    """Whether replicas share a batch without a pipeline."""
     servers = tf.distribute.experimental.ParameterServerStrategy
     strategy = model.distribute_strategy
     several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, servers)

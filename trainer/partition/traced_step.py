@@ -1,4 +1,4 @@
-"""A step with code of the user's: traced once as one device, and run on every replica as it was partitioned."""
+"""A step with user code: traced once as on a single device, and run partitioned on every replica."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Application:
     """A call of an optimizer in a step.
 
     Attributes:
-        optimizer: which.
-        variables: that it was given.
+        optimizer: the optimizer.
+        variables: its arguments.
         kinds: of each gradient: "none", "dense" or "slices", whose values and indices are two tensors.
         written: variables that the step has assigned before.
-        is_weighted: whether the last tensor is what the loss was divided by.
+        is_weighted: whether the last tensor is the divisor of the loss.
         options: of the call.
     """
 
@@ -79,12 +79,12 @@ class TracedStep:
     Args:
         step: the program of one device.
         spec: nest of `tf.TensorSpec` and None: of a global batch.
-        compiles: whether XLA compiles what a replica computes between collectives.
+        compiles: whether XLA compiles a replica's computations between collectives.
 
     Raises:
         NotPartitioned: the step cannot be partitioned.
 
-    Context: any; it is traced outside of the graph that is being made.
+    Context: any; it is traced outside of the current graph.
     """
 
     def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
@@ -135,13 +135,13 @@ class TracedStep:
         with step_scope(step), pretending_replicas(1), seen_through(seen), CollectedWrites() as writes:
             step.writes = writes
             result = self._step.fn(batch)
-            numbers = numbers_in(result)  # can be variables that the step has written
+            numbers = numbers_in(result)  # can be variables that the step has assigned
         self._result = result
         self._variables = [variable for variable, _ in writes.items()]
         return [*numbers, *(value for _, value in writes.items())]
 
     def _seen(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
-        """What stands for a sharded weight that the step reads."""
+        """The stand-in for a sharded weight that the step reads."""
         with graph.as_default(), tf.control_dependencies(None):
             name = f"{READ}{len(self._reads)}"
             whole = tf.compat.v1.placeholder(weight.dtype, weight.shape, name=name)
@@ -180,23 +180,23 @@ class TracedStep:
             tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{number}")
 
     def explained(self, samples: int) -> StepExplanation:
-        """What the replicas communicate in a step on a batch of so many samples."""
+        """The collectives of a step on a batch of so many samples."""
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
         variables = [each.variables for each in self._applications]
         return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, variables)
 
     def __call__(self, data: Any) -> Any:
-        """Runs the step on a replica's samples; returns its results, with the labels that `Step.exits` names.
+        """Runs the step on a replica's samples; returns its results, with the labels of `Step.exits`.
 
-        Outputs of `predict_step` that are the same on every replica are those of the first one with samples.
+        Outputs of `predict_step` that are the same on every replica are taken from the first replica with samples.
 
         Context: replica, inside of a step that collects writes.
         """
         step = this_step()
         leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
         rows = step.rows
-        held = max(rows, 1) if isinstance(rows, int) else tf.maximum(rows, 1)  # one is borrowed
+        held = max(rows, 1) if isinstance(rows, int) else tf.maximum(rows, 1)  # at least a borrowed one
         replica = Replica(
             int(step.replica_id), rows, held, step.global_rows, step.rows_before, local_replica_index()
         )
@@ -209,7 +209,7 @@ class TracedStep:
         return with_numbers(self._result, found)
 
     def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext) -> tf.Tensor:
-        """An output without the sample that a replica without samples has borrowed."""
+        """An output without the borrowed sample of a replica that has no samples."""
         if self._step.exits == REPLICATED or label == PARTIAL_SUM or tensor.shape.rank == 0:
             return tensor
         if is_sharded(label):
@@ -227,9 +227,9 @@ class TracedStep:
             apply_of(application.optimizer)(gradients, variables)
 
     def _write(self, values: list[tf.Tensor], step: StepContext) -> None:
-        """Writes what the step has assigned, if it was not skipped.
+        """Makes the assignments of the step, if it was not skipped.
 
-        Numbers that every replica has computed are the first one's; what a collective gave is equal already.
+        Values that every replica has computed are taken from the first; results of collectives are equal already.
         """
         applied = step.applied
         floating = [
@@ -251,7 +251,7 @@ class TracedStep:
 
 
 def _of_first(values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The values of the first replica, on every replica: others may have rounded in another way."""
+    """The values of the first replica, on every replica: others may have been rounded differently."""
     if not values:
         return []
     first = this_step().holds_first_row
@@ -259,7 +259,7 @@ def _of_first(values: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:
-    """Whether an operation was made for a `BatchNormalization` that is not synchronized: by its name scope."""
+    """Whether an operation belongs to a `BatchNormalization` that is not synchronized: by its name scope."""
     names = {
         layer.name
         for layer in layers
@@ -287,7 +287,7 @@ def _sums_on_read(handle: Any) -> bool:
 
 
 def _with_collectives(run: Exchange) -> list[tf.Tensor]:
-    """Runs a replica's step; what it asks of all is exchanged by the collectives of its strategy."""
+    """Runs a replica's step; the collectives of its strategy answer its requests."""
     answers: Any = None
     while True:
         try:

@@ -1,7 +1,7 @@
-"""A step with user code that is not partitioned: the first replica computes it on the whole batch, as one device does.
+"""A step with user code that is not partitioned: the first replica computes it on the whole batch, like a single device.
 
-The other replicas wait, and take part where tensors are exchanged: they add zeros to the gradients and take over the values
-of variables. User code runs once in each process, as often as under plain Keras.
+The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of variables.
+User code runs once in each process, as often as under plain Keras.
 
 Context: replica. The threads of replicas take turns: the first one of a process runs until it needs the others.
 """
@@ -40,7 +40,7 @@ from .step import Step, numbers_in, with_numbers
 
 @dataclasses.dataclass
 class _Call:
-    """A call of an optimizer: its gradients and their variables, and the variables that the step assigned before."""
+    """A call of an optimizer: gradients and their variables, and the variables that the step assigned before."""
 
     optimizer: Any
     pairs: list[tuple[Any, Any]]
@@ -53,9 +53,9 @@ class WholeStep:
     """One step on the whole batch.
 
     Args:
-        step: the program of one device.
+        step: the single-device program.
 
-    It is made for one step (in a graph: for the trace of one) and called on every replica of this process.
+    One object serves one step (in a graph: one trace) and is called on every replica of this process.
     """
 
     def __init__(self, step: Step) -> None:
@@ -68,7 +68,7 @@ class WholeStep:
         self._totals, self._sharded = step.totals, step.sharded
 
     def __call__(self, data: Any) -> Any:
-        """Runs the step; returns its results, with the labels that `Step.exits` names.
+        """Runs the step; returns its results, with the labels of `Step.exits`.
 
         Context: inside of a step that collects writes.
         """
@@ -92,7 +92,7 @@ class WholeStep:
         return with_numbers(self._result, leaves)
 
     def _compute(self, data: Any, step: StepContext, state: _State) -> None:
-        """Runs the user's code as on one device."""
+        """Runs the user's code like on a single device."""
         strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
         rows = step.global_rows
         totals = WeightTotals() if self._step.notes_weights else None
@@ -121,7 +121,7 @@ class WholeStep:
             self._result = self._step.fn(data)
 
     def _follow(self, step: StepContext, state: _State) -> None:
-        """Takes part in what the first replica of this process does."""
+        """Takes part in the exchanges of the first replica of this process."""
         number = 0
         while number < len(self._calls) or not self._ended:
             self._apply(self._calls[number], step, state)
@@ -152,13 +152,13 @@ class WholeStep:
         self._updated_inside.update({id(v): v for v in [*variables, *optimizer.variables]})
 
     def _hand_over(self, step: StepContext) -> None:
-        """Gives the other replicas what the first one alone has updated."""
+        """Sends the first replica's updates to the other replicas."""
         copies = [local_copy(v) for v in self._updated_inside.values()]
         for copy, value in zip(copies, _of_first([tf.identity(copy) for copy in copies], step)):
             copy.assign(value)
 
     def _settle_metrics(self, step: StepContext) -> None:
-        """Leaves the whole state of a metric on the first replica. A copy that all replicas share stays on the others."""
+        """Leaves the whole state of a metric on the first replica. A copy shared by all replicas stays on the others."""
         for variable, _ in self._writes:
             if not any(variable is each for each in self._totals) or step.replica_id == 0:
                 continue
@@ -168,7 +168,7 @@ class WholeStep:
 
 
 class _State:
-    """What user code reads and no replica has by itself: the totals of metrics, and weights that are sharded.
+    """State that user code reads and no replica has completely: the totals of metrics, and sharded weights.
 
     Attributes:
         totals: by the id of a metric's variable.
@@ -183,15 +183,13 @@ class _State:
         self.read()
 
     def read(self) -> None:
-        """Gathers the weights, which an optimizer may have changed."""
+        """Gathers the weights, which an optimizer may have updated."""
         for value in self._sharded:
-            whole = ShardedValue.read_value(
-                value
-            )  # not for a moment: its backward pass would gather it again
+            whole = ShardedValue.read_value(value)  # kept, because its backward pass would gather it again
             self._whole[id(value)] = TensorInPlace(value.key, whole, value.name)
 
     def whole(self, value: ShardedValue) -> Any:
-        """What stands for a sharded weight."""
+        """The stand-in for a sharded weight."""
         return self._whole[id(value)]
 
 
@@ -206,7 +204,7 @@ def _of_first(values: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:
 
 
 def _nothing_of(gradient: Any) -> Any:
-    """What adds nothing to a gradient."""
+    """A zero gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0], gradient.dense_shape)
     return tf.zeros_like(gradient)

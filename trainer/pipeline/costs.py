@@ -1,4 +1,4 @@
-"""What each block of a model costs: counted in its graph, or measured on a device."""
+"""The costs of a model's blocks: counted in their graphs, or measured on a device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BlockCost:
 def estimate(chain: Chain, rows: int) -> list[BlockCost]:
     """Counts the floating-point operations in the graph of each block and of its gradient.
 
-    Products count two for each multiplication and addition, every other operation one for each element of its
+    A product counts two operations for each multiplication and addition, every other operation one for each element of its
     result. Dimensions that the model leaves open count as 64. Nothing is computed.
 
     Args:
@@ -81,9 +81,9 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
 
 
 def measure(chain: Chain, rows: int, device: str, repeats: int = 5) -> list[BlockCost]:
-    """As `estimate`, with times in seconds: each block is run by itself on `device`, on random data.
+    """Like `estimate`, with times in seconds: each block runs alone on `device`, on random data.
 
-    The smallest of `repeats` times counts.
+    The minimum of `repeats` times counts.
     """
     result = []
     for stage, counted in zip(chain.cut([1] * len(chain.blocks)), estimate(chain, rows)):
@@ -107,7 +107,7 @@ def _bytes(symbolic: Any, rows: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Count:
-    """What the graph of one block says: operations, bytes kept inside, and its ends that are kept."""
+    """The costs from the graph of one block: operations, bytes kept inside, and its kept inputs and outputs."""
 
     forward: float
     backward: float
@@ -143,7 +143,7 @@ def _count(stage: Stage, rows: int) -> _Count:
         inside = _kept_inside(forward, used, {id(run.made.get(id(symbolic))) for symbolic in ends})
         count = _Count(_operations(forward), _operations(backward), inside, kept)
     except Exception:
-        # A layer that cannot run on such made-up inputs can still be trained: it counts as a matrix product with
+        # A layer that cannot run on such generated inputs can still be trained: it counts as a matrix product with
         # all of its weights.
         weights = sum(v.shape.num_elements() or 0 for v in stage.weights)
         count = _Count(2.0 * rows * weights, 4.0 * rows * weights, 0.0, [])
@@ -152,7 +152,7 @@ def _count(stage: Stage, rows: int) -> _Count:
 
 
 def _loop_operations(node: Any, specs: list[tf.TensorSpec], rows: int) -> float:
-    """Of a recurrent layer, whose loop's body is a graph of its own: a product with all weights per position."""
+    """The cost of a recurrent layer, whose loop has a nested graph: a product with all weights per position."""
     if not isinstance(node.operation, keras.layers.RNN | keras.layers.Bidirectional):
         return 0.0
     length = (specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1) or 1
@@ -181,7 +181,7 @@ def _operations_of(op: Any) -> float:
 
 
 def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
-    """Two for each entry of the result and of the kernel that it meets; a gradient costs as much."""
+    """Two operations for each entry of the result and of its kernel; a gradient costs as much."""
     results, kernel = elements, shapes[1]
     if "Backprop" in op.type:
         results = float(shapes[2].num_elements() or 0)
@@ -193,14 +193,14 @@ def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
 
 
 def _kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
-    """Bytes of the results of forward operations that backward ones take, without the block's ends."""
+    """Bytes of forward results that backward operations read, without the block's inputs and outputs."""
     made = [t for op in forward if op.type not in _NOT_KEPT for t in op.outputs if t.shape.rank is not None]
     kept = [t for t in made if id(t) in used and id(t) not in ends]
     return float(sum((t.shape.num_elements() or 0) * t.dtype.size for t in kept))
 
 
 def _seconds(stage: Stage, rows: int, device: str, repeats: int) -> tuple[float, float]:
-    """Of the forward pass, and of the forward and backward passes together."""
+    """Operations of the forward pass, and of the forward and backward passes together."""
 
     def run(backward: bool, *values: Any) -> Any:
         run = _forward(stage, values)

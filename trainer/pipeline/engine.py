@@ -5,8 +5,8 @@
         backward:  (forward again ->) cotangents in -> the stage's gradient -> cotangents out, sums
     loss: on the last stage, once for the whole batch, or for each micro-batch as soon as it is there
 
-Each stage's gradient is taken by a tape of its own under the stage's device: backward operations do not inherit
-the device of the forward ones. Nothing here knows of optimizers; the loss is a function that is passed in.
+A separate tape under the stage's device takes each stage's gradient: backward operations do not inherit the device of
+the forward ones. Nothing here knows of optimizers; the loss is a function that is passed in.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Head = Callable[[int | None, Any], tf.Tensor]
 
 @dataclasses.dataclass
 class Result:
-    """What a step computed.
+    """The results of a step.
 
     Attributes:
         outputs: the model's outputs for the whole batch, as the model returns them.
         loss: scalar tensor; loss, added losses and penalties of the global batch; None if there are none.
         gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the scaled loss,
             summed over micro-batches and replicas, on the variable's device.
-        writes: (variable, value) pairs: what layers assigned (running averages, random state).
+        writes: (variable, value) pairs: assignments by layers (running averages, random state).
     """
 
     outputs: Any
@@ -50,9 +50,9 @@ class Result:
 
 
 class PipelinedStep:
-    """One step under construction. It lives while the step is traced (or run eagerly), no longer.
+    """One step under construction. It exists only while the step is traced (or run eagerly).
 
-    It reads the weights on every device that needs them when it is made.
+    On creation it reads the weights on every device that needs them.
 
     Args:
         chain: the model's blocks.
@@ -106,7 +106,7 @@ class PipelinedStep:
             head: `head(q, outputs)` is the loss of the samples of micro-batch q, weighted so that the sum over all
                 micro-batches is that of the batch; with q None that of the whole batch.
             loss_by_micro_batch: bool; whether `head` is called for each micro-batch or once.
-            rematerialize: bool; whether a stage keeps its boundary alone and runs forward again before backward.
+            rematerialize: bool; whether a stage keeps only its boundary and reruns its forward pass before the backward.
         """
         again = rematerialized(jobs) if rematerialize else set()
         done = False
@@ -124,9 +124,9 @@ class PipelinedStep:
         return self._result()
 
     def masked_outputs(self, q: int) -> Any:
-        """The outputs of micro-batch q outside of the schedule, nothing written.
+        """The outputs of micro-batch q outside of the schedule, without writes.
 
-        For values that do not depend on the arithmetic (masks): what is not used of it is pruned from the graph.
+        For values that do not depend on the arithmetic (masks): the unused rest is pruned from the graph.
         """
         values, state = dict(self._values[q]), self._states.of(q)
         for stage in self.stages:
@@ -147,7 +147,7 @@ class PipelinedStep:
             self._states.note(q, run.writes)
             outputs = {key: run.made[key] for key in stage.outputs}
             self._values[q].update(outputs)
-            if not keep:  # in eager mode that frees the memory of the activations
+            if not keep:  # in eager mode this frees the memory of the activations
                 run.made, run.sources = outputs, []
             self._passes[(stage.index, q)] = run
             self._finish(stage, q, [*outputs.values(), *run.added])
@@ -173,7 +173,7 @@ class PipelinedStep:
             for key, tensors in run.sources:
                 self._pass_on(stage, q, key, [next(leaving) for _ in tensors])
             self._add_losses(q, run.added)
-            # The job is done when the sums are: or the graph optimizer would keep the gradients of all micro-batches.
+            # The job ends with the sums: otherwise the graph optimizer would keep the gradients of all micro-batches.
             sums = [self._gradients.get((self._replica(q), id(variable))) for variable in stage.trainable]
             self._finish(stage, q, flatten([gradients, sums]))
 
@@ -198,7 +198,7 @@ class PipelinedStep:
                     self._cotangents[n].setdefault(key, []).append([next(gradients) for _ in tensors])
 
     def _penalties(self) -> None:
-        """Adds the weight regularizers, once, each stage's on its device."""
+        """Adds the weight regularizers, once, on the device of each stage."""
         for stage in self.stages:
             for variable, value in self._weights[stage.index][0]:
                 if not variable.trainable or variable.regularizer is None:
@@ -212,7 +212,7 @@ class PipelinedStep:
                     if self._training:
                         self._add_gradient(0, id(variable), tape.gradient(scaled, value))
 
-    # What goes between jobs.
+    # Between jobs.
 
     @contextlib.contextmanager
     def _job(self, kind: str, stage: Stage, q: int, after: Sequence[Any] = ()) -> Iterator[None]:
@@ -227,7 +227,7 @@ class PipelinedStep:
             yield
 
     def _finish(self, stage: Stage, q: int, results: Sequence[Any]) -> None:
-        """Notes when the job is done: the stage's next job waits for it."""
+        """Marks the job as done: the stage's next job waits for it."""
         if not tf.executing_eagerly():
             self._last[(stage.index, self._replica(q))] = [tf.group(*flatten(list(results)))]
 
@@ -237,7 +237,7 @@ class PipelinedStep:
         return weights + [pair for key, pair in state.items() if key not in known]
 
     def _pass_on(self, stage: Stage, q: int, key: int, gradients: list[Any]) -> None:
-        """Hands the gradients of a stage's input to the stage that made it, or adds those of a weight to the sums."""
+        """Passes the gradients of a stage's input to the stage that made it, or adds those of a weight to the sums."""
         if key in stage.inputs:
             self._cotangents[q].setdefault(key, []).append(gradients)
         elif gradients:
@@ -247,11 +247,11 @@ class PipelinedStep:
         self._gradients[replica, key] = add_gradients(self._gradients.get((replica, key)), gradient)
 
     def _add_losses(self, q: int, added: Sequence[tf.Tensor]) -> None:
-        """Adds what layers have added to the loss of micro-batch q, in units of its local mean."""
+        """Adds the layers' added losses to the loss of micro-batch q, in units of its local mean."""
         self._losses += [loss * self.steps[q].share(loss.dtype) for loss in added]
 
     def _on_replicas(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Stage, int]]:
-        """Each job with its stage and, for one replica after the other, the number of its micro-batch."""
+        """Each job with its stage and, replica by replica, the number of its micro-batch."""
         for job in jobs:
             for replica in range(self._replicas):
                 first = replica * len(self.steps) // self._replicas
@@ -285,6 +285,6 @@ class PipelinedStep:
 
 
 def _read(variables: Sequence[Any], device: str) -> list[tuple[Any, tf.Tensor]]:
-    """The variables with their values now (inside of a scope that collects writes: the collected ones), on `device`."""
+    """The current values of the variables, on `device` (in a scope that collects writes: the collected values)."""
     with tf.device(device):
         return [(v, tf.identity(tf.convert_to_tensor(v.value))) for v in variables]

@@ -1,7 +1,7 @@
-"""A Keras model as a chain of blocks, and the chain cut into consecutive stages.
+"""A Keras model as a chain of blocks, and the chain split into consecutive stages.
 
-A block is a layer (a nested model counts as one) with the plain operations that follow it. Any tensor may
-cross a cut, also several of them and over more than one cut: a skip connection just makes the boundary wider.
+A block is a layer (a nested model counts as one) with the plain operations that follow it. Any tensors may cross a cut,
+also over several cuts: a skip connection just makes the boundary wider.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...compat.functional import graph_of, nodes_in_order, random_states
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A part of the model that no cut divides.
+    """An indivisible part of the model.
 
     Attributes:
         layer: the layer.
@@ -63,18 +63,18 @@ class Stage:
 
     @property
     def trainable(self) -> list[Any]:
-        """The variables that training updates now."""
+        """The currently trainable variables."""
         return [variable for variable in self.weights if variable.trainable]
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers that its nodes call, each once."""
+        """The layers that its nodes call, without duplicates."""
         operations = {id(node.operation): node.operation for node in self.nodes}
         return [each for each in operations.values() if isinstance(each, keras.layers.Layer)]
 
     @functools.cached_property
     def random_states(self) -> list[Any]:
-        """The states of the seed generators of its layers, each once."""
+        """The states of the seed generators of its layers, without duplicates."""
         states = {id(v): v for node in self.nodes for v in random_states(node.operation)}
         return list(states.values())
 
@@ -103,13 +103,13 @@ class Chain:
         self.shared = _shared(self.blocks)
 
     def sizes_of(self, partition: Sequence[Any]) -> list[int]:
-        """The number of blocks in each of K stages, from a partition that the user wrote.
+        """The number of blocks in each of K stages, from a user's partition.
 
         Args:
             partition: K layer counts, or K - 1 names: those of the first layer of each stage but the first.
 
         Raises:
-            ValueError: if it does not fit the model.
+            ValueError: the partition does not fit the model.
         """
         names = [block.name for block in self.blocks]
         if all(isinstance(part, str) for part in partition):
@@ -176,12 +176,12 @@ def _differences(edges: Sequence[int]) -> list[int]:
 
 
 def _made(blocks: Sequence[Block]) -> dict[int, Any]:
-    """The symbolic tensors that blocks make, by their ids."""
+    """The symbolic outputs of blocks, by their ids."""
     return {id(out): out for block in blocks for node in block.nodes for out in node.outputs}
 
 
 def taken_by(blocks: Sequence[Block]) -> list[Any]:
-    """The symbolic tensors that blocks take from outside of them, each once."""
+    """The symbolic tensors that blocks read from outside, without duplicates."""
     needed = {id(t): t for block in blocks for node in block.nodes for t in node.input_tensors}
     made = _made(blocks)
     return [tensor for key, tensor in needed.items() if key not in made]
@@ -193,7 +193,7 @@ def _weights(blocks: Sequence[Block]) -> list[Any]:
 
 
 def _blocks(nodes: list[Any]) -> list[Block]:
-    """Starts a block at the first call of each layer; operations and later calls join the block before."""
+    """Starts a block at the first call of each layer; operations and later calls belong to the previous block."""
     blocks: list[Block] = []
     seen: set[int] = set()
     leading: list[Any] = []
@@ -211,7 +211,7 @@ def _blocks(nodes: list[Any]) -> list[Block]:
 
 
 def _shared(blocks: list[Block]) -> dict[int, str]:
-    """For each edge (before block i) that must not be cut: what is used on both sides, in words."""
+    """For each edge (before block i) that must not be cut: a description of the objects used on both sides."""
     users: dict[int, list[tuple[int, str]]] = {}
     what: dict[int, str] = {}
     for index, block in enumerate(blocks):

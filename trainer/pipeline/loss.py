@@ -28,11 +28,11 @@ def head_of(
     y: Any,
     sample_weight: Any,
 ) -> tuple[Head, bool]:
-    """The loss as a function of the outputs, and whether it is asked for each micro-batch by itself.
+    """The loss as a function of the outputs, and whether it is computed for each micro-batch alone.
 
-    Under GPipe's schedule every forward pass precedes every backward pass, so the loss of the whole batch is
-    computed at once, and any function of the batch is exact. 1F1B needs the loss of a micro-batch before the
-    next forward passes: its loss must treat every sample by itself.
+    Under GPipe's schedule every forward pass precedes every backward pass, so the loss of the whole batch is computed at
+    once, and any function of the batch is exact. 1F1B needs the loss of a micro-batch before the next forward passes: its
+    loss must treat every sample independently.
     """
 
     def of_all(q: int | None, outputs: Any) -> tf.Tensor:
@@ -45,13 +45,13 @@ def head_of(
         return of_all, False
     if not rowwise:
         raise ValueError(
-            f"`schedule='1f1b'` needs a loss that treats every sample by itself, and the loss of model {model.name!r} may "
-            f"depend on the whole batch: use schedule='gpipe', or declare the loss with `unisono.rowwise`."
+            f"`schedule='1f1b'` needs a loss that treats every sample independently, but the loss of model {model.name!r} "
+            f"may depend on the whole batch: use schedule='gpipe', or declare the loss with `unisono.rowwise`."
         )
     parts = list(zip(*(micro_slices(part, run.steps) for part in (x, y, sample_weight))))
 
     def loss_of(q: int, outputs: Any, context: StepContext) -> tf.Tensor:
-        with step_scope(context), keras.StatelessScope():  # what it writes is dropped
+        with step_scope(context), keras.StatelessScope():  # its writes are dropped
             x_q, y_q, weight_q = parts[q]
             loss = own_loss(model, x_q, y_q, outputs, weight_q, training=True)
             return loss * context.share(loss.dtype)
@@ -70,8 +70,8 @@ def head_of(
 def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.Tensor]:
     """The divisors of the batch (masks, sample weights), known before the first backward pass.
 
-    Each micro-batch's forward pass and loss are traced once more for them. Of that only what a mask depends
-    on is ever run: nothing else of it is used, so it is pruned from the graph.
+    For them, each micro-batch's forward pass and loss are traced once more. Only the dependencies of a mask ever run; the
+    rest is unused and pruned from the graph.
     """
 
     def of(q: int) -> list[tf.Tensor]:
@@ -89,7 +89,7 @@ def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.T
 def own_loss(
     model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
-    """The loss without what layers add and without weight regularizers: the stages see to these."""
+    """The loss without losses of layers and without weight regularizers: the stages add these."""
     if overrides_compute_loss(model):
         with without_layer_losses(model):
             return compute_loss(
@@ -102,7 +102,7 @@ def own_loss(
 
 
 def track_single_losses(model: TrainedModel, y: Any, outputs: Any, sample_weight: Any) -> None:
-    """Counts the losses of several outputs, on the whole batch: what they wrote for micro-batches is dropped."""
+    """Updates the metrics of several outputs' losses, on the whole batch: their writes for micro-batches are dropped."""
     compiled = compiled_loss(model)
     if compiled is not None and compiled.metrics and not overrides_compute_loss(model):
         compiled(y, outputs, sample_weight)

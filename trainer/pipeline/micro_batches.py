@@ -1,4 +1,4 @@
-"""The micro-batches of a step: their samples, and the outputs of all of them as those of the whole batch."""
+"""The micro-batches of a step: their samples, and the concatenation of their outputs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..step.replica_slices import replica_bounds
 
 
 def micro_steps(global_rows: Any, count: int) -> list[StepContext]:
-    """The Q micro-batches of a global batch, which are to the step what replicas are.
+    """The Q micro-batches of a global batch, which a step treats like replicas.
 
-    Random layers draw different numbers for each, as they do for each replica.
+    Random layers draw different numbers for each, as for each replica.
     """
     bounds = [replica_bounds(global_rows, count, q) for q in range(count)]
     return [StepContext(q, count, last - first, global_rows) for q, (first, last) in enumerate(bounds)]
 
 
 def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
-    """The samples of each micro-batch; sample 0 for one that has none."""
+    """The samples of each micro-batch; sample 0 for an empty one."""
     if len(steps) == 1:
         return [structure]
     parts = []
@@ -43,7 +43,7 @@ def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], tri
     Args:
         parts: the outputs, `[samples of the micro-batch, ...]`.
         steps: the micro-batches.
-        trim: bool; whether the borrowed sample of a micro-batch without samples is left out.
+        trim: bool; whether the borrowed sample of an empty micro-batch is left out.
     """
     if len(parts) == 1:
         return parts[0]
@@ -58,7 +58,7 @@ def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], tri
 
 
 def _own(value: Any, step: StepContext, trim: bool) -> Any:
-    """What belongs to the samples of a micro-batch. A scalar is one entry for the micro-batch."""
+    """The part of a tensor for the samples of a micro-batch. A scalar is one entry for the micro-batch."""
     if not trim:
         return value
     if is_scalar(value):

@@ -19,11 +19,11 @@ _PASSES = {"ReadVariableOp", "Identity"}
 
 
 def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
-    """Moves every variable of a stage to the stage's first device. Optimizer state made later follows them.
+    """Moves every variable of a stage to the stage's first device. Later optimizer state follows them.
 
     Args:
         stages: with their devices.
-        slots_in_parts: whether each device of a stage holds a part of them, instead of the first all.
+        slots_in_parts: whether the optimizer state is sharded over the devices of a stage, instead of kept on the first.
     """
     for stage in stages:
         for variable in stage.weights:
@@ -32,9 +32,9 @@ def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
 
 
 def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
-    """Moves the state of an optimizer that was built before its weights had a stage (a loaded one, say).
+    """Moves the state of an optimizer that was built before its weights had a stage (such as a loaded one).
 
-    The variables of the state are known by their names, which are made of the weights'.
+    The variables of the state are identified by their names, which contain the weights' names.
     """
     for stage in stages:
         for weight in stage.weights:
@@ -51,8 +51,8 @@ def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
 def follow_inputs() -> Iterator[None]:
     """Places operations that have no device next to the largest of their inputs.
 
-    So what an optimizer does with the gradient and the state of a variable happens on the variable's stage,
-    whoever wrote the optimizer. Context: while tracing; in eager mode TensorFlow places operations itself.
+    So an optimizer's operations on the gradient and the state of a variable run on the variable's stage, also in custom
+    optimizers. Context: while tracing; in eager mode TensorFlow places operations itself.
     """
     if tf.executing_eagerly():
         yield
@@ -76,7 +76,7 @@ def _device_of_largest_input(op: Any) -> str:
 
 
 def _device_of(tensor: Any) -> str:
-    """The device of what made a tensor; of a captured tensor or a variable that was read the device of that."""
+    """The device of a tensor's producer; for a captured tensor or a variable read, the device of its source."""
     while tensor is not None:
         if not tf.is_symbolic_tensor(tensor):
             return tensor.device or ""

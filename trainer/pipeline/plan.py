@@ -1,4 +1,4 @@
-"""How one model runs on one pipeline: its stages, what they cost, what a step is expected to do."""
+"""How one model runs on one pipeline: its stages, their costs, and the expected step."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from .costs import BlockCost
 from .graph import Chain, Stage
 from .placement import move_weights
 
-# For each byte of a trainable variable: itself and its gradient, and two of an optimizer's state, such as Adam's.
+# For each byte of a trainable variable: the variable, its gradient, and two of optimizer state, as for Adam.
 _WEIGHT_AND_GRADIENT, _SLOTS = 2.0, 2.0
 
 
 class Plan:
-    """A model cut for a pipeline. Owns the stages; the variables stay the model's.
+    """A model split for a pipeline. Owns the stages; the variables stay the model's.
 
     Args:
         model: a built Sequential or functional model.
-        settings: what the user asked for.
+        settings: the user's arguments.
         rows: int or None; samples of a global batch, for the costs; None: 32 for each micro-batch.
 
     Raises:
-        ValueError: the model cannot be cut so.
+        ValueError: the model cannot be split like this.
     """
 
     def __init__(self, model: TrainedModel, settings: Settings, rows: int | None) -> None:
@@ -52,12 +52,12 @@ class Plan:
         self.stages: list[Stage] = self.chain.cut(self.sizes)
         for stage in self.stages:
             stage.devices = settings.devices_of(stage.index)
-        # Those whose state is on the devices of the weights.
+        # The variables whose optimizer state is on the devices of the weights.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
     def costs(self) -> list[BlockCost]:
-        """What each block costs; estimated or measured when it is first asked for."""
+        """The cost of each block; estimated or measured on first use."""
         if self.settings.cost == "measured":
             return block_costs.measure(self.chain, self.micro_batch_rows, self.settings.devices[0])
         return block_costs.estimate(self.chain, self.micro_batch_rows)
@@ -95,10 +95,10 @@ class Plan:
         return [self.memory(k, start, stop) for k, (start, stop) in enumerate(itertools.pairwise(edges))]
 
     def memory(self, stage: int, start: int, stop: int) -> float:
-        """Estimated bytes that blocks start to stop - 1 need as this stage.
+        """Estimated bytes of blocks start to stop - 1 as this stage.
 
         Weights with their gradients and twice their size of optimizer state (of the first replica, which has most, or
-        the part of each where it is sharded), and the activations of the micro-batches that the schedule keeps; with
+        the shards of each replica), and the activations of the micro-batches that the schedule keeps; with
         rematerialization their boundaries, and the activations of one micro-batch.
         """
         blocks = self.costs[start:stop]
@@ -111,7 +111,7 @@ class Plan:
         return weights + self._kept[stage] * (boundary + activations)
 
     def simulation(self, transfer: float | Sequence[float] = 0.0) -> Simulation:
-        """The step as the costs predict it, with these times for the transfers (in the costs' unit)."""
+        """The step as simulated from the costs, with these times for the transfers (in the costs' unit)."""
         return simulate(
             stage_costs([cost.forward for cost in self.costs], self.sizes),
             stage_costs([cost.backward for cost in self.costs], self.sizes),
@@ -122,7 +122,7 @@ class Plan:
         )
 
     def timeline(self, transfer: float | Sequence[float] = 0.0) -> Timeline:
-        """The picture of `simulation`."""
+        """The diagram of `simulation`."""
         return Timeline(self.simulation(transfer), unit=self.costs[0].unit)
 
     def check_rows(self, rows: int | None) -> None:
@@ -136,7 +136,7 @@ class Plan:
             )
 
     def check_statistics(self) -> None:
-        """Rejects batch statistics of all samples, which are in several micro-batches."""
+        """Rejects batch statistics over all samples, because the samples are in several micro-batches."""
         settings = self.settings
         if settings.micro_batches * settings.replicas == 1:
             return
@@ -149,7 +149,7 @@ class Plan:
                 )
 
     def summary(self) -> str:
-        """A table of the stages, and what a step is expected to do."""
+        """A table of the stages, and the expected step."""
         unit = self.costs[0].unit
         costs = stage_costs([cost.total for cost in self.costs], self.sizes)
         table = [["stage", "device", "layers", "parameters", f"cost ({unit})", "share", "memory"]]

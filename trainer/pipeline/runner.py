@@ -1,4 +1,4 @@
-"""Running the steps of a model in a pipeline's scope: as plainly, with forward and backward passes in stages."""
+"""Runs the steps of a model in a pipeline's scope: like the plain runner, with forward and backward passes in stages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PipelineRunner(PlainRunner):
             raise
 
     def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
-        """Cuts the built model and moves its variables to their stages before the optimizer is built."""
+        """Splits the built model and moves its variables to their stages before the optimizer is built."""
         with model._strategy_scope():
             build.build_for_prediction(model, spec)
             step.prepare(model, rows, training)
@@ -49,5 +49,5 @@ class PipelineRunner(PlainRunner):
         return StepFunction(model, False, functools.partial(step.test_step, model))
 
     def predict_function(self, model: TrainedModel) -> PredictFunction:
-        """Predictions in stages, one batch in a call."""
+        """Predicts in stages, one batch in a call."""
         return PredictFunction(model, functools.partial(step.predict_step, model), in_loops=False)

@@ -1,7 +1,7 @@
 """One forward pass of one stage: a function of its inputs and of the values of its variables.
 
-While a stage computes, Keras variables have given values and writes to them are collected, so that every micro-batch
-starts from the state at the beginning of the step, and a forward pass can be run again and give the same bits.
+While a stage computes, Keras variables have given values and writes to them are collected. So every micro-batch starts
+from the state at the beginning of the step, and a repeated forward pass is bitwise identical.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def run_stage(
     Args:
         stage: the stage.
         inputs: tensors by the ids of their symbolic tensors.
-        mapping: (variable, value) pairs: what the layers read.
+        mapping: (variable, value) pairs: the values that the layers read.
         keep: bool; whether a tape keeps the activations.
         training: bool; the mode in which layers are called.
         several: bool; whether this is one of several micro-batches.
 
     Raises:
-        ValueError: user code adds a loss for one of several micro-batches: it may be a mean or a sum.
+        ValueError: user code adds a loss for one of several micro-batches, which may be a mean or a sum.
     """
     tape = tf.GradientTape(watch_accessed_variables=False) if keep and training else None
     trainable = {id(v) for v in stage.trainable}

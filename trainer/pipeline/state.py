@@ -1,4 +1,4 @@
-"""What layers write in a pipelined step, running averages and random state: of each micro-batch, and of the step."""
+"""The state that layers write in a pipelined step, running averages and random state: per micro-batch, and of the step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its va
 
 
 class MicroBatchStates:
-    """Owns what each micro-batch has written so far in a step, and makes one value of it.
+    """Owns the writes of each micro-batch in a step, and reduces them to one value.
 
     Args:
         stages: the stages, with their devices.
@@ -46,14 +46,14 @@ class MicroBatchStates:
         }
 
     def of(self, q: int) -> State:
-        """What micro-batch q reads besides weights: its random state, and what others left in other variables."""
+        """The values that micro-batch q reads besides weights: its random state, and other micro-batches' writes."""
         return {**self._other, **self._random[q]}
 
     def note(self, q: int, scope: CollectedWrites) -> None:
-        """Takes what one pass of micro-batch q wrote.
+        """Records the writes of one pass of micro-batch q.
 
         Raises:
-            ValueError: if that is a trainable variable: its gradient would be that of the value before.
+            ValueError: a trainable variable was written: its gradient would be that of the value before.
         """
         for variable, value in scope.items():
             if id(variable) in self._start:
@@ -81,7 +81,7 @@ class MicroBatchStates:
         return [written[id(variable)][1] for written in self._written]
 
     def _reduced(self, variable: Any) -> tf.Tensor:
-        """One value of those that the micro-batches give a variable."""
+        """One value of a variable, from its values of the micro-batches."""
         values = self._values(variable)
         layer = self._normalizations.get(id(variable))
         if layer is not None and id(layer.moving_mean) in self._written[0]:
@@ -101,7 +101,7 @@ def variance_of_batch(
     momentum: float,
     steps: Sequence[StepContext],
 ) -> tf.Tensor:
-    r"""The moving variance after a batch of which each micro-batch has moved a copy of its own.
+    r"""The moving variance after a batch of which each micro-batch has updated a separate copy.
 
     With :math:`s_q` the shares and :math:`\mu` the momentum, micro-batch q has made :math:`v_q = \mu v + (1 - \mu)
     Var_q` and :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all samples is that
@@ -123,11 +123,11 @@ def variance_of_batch(
 
 
 def _equal(variable: Any, values: Sequence[tf.Tensor], alive: Sequence[Any]) -> tf.Tensor:
-    """The value that all micro-batches give a variable of user code; an error where they differ."""
+    """The common value of all micro-batches for a variable of user code; an error where they differ."""
     first = first_of(values, alive)
     equal = [tf.reduce_all(tf.equal(tf.where(a, v, first), first)) for v, a in zip(values, alive)]
     message = (
-        f"The micro-batches of a pipeline give {variable.path!r} different values, and nothing says how they become one: "
+        f"The micro-batches of a pipeline assign different values to {variable.path!r}, which declares no reduction: "
         'declare it with `add_weight(aggregation="mean")`, "sum" or "only_first_replica".'
     )
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(equal), [message])]):

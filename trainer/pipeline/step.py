@@ -4,8 +4,8 @@
     -> the schedule's forward and backward passes (`engine.py`)
     -> gradients of the whole batch -> optimizer, once -> metrics of the whole batch
 
-The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; what it
-does with a variable's gradient runs on the variable's stage. Context: replica, inside a `StepContext`.
+The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; its operations
+on a variable's gradient run on the variable's stage. Context: replica, inside a `StepContext`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .plan import Plan
 
 
 def attach(model: TrainedModel) -> None:
-    """Puts a model on the pipeline in whose scope this is called; elsewhere the model stays where it is.
+    """Assigns a model to the pipeline in whose scope this is called; elsewhere it does nothing.
 
     Raises:
-        ValueError: if a strategy's scope is entered as well.
+        ValueError: a strategy's scope is entered as well.
     """
     pipeline = current_pipeline()
     if pipeline is not None:
@@ -45,7 +45,7 @@ def attach(model: TrainedModel) -> None:
 
 
 def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> None:
-    """Cuts a built model, moves its variables to their stages, and rejects what a pipeline cannot do.
+    """Splits a built model, moves its variables to their stages, and rejects features that a pipeline does not support.
 
     Args:
         model: the model; built.
@@ -53,7 +53,7 @@ def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> Non
         training: bool; whether it is going to be trained.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: a feature is not supported; the message names the argument.
 
     Context: host, before the optimizer is built.
     """
@@ -61,7 +61,7 @@ def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> Non
         if model._overrides_step(name):
             raise ValueError(
                 f"{type(model).__name__}.{name} is a custom step, which a pipeline cannot cut into stages: "
-                f"put what it computes into layers, compute_loss or compute_metrics, or train without a Pipeline"
+                f"move its computation into layers, compute_loss or compute_metrics, or train without a Pipeline"
             )
     if model.run_eagerly is False and getattr(model, "jit_compile", False) is True:
         raise ValueError(

@@ -29,7 +29,7 @@ def identity(value: Any) -> Any:
 
 
 def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
-    """Has the tape watch the floating-point parts of a value, and returns them."""
+    """Lets the tape watch the floating-point parts of a value, and returns them."""
     parts = [t for t in flatten(value) if t.dtype.is_floating or t.dtype.is_complex]
     if tape is not None:
         tape.watch(parts)
@@ -37,7 +37,7 @@ def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
 
 
 def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[Any], list[Any]]:
-    """The parts of a stage's outputs that have a cotangent, and their cotangents: sums of what arrived.
+    """The parts of a stage's outputs that have a cotangent, and their cotangents: sums over all users.
 
     Args:
         arrived: for each output its value and, for each of its users, the cotangents of the value's parts.
@@ -53,7 +53,7 @@ def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[
 
 
 def add_gradients(total: Any, gradient: Any) -> Any:
-    """`total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse, one after the other."""
+    """`total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse and are concatenated."""
     if total is None or gradient is None:
         return gradient if total is None else total
     if isinstance(total, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):
@@ -63,7 +63,7 @@ def add_gradients(total: Any, gradient: Any) -> Any:
 
 
 def zero_unless_alive(step: StepContext, gradient: Any) -> Any:
-    """The gradient of a micro-batch that has samples; zeros, whatever was computed, for one that has none."""
+    """The gradient of a micro-batch; zeros for an empty one, regardless of the computed value."""
     if gradient is None or step.certainly_alive:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):

@@ -1,1 +1,1 @@
-"""What a step computes: read `train_step.py` first. How steps are compiled and looped is in `run`."""
+"""The computation of a step: read `train_step.py` first. How steps are compiled and looped is in `run`."""

@@ -1,4 +1,4 @@
-"""The writes of a step: collected while it is computed, made together at its end, or not at all."""
+"""The writes of a step: collected while it is computed, and made at its end, or not at all."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ...distribute.step_context import ON_FIRST_REPLICA, StepContext
 
 
 class WriteInNestedGraph(BaseException):
-    """A branch, loop or function writes, or replicas exchange something in a function that is compiled apart.
+    """A branch, loop or function writes, or replicas exchange tensors in a function that is compiled separately.
 
-    See `nested_graphs.py`. No `Exception`: code of the user's own must not catch it.
+    See `nested_graphs.py`. Not an `Exception`, so that custom code does not catch it.
     """
 
 
 class CollectedWrites(keras.StatelessScope):
-    """A scope in which an assignment to a Keras variable is noted instead of made; reads see the noted value.
+    """A scope in which assignments to Keras variables are recorded instead of made; reads see the recorded values.
 
     Attributes:
-        variables: those that were assigned, by their ids.
+        variables: the assigned ones, by their ids.
         adders: the layers that have added losses in it.
     """
 
@@ -47,7 +47,7 @@ class CollectedWrites(keras.StatelessScope):
 
     @contextlib.contextmanager
     def in_this_graph(self) -> Iterator[None]:
-        """Writes are noted inside of the current graph, in which the scope was not entered."""
+        """Records writes inside of the current graph, in which the scope was not entered."""
         before, self._graph = self._graph, tf.compat.v1.get_default_graph()
         try:
             yield
@@ -65,9 +65,9 @@ class CollectedWrites(keras.StatelessScope):
 
     @contextlib.contextmanager
     def reading_in_this_graph(self) -> Iterator[None]:
-        """Variables are read in the current graph, also for functions inside of it.
+        """Variables are read in the current graph, also for nested functions.
 
-        What XLA compiles for one device reads no variable of another device, and no weight that is held in shards.
+        A function that XLA compiles for one device can read neither variables of other devices nor sharded weights.
         """
         before, self._reads_here = self._reads_here, made_in_this_graph()
         try:
@@ -76,7 +76,7 @@ class CollectedWrites(keras.StatelessScope):
             self._reads_here = before
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Notes one assignment (Keras calls this)."""
+        """Records one assignment (Keras calls this)."""
         variable, value = update
         if self._is_in_nested_graph:
             raise WriteInNestedGraph
@@ -84,11 +84,11 @@ class CollectedWrites(keras.StatelessScope):
         super().add_update((variable, tf.cast(value, stored_dtype(variable))))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """The noted value, or the variable's own (Keras calls this).
+        """The recorded value, or the variable's own (Keras calls this).
 
-        A tape knows a weight by its variable, whatever the step has assigned to it: spectral normalization assigns the
-        weight that it then uses, and sharpness-aware minimization takes a gradient at weights that it has moved. No
-        gradient flows through what is read into what was assigned, such as a running mean into the rows.
+        A tape identifies a weight by its variable, even after the step has assigned to it: spectral normalization assigns
+        the weight that it then uses, and sharpness-aware minimization takes a gradient at weights that it has moved. A read
+        does not pass a gradient to an earlier assignment, such as that of a running mean.
         """
         noted = super().get_current_value(variable)
         if noted is None and self._reads_here is not None and raw_value(variable) is not None:
@@ -102,7 +102,7 @@ class CollectedWrites(keras.StatelessScope):
         return tf.stop_gradient(noted) if written else noted
 
     def stands_for_variable(self, variable: keras.Variable) -> bool:
-        """Whether the gradient of what was assigned is the variable's."""
+        """Whether the gradient of the assigned value is the variable's."""
         floating = tf.as_dtype(variable.dtype).is_floating
         known = id(variable) in self.variables or (
             self._reads_here is not None and id(variable) not in self.state_mapping
@@ -114,13 +114,13 @@ class CollectedWrites(keras.StatelessScope):
         return [(variable, self.state_mapping[key]) for key, variable in self.variables.items()]
 
     def __exit__(self, *error: Any) -> None:
-        """Ends the scope. Layers drop what they have added in it: they know it by ids, which other tensors may get."""
+        """Ends the scope. Layers drop their added losses: they know them by ids, which other tensors may get."""
         super().__exit__(*error)
         for layer in self.adders:
             forget_losses(layer, self.losses)
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """Drops what was noted for `variables`: they have been written since."""
+        """Drops the records for `variables`: they have been written since."""
         for variable in variables:
             self.variables.pop(id(variable), None)
             self.state_mapping.pop(id(variable), None)
@@ -139,12 +139,12 @@ def make_writes(
 ) -> None:
     """Writes each variable's new value, on every replica, if the step was not skipped.
 
-    A metric's variable is this replica's copy: they are summed when they are read. The others have one value for all
-    replicas: that of the first one where it alone computes the step, else they are equal already.
+    A metric's variable is this replica's copy: reads sum the copies. The others have one value for all replicas: that of
+    the first one where it alone computes the step, else they are equal already.
 
     Args:
         writes: (variable, value) pairs of this replica.
-        step: the step of this replica; `verdicts` say whether it was skipped.
+        step: the step of this replica; its finite checks, `verdicts`, determine whether it was skipped.
         metrics: ids of the variables of metrics.
 
     Context: replica.
@@ -172,7 +172,7 @@ def _reduced(
     step: StepContext,
     metrics: set[int],
 ) -> dict[int, tf.Tensor]:
-    """The values that the replicas agree on, bitwise equal, by their place in `writes`. Context: replica."""
+    """The values that the replicas agree on, bitwise identical, by their index in `writes`. Context: replica."""
     parts: dict[int, tf.Tensor] = {}
     before: dict[int, tf.Tensor] = {}
     for index, (variable, value) in enumerate(writes):
@@ -190,14 +190,14 @@ def _reduced(
 
 
 def _carried(value: tf.Tensor) -> tf.Tensor:
-    """The value in a dtype that is added up over replicas: integers have 32 or 64 bits."""
+    """The value in a dtype that all-reduce supports: integers have 32 or 64 bits."""
     if value.dtype in (tf.int32, tf.int64) or not (value.dtype.is_integer or value.dtype == tf.bool):
         return value
     return tf.cast(value, tf.int32 if value.dtype.size < 4 else tf.int64)
 
 
 def _as_written(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """A carried value in the variable's dtype."""
+    """An all-reduced value in the variable's dtype."""
     return value > 0 if dtype == tf.bool else tf.cast(value, dtype)
 
 

@@ -1,4 +1,4 @@
-"""A layer that a traced step calls before it was built: built once, where variables can be made."""
+"""Builds a layer that a traced step calls before it was built: once, where variables can be created."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ...optimizers.building import run_in_thread
 def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
     """Builds `layer`, which is not built, for a call that Keras describes with `call_spec`.
 
-    Keras makes variables where a layer is called first. While a step is traced their initial values would belong to its
-    graph, and they to one device. So they are made in another thread, eagerly and in the strategy's scope, from the shapes
-    of the arguments.
+    Keras creates variables where a layer is called first. In a traced step their initial values would belong to its graph,
+    and they to one device. So another thread creates them, eagerly and in the strategy's scope, from the shapes of the
+    arguments.
     """
     specs = tf.nest.map_structure(_spec, arguments_of(layer, call_spec))
     state = thread_state()
@@ -37,14 +37,14 @@ def _call(layer: Any, specs: Any) -> Any:
 
 
 def _spec(value: Any) -> Any:
-    """The spec of a tensor, for any number of rows; any other argument as it is."""
+    """The spec of a tensor, for any number of samples; any other argument unchanged."""
     if isinstance(value, keras.KerasTensor) or not tf.is_tensor(value):
         return value
     return tf.type_spec_from_value(value)
 
 
 def placeholder(spec: Any) -> Any:
-    """What takes the place of tensors of this spec, with any number of rows; what is no spec as it is."""
+    """A stand-in for tensors of this spec, with any number of samples; any other argument unchanged."""
     if not isinstance(spec, tf.TypeSpec):
         return spec
     parts = [

@@ -12,7 +12,7 @@ the same with a mask           :math:`N_r (t_r / n_r) / (share_r V)`, V = valid 
 `sum`                          :math:`N_r / share_r`
 =============================  ==========================================================================
 
-V and W are noted in the step (`WeightTotals`). Source: keras.losses.Loss, whose reductions these are for one part.
+V and W are recorded in the step (`WeightTotals`). Source: keras.losses.Loss, whose reductions these are for one part.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _ROWWISE_FUNCTIONS = frozenset(
 
 
 def rowwise(fn: Any) -> Any:
-    """Declares that a loss or metric of your own treats every row by itself.
+    """Declares that a custom loss or metric treats every sample independently.
 
-    With several replicas such a callable sees each replica's own rows instead of the gathered rows of all. Declare it for
+    With several replicas such a callable gets each replica's own samples instead of the gathered samples of all. Use it for
     large outputs, where gathering would cost time.
 
     Args:
-        fn: a function `fn(y_true, y_pred)` whose result has one entry (or one per position) for each row and depends on
-            that row alone; or a `keras.Loss` or `keras.Metric` instance or class of which the same is true.
+        fn: a function `fn(y_true, y_pred)` whose result has one entry (or one per position) for each sample and depends on
+            that sample alone; or a `keras.Loss` or `keras.Metric` instance or class with the same property.
 
     Returns:
         `fn` itself.
@@ -62,17 +62,17 @@ def rowwise(fn: Any) -> Any:
         fn._unisono_rowwise = True
     except AttributeError as error:
         raise TypeError(
-            f"`fn` cannot be marked: put it into a function of your own. Received: {shown(fn)}"
+            f"`fn` cannot be marked: wrap it in a Python function. Received: {shown(fn)}"
         ) from error
     return fn
 
 
 def works_on_rows(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
-    """Whether each entry of `loss.call(y_true, y_pred)` depends on its own row only.
+    """Whether each entry of `loss.call(y_true, y_pred)` depends on its own sample only.
 
     Args:
         loss: any loss.
-        y_pred: what it will be called with; None: outputs `[rows, ...]` of at least two axes.
+        y_pred: its argument; None: outputs `[rows, ...]` of at least two axes.
     """
     if getattr(loss, "_unisono_rowwise", False):
         return True
@@ -83,9 +83,9 @@ def works_on_rows(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
 
 
 def reduces_within_rows(fn: Any, settings: dict[str, Any], y_pred: Any = None) -> bool:
-    """Whether a function of Keras, with the arguments `settings`, gives numbers for each row of `y_pred` by itself.
+    """Whether a function of Keras, with the arguments `settings`, computes each sample of `y_pred` independently.
 
-    All of them reduce an axis, the last unless told otherwise. That of outputs of rank 1 is the rows.
+    All of them reduce an axis, by default the last one. In outputs of rank 1 that is the axis of the samples.
     """
     if fn not in _ROWWISE_FUNCTIONS:
         return False
@@ -101,14 +101,14 @@ _WRAPPER = next(c for c in keras.losses.MeanSquaredError.__mro__ if "call" in va
 
 
 def reduces_by_itself(loss: keras.losses.Loss) -> bool:
-    """Whether Keras' own `__call__` makes one number of the loss's entries."""
+    """Whether Keras' own `__call__` reduces the loss's entries to one number."""
     return type(loss).__call__ is keras.losses.Loss.__call__ and loss.reduction not in (None, "none")
 
 
 def loss_of_samples(
     loss: keras.losses.Loss, step: StepContext, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
-    """`loss(y_true, y_pred, sample_weight)` in a step that notes its divisor. See the module for the equations."""
+    """`loss(y_true, y_pred, sample_weight)` in a step that records its divisor. See the module for the equations."""
     values, mask = entries_of(loss, y_true, y_pred)
     return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
 
@@ -119,7 +119,7 @@ def reduce_entries(
     """Keras' reduction of a loss's entries, exact over all replicas. See the module's table for the equations.
 
     Args:
-        values: tensor, `[rows, ...]` of per-entry losses; a scalar is a mean over the rows.
+        values: tensor, `[rows, ...]` of per-entry losses; a scalar is a mean over the samples.
         sample_weight: tensor that broadcasts against `values`, or None.
         mask: bool tensor of the shape of `values`, or None.
         reduction: one of Keras' reductions to a number.
@@ -160,7 +160,7 @@ def reduce_entries(
 
 
 def _global_weight(local: tf.Tensor) -> tf.Tensor:
-    """The total sample weight of the batch, noted in the step so that accumulation can divide by the same number."""
+    """The total sample weight of the batch, recorded in the step so that accumulation can divide by the same number."""
     step = this_step()
     total = tf.stop_gradient(local)
     return total if step.totals is None else step.totals.divisor(total)

@@ -1,7 +1,7 @@
-"""The metrics that a model can reach, and how those of losses are fed.
+"""The metrics that a model can reach, and the inputs of loss metrics.
 
-On several replicas a metric's variables are sums: each replica adds to its own copy, and they are added when they are read.
-The partition of the step (`partition/`) derives what each replica adds.
+On several replicas a metric's variables are sums: each replica adds to its own copy, and a read sums the copies. The
+partition of the step (`partition/`) derives each replica's additions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...distribute.step_context import StepContext, current_step
 
 
 def leaf_metrics(metrics: list[Any]) -> list[Any]:
-    """The metrics that hold state themselves, each once: without Keras' containers, with the metrics inside of others."""
+    """The metrics that have state, without duplicates: without Keras' containers, with nested metrics."""
     leaves: list[Any] = []
     for metric in metrics:
         container = isinstance(metric, CompileMetrics | MetricsList)
@@ -33,16 +33,16 @@ def leaf_metrics(metrics: list[Any]) -> list[Any]:
 
 
 def metrics_of(model: TrainedModel) -> list[Any]:
-    """All metrics that the model can reach: its own, those of `compile`, those of layers, those inside of others."""
+    """All metrics that the model can reach: its own, those of `compile`, those of layers, and nested ones."""
     held = [metric for layer in layers_of(model) for metric in held_metrics(layer)]
     return leaf_metrics([*model.metrics, *held])
 
 
 @contextlib.contextmanager
 def losses_count_samples(model: TrainedModel) -> Iterator[None]:
-    """While a step is traced, the metrics that Keras feeds with the loss of one output weigh it with its samples.
+    """While a step is traced, the metrics that Keras updates with the loss of one output weight it with its samples.
 
-    Keras counts each batch once where the size of a batch is not known while it is traced.
+    Keras counts each batch once where the batch size is unknown while tracing.
     """
     loss = compiled_loss(model)
     with contextlib.ExitStack() as stack:
@@ -61,11 +61,11 @@ def _weighted_with_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def numbers_of_part(metrics: list[Any], part: StepContext) -> Iterator[None]:
-    """While a worker computes a part of a batch: one number that `Mean` or `Sum` is fed with counts for its rows.
+    """While a worker computes a part of a batch, a single number given to `Mean` or `Sum` counts for the part's samples.
 
     Args:
         metrics: the model's metrics.
-        part: the rows of the part, and of the batch.
+        part: the samples of the part, and of the batch.
     """
     means = [metric for metric in leaf_metrics(metrics) if type(metric) in (Mean, Sum)]
     for metric in means:
@@ -87,14 +87,14 @@ def _update_of_part(original: Callable[..., Any], part: StepContext) -> Callable
 
 
 def as_tensors(structure: Any) -> Any:
-    """The nest with the values of variables in their place, as they are in the current scope."""
+    """The nest with the current values of variables instead of the variables."""
     return keras.tree.map_structure(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, keras.Variable) else leaf, structure
     )
 
 
 def _is_one_number(values: Any, sample_weight: Any = None) -> bool:
-    """Whether `Mean` or `Sum` is fed with one number, and one weight for it."""
+    """Whether `Mean` or `Sum` is given one number, and one weight for it."""
     return all(part is None or tf.convert_to_tensor(part).shape.rank == 0 for part in (values, sample_weight))
 
 
@@ -109,8 +109,8 @@ def _update_mean(original: Any, step: StepContext, values: Any, sample_weight: A
 def _part_of_weight(weight: Any, step: StepContext) -> Any:
     """This replica's part of the weight of one number.
 
-    What the program computes from its rows (their number, a count of words) is a part already. A number that is written in
-    the program, or is the same on every replica, is the weight of the whole batch.
+    A weight that the program computes from its samples (their number, a count of words) belongs to the part already. A
+    constant, or a number that is the same on every replica, is the weight of the whole batch.
     """
     return tf.cast(weight, tf.float32) * step.share() if _is_written(weight, step) else weight
 

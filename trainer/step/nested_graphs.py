@@ -1,13 +1,13 @@
-"""Functions, branches and loops of the user's own inside a step, whose writes are collected like those of the step itself.
+"""Custom functions, branches and loops inside a step: their writes are collected like those of the step itself.
 
-The writes of a step are tensors until the step ends, and a tensor cannot leave the graph that it was made in. So
+The writes of a step are tensors until the step ends, and a tensor cannot leave its graph. So
 
-- a `tf.function` that is called in a step is computed in the step's own graph; one that says how it is compiled stays a
-  function, unless it writes or the replicas exchange something in it;
-- a branch (`tf.cond`, or an `if` that AutoGraph converts) that writes to Keras variables also returns what it wrote;
-- a loop (`tf.while_loop`, or a `for` that AutoGraph converts) that writes also carries what it wrote.
+- a `tf.function` that is called in a step is inlined into the step's graph; one with compile options stays a
+    function, unless it writes or the replicas exchange tensors in it;
+- a branch (`tf.cond`, or an `if` that AutoGraph converts) that writes to Keras variables also returns its writes;
+- a loop (`tf.while_loop`, or a `for` that AutoGraph converts) that writes also carries its writes.
 
-Branches and loops that write nothing, such as those of recurrent layers, are left alone.
+Branches and loops without writes, such as those of recurrent layers, are unchanged.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _collecting() -> CollectedWrites | None:
 
 
 def _computed(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
-    """`unchanged()` unless it turns out that there are writes in it."""
+    """`unchanged()`, unless a write is found in it."""
     scope, step = _collecting(), current_step()
     if scope is None or step is None or tf.executing_eagerly():
         return unchanged()
@@ -148,7 +148,7 @@ def _computed(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any
 
 
 class _Nested:
-    """What a branch or a loop finds when it begins, and what it leaves."""
+    """The state at the beginning of a branch or a loop, and at its end."""
 
     def __init__(self, scope: CollectedWrites, step: StepContext) -> None:
         self._scope, self._step = scope, step
@@ -156,7 +156,7 @@ class _Nested:
         self._verdicts, self._losses = len(step.verdicts), len(scope.losses or ())
 
     def restore(self) -> None:
-        """Forgets what was noted since."""
+        """Restores the records of the beginning."""
         for noted, before in zip(
             (self._scope.state_mapping, self._scope.variables, self._step.notes), self._before
         ):
@@ -181,7 +181,7 @@ class _Nested:
 
     @contextlib.contextmanager
     def _applying_nothing(self) -> Iterator[None]:
-        """Where gradients are taken, and not applied, they are taken later."""
+        """Ignores `take_gradients` here: where gradients are taken instead of applied, they are taken later."""
         taken = self._step.take_gradients
         self._step.take_gradients = None if taken is None else lambda optimizer, pairs: None
         try:
@@ -190,7 +190,7 @@ class _Nested:
             self._step.take_gradients = taken
 
     def run(self, fn: Callable[[], Any], written: list[keras.Variable]) -> Any:
-        """(What `fn` returns, the values of the variables after it, whether its updates were applied: a bool tensor)."""
+        """(The result of `fn`, the values of the variables after it, whether its updates were applied: a bool tensor)."""
         held = dict(self._scope.state_mapping), dict(self._scope.variables)
         with self._scope.in_this_graph():
             result = fn()
@@ -204,7 +204,7 @@ class _Nested:
         return result, values, tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
 
     def value(self, variable: keras.Variable) -> tf.Tensor:
-        """What the variable holds by now."""
+        """The current value of the variable."""
         noted = self._scope.state_mapping.get(id(variable))
         return tf.convert_to_tensor(raw_value(variable)) if noted is None else noted
 
@@ -218,7 +218,7 @@ class _Nested:
         self.restore()
 
     def note(self, written: list[keras.Variable], values: list[tf.Tensor], verdict: tf.Tensor) -> None:
-        """What the branch or loop has left."""
+        """The final values of the branch or loop."""
         self.restore()
         for variable, value in zip(written, values):
             self._scope.add_update((variable, value))

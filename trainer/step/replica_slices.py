@@ -1,4 +1,4 @@
-"""How the rows of a global batch are shared out over replicas."""
+"""Splits the samples of a global batch over replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..inputs.batch import sample_count, slice_samples, slice_units, unit_count
 
 
 def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[Any, Any]:
-    """Rows `[first, last)` of the global batch that belong to `replica`: floor(r B / R) to floor((r + 1) B / R).
+    """Samples `[first, last)` of the global batch that belong to `replica`: floor(r B / R) to floor((r + 1) B / R).
 
     Args:
         global_rows: int or int32 scalar tensor, B.
@@ -30,24 +30,24 @@ def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[A
 
 
 class ReplicaSlices:
-    """One global batch, cut into the rows of each replica.
+    """One global batch, split into the samples of each replica.
 
     Attributes:
-        global_rows: int or int32 scalar tensor; rows of the global batch; its units, where its arrays have different rows
-            and there are several replicas (see `inputs/batch.py`).
-        parts: what `strategy.run` passes to every replica; there `of_this_replica(parts)` makes the replica's batch of it.
-        shapes_vary: see `StepContext`; of the collectives by which batches are put together.
+        global_rows: int or int32 scalar tensor; samples of the global batch; its units, where its arrays have different
+            numbers of samples and there are several replicas (see `inputs/batch.py`).
+        parts: the argument of `strategy.run`; there `of_this_replica(parts)` makes the replica's batch of it.
+        shapes_vary: see `StepContext`; of the collectives that all-gather batches.
 
     Args:
         strategy: its number of replicas is R.
         batch: nest of tensors `[rows, ...]` (dense, ragged or sparse) and Nones: the whole global batch, or this worker's
             part of it.
-        rows: int; rows of the global batch; None: not known while tracing.
-        worker_rows: int32 `[workers]`, where `batch` holds this worker's rows only: the rows of each worker.
-        part: `part(replica, first, last)` reads rows `first` to `last - 1` on a replica of this worker; None: they are cut
-            out of `batch`, on the host.
-        in_units: whether the arrays of a batch may have different rows. Not with `rows`, `worker_rows` or `part`.
-        whole: whether the first replica of each worker gets the whole batch, and all rows count on the first of all.
+        rows: int; samples of the global batch; None: not known while tracing.
+        worker_rows: int32 `[workers]`, where `batch` holds this worker's samples only: the samples of each worker.
+        part: `part(replica, first, last)` reads samples `first` to `last - 1` on a replica of this worker; None: they are
+            sliced from `batch`, on the host.
+        in_units: whether the arrays of a batch may differ in samples. Not with `rows`, `worker_rows` or `part`.
+        whole: whether the first replica of each worker gets the whole batch, and all samples count on the first of all.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -80,9 +80,9 @@ class ReplicaSlices:
             self.parts = strategy.experimental_distribute_values_from_function(self._slice)
 
     def of_this_replica(self, parts: list[Any]) -> tuple[Any, ReplicaRows]:
-        """This replica's batch, and which rows these are. Context: replica.
+        """This replica's batch, and the range of its samples. Context: replica.
 
-        A replica without rows gets the first row of the batch.
+        A replica without samples gets the first sample of the batch.
         """
         present = iter(parts)
         own = [None if leaf is None else next(present) for leaf in keras.tree.flatten(self._batch)]
@@ -101,7 +101,7 @@ class ReplicaSlices:
         return ReplicaRows(replica, self._replicas, last - first, self.global_rows, before + first)
 
     def _gathered(self, data: Any, replica: int) -> Any:
-        """The rows of all replicas, of which each worker has read its own."""
+        """The samples of all replicas, where each worker has read its own."""
         with step_scope(StepContext(**vars(self._own_rows(replica)))) as step:
             data = gather_for_step(data)
             self.shapes_vary = step is not None and step.shapes_vary
@@ -127,7 +127,7 @@ class ReplicaSlices:
         return [slice_samples(leaf, first, last, device="CPU:0") for leaf in leaves]
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
-        """The rows `[first, last)` of a replica in the batch, and the rows of the workers before its own."""
+        """The samples `[first, last)` of a replica in the batch, and the number of samples of earlier workers."""
         if self._worker_rows is None:
             return (*replica_bounds(self.global_rows, self._replicas, replica), 0)
         each = len(self._strategy.extended.worker_devices)

@@ -1,4 +1,4 @@
-"""Metrics at the beginning of an epoch: those of Keras itself are set to zero without its layers of calls."""
+"""Resets metrics at the beginning of an epoch: metrics of Keras itself are set to zero without its layers of calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _TO_ZERO = (keras.metrics.Mean.reset_state, keras.metrics.Sum.reset_state, keras
 
 
 def is_stock(metric: Any) -> bool:
-    """Whether the metric's class is Keras' own: then its state is sums, which begin with 0."""
+    """Whether the metric's class is Keras' own: then its state consists of sums, which begin with 0."""
     return type(metric).__module__.startswith("keras.src.metrics.")
 
 
 def reset(metric: Any) -> None:
-    """Does what `metric.reset_state()` does. Context: host."""
+    """Equivalent to `metric.reset_state()`. Context: host."""
     if type(metric) in (CompileMetrics, MetricsList):
         for part in metric.metrics:
             reset(part)
@@ -39,6 +39,6 @@ def reset(metric: Any) -> None:
 
 @functools.lru_cache(maxsize=100)
 def _zero(dtype: tf.DType, device: str) -> tf.Tensor:
-    """A number on the device of the variable that it is for: to make one takes longer than to write it."""
+    """A number on the device of its variable: creating one takes longer than writing it."""
     with tf.init_scope(), tf.device(device):
         return tf.zeros([], dtype)

@@ -1,8 +1,8 @@
-"""One step of one device. Read it from top to bottom.
+"""One step on a single device. Read it from top to bottom.
 
     batch -> forward -> loss -> gradients -> optimizer -> metrics -> writes
 
-`partition/` shares it over several replicas; how steps are compiled and looped is in `run/step_function.py`.
+`partition/` splits it over several replicas; how steps are compiled and looped is in `run/step_function.py`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .collected_writes import CollectedWrites, make_writes
 
 @dataclasses.dataclass
 class Tracing:
-    """How a step is traced, and what was found while it was.
+    """How a step is traced, and findings of the trace.
 
     Attributes:
-        weigh_losses: whether the weight totals of losses are noted; see `StepContext.totals`.
+        weigh_losses: whether the total sample weights of losses are recorded; see `StepContext.totals`.
         in_xla: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
-        enter_thread: called first on each replica, which may have a thread of its own.
+        enter_thread: called first on each replica, which may run in another thread.
         calls: see `StepContext`.
         shapes_vary: bool; set while tracing, see `StepContext`.
     """
@@ -58,20 +58,20 @@ def run_on_replica(
     metrics: set[int],
     parts: Any = None,
 ) -> Any:
-    """Runs a step on one replica's samples and makes its writes; returns what the step gives.
+    """Runs a step on one replica's samples and makes its writes; returns the step's result.
 
     Args:
-        step_fn: the step: of one device, or partitioned.
-        data_of: `fn(parts)`: this replica's data, and which samples these are.
+        step_fn: the step: of a single device, or partitioned.
+        data_of: `fn(parts)`: this replica's data, and the range of its samples.
         tracing: how the step is traced.
         metrics: ids of the variables of metrics.
-        parts: what the strategy has for this replica.
+        parts: the strategy's argument for this replica.
 
     Context: replica.
     """
     if tracing.enter_thread is not None:
         tracing.enter_thread()
-    # No name scope, so that the tags of summaries do not tell how steps are looped.
+    # Without a name scope, so that the tags of summaries do not depend on how steps are looped.
     with tf.name_scope(""), tf.control_dependencies(tracing.after):
         data, rows = data_of(parts)
         step = StepContext(
@@ -92,8 +92,8 @@ def run_on_replica(
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     """One step: forward, loss, gradients, update. Override it for a custom step.
 
-    It is the step of one device; on several replicas the optimizer is given their parts of `gradient(scale * loss)`, which
-    it sums, unscales, checks, transforms and applies.
+    It is the single-device step; on several replicas the optimizer gets their parts of `gradient(scale * loss)`, which it
+    all-reduces, unscales, checks, transforms and applies.
 
     Args:
         self: the model.
@@ -121,7 +121,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
 
     Args:
         model: the model.
-        variables: what to differentiate with respect to.
+        variables: the variables of the gradients.
         data: the batch.
 
     Returns:
@@ -155,15 +155,15 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
 
 
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
-    """Counts the loss into the epoch's mean, weighted with its rows; of a loss without reduction its mean."""
+    """Adds the loss to the epoch's mean, weighted with its samples; a loss without reduction by its mean."""
     loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=step.rows)
 
 
 def predict_on_replica(predict_step: Callable[[Any], Any], data: Any, step: StepContext) -> Any:
     """The outputs for one replica's samples.
 
-    A layer that draws random numbers in prediction moves its generator on, so that the next batch gets others. The workers
-    of parameter servers leave it where it is: they predict in any order.
+    A layer that draws random numbers in prediction advances its generator, so that the next batch gets others. The workers
+    of parameter servers do not advance it: they predict in any order.
     """
     with step_scope(step):
         with CollectedWrites() as writes:

@@ -1,4 +1,4 @@
-"""Variables live where the model lives: optimizers and metrics made elsewhere are moved."""
+"""Moves variables of optimizers and metrics that were created elsewhere into the model's strategy."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .global_metrics import metrics_of
 
 
 def place_with_model(model: TrainedModel) -> None:
-    """Gives every optimizer of the model our stages, and optimizers and metrics a place in the model's strategy.
+    """Adopts every optimizer of the model, and moves optimizers and metrics into its strategy.
 
     A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;
-    the TensorFlow variables inside them are made again under the strategy, with their values.
+    the TensorFlow variables inside them are recreated under the strategy, with their values.
     """
     held = [optimizers.adopt(optimizer) for optimizer in optimizers_of(model)]
     home = strategy_of(model)
@@ -39,10 +39,10 @@ def place_with_model(model: TrainedModel) -> None:
 
 
 def bring_along(model: TrainedModel, method: str) -> None:
-    """Brings what was made outside of the scope into the model's strategy: layers, pretrained ones, whole models.
+    """Moves objects from outside of the scope into the model's strategy: layers, pretrained ones, whole models.
 
-    A model that was built outside of any scope belongs to the strategy in whose scope a method of it is called, or to that
-    of the model which took in its layers.
+    A model that was built outside of any scope belongs to the strategy in whose scope its method is called, or to the
+    strategy of the model that contains its layers.
 
     Raises:
         ValueError: the model, or one of its variables, belongs to another strategy.
@@ -53,13 +53,13 @@ def bring_along(model: TrainedModel, method: str) -> None:
     check_home(model, method)
     home = strategy_of(model)
     if home is not None and (move_variables(model.variables, home) or adopting):
-        for part in layers_of(model):  # what they have compiled reads the variables that were there before
+        for part in layers_of(model):  # their compiled functions read the earlier variables
             if isinstance(part, keras.Model):
                 part.train_function = part.test_function = part.predict_function = None
 
 
 def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
-    """The strategy whose scope is entered, or that a variable of the model belongs to."""
+    """The strategy of the current scope, or of a variable of the model."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
     owners = (getattr(raw_value(variable), "distribute_strategy", None) for variable in model.variables)
@@ -67,7 +67,7 @@ def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
 
 
 def accumulates(optimizer: Any) -> bool:
-    """Whether the optimizer, or one inside of it, joins the gradients of several calls into one update."""
+    """Whether the optimizer, or a nested one, accumulates the gradients of several calls for one update."""
     inside = [getattr(optimizer, "inner_optimizer", None), *wrapped_optimizers(optimizer)]
     own = getattr(optimizer, "gradient_accumulation_steps", None)
     return bool(own) or any(accumulates(each) for each in inside if each is not None)

@@ -1,8 +1,8 @@
-"""Random numbers that XLA draws as the plain graph does, so that the way in which steps are run changes none.
+"""Random numbers under XLA that equal those of the plain graph, so that the backend does not change results.
 
-Both make the same random bits (Philox) from a seed. They differ in how they make numbers of them: TensorFlow's kernels take
-the low bits of each word for a uniform number and pairs of these for two normal ones (Box and Muller); XLA takes the
-high bits, and inverts the error function. Here TensorFlow's way is spelled out in operations that XLA compiles.
+Both make the same random bits (Philox) from a seed. They differ in the conversion to numbers: TensorFlow's kernels take the
+low bits of each word for a uniform number and pairs of these for two normal ones (Box and Muller); XLA takes the high bits,
+and inverts the error function. Here TensorFlow's conversion is written in operations that XLA compiles.
 
 Source: `random_distributions.h` and `random_distributions_utils.h` in TensorFlow (`Uint32ToFloat`, `BoxMullerFloat`).
 """
@@ -18,11 +18,11 @@ from ...distribute.step_context import current_step
 
 # The bits of a number's fraction, which are drawn; float64 takes them from two words.
 _FRACTION_BITS = {tf.float16: 10, tf.bfloat16: 7, tf.float32: 23, tf.float64: 52}
-_LEAST = 1e-7  # what Box and Muller's logarithm is taken of is at least this
+_LEAST = 1e-7  # lower limit of the argument of Box and Muller's logarithm
 
 
 def spelled_out(dtype: Any) -> bool:
-    """Whether the numbers of `dtype` that are drawn here and now must be made by this module: in a step under XLA."""
+    """Whether this module must draw the numbers of `dtype` here: in a step under XLA."""
     step = current_step()
     return step is not None and step.in_xla and tf.as_dtype(dtype) in _FRACTION_BITS
 
@@ -42,7 +42,7 @@ def uniform(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:
 
 
 def normal(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:
-    """Numbers with mean 0 and deviation 1, those of `tf.random.stateless_normal` up to rounding. Arguments as `uniform`."""
+    """Numbers with mean 0 and deviation 1, as from `tf.random.stateless_normal` up to rounding. Arguments as `uniform`."""
     dtype = tf.as_dtype(dtype)
     count = _count(shape)
     pairs = (count + 1) // 2

@@ -33,8 +33,8 @@ def elementwise(
 
     Args:
         view: of the operation.
-        kind: in which inputs it is linear.
-        inputs: the numbers of the inputs that are broadcast; the others are taken as they are. None: all.
+        kind: the inputs in which it is linear.
+        inputs: the numbers of the inputs that are broadcast; the others are used unchanged. None: all.
         fixed: those among them in which it is not linear.
     """
     every = range(len(view.labels)) if inputs is None else inputs
@@ -67,7 +67,7 @@ def elementwise(
             wants[number] = sharded(own_axis, lead.blocks)
         else:
             wants[number] = REPLICATED
-    if any(view.labels[n].counts for n in every):  # positions that are computed with are those of the batch
+    if any(view.labels[n].counts for n in every):  # arithmetic needs positions in the batch
         return _positions(view, every)
     return wants, [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
 

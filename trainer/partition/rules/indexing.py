@@ -19,7 +19,7 @@ from .view import Ruling, View, Wants, rule
 
 
 def _are_along(view: View, axis: int, positions: Label) -> bool:
-    """Whether positions are along an axis of the first input."""
+    """Whether positions refer to an axis of the first input."""
     extents = tuple(None if shape is None else shape[axis] for shape in view.shapes(0))
     return bool(positions.counts) and extents == positions.counts
 

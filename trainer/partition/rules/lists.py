@@ -15,7 +15,7 @@ EMPTY = Label("empty list")
 
 
 def listed(op: tf.Operation, inputs: Sequence[Value], inferred: Sequence[Shape]) -> Value:
-    """What is known of the elements of a list that an operation gives.
+    """The known properties of the elements of a list, after an operation.
 
     Args:
         op: the operation.
@@ -33,7 +33,7 @@ def listed(op: tf.Operation, inputs: Sequence[Value], inferred: Sequence[Shape])
 
 
 def _holds_only(held: Value | None, constant: tuple[np.ndarray, np.ndarray] | None) -> bool:
-    """Whether a list holds nothing else than a constant."""
+    """Whether a list only holds one constant."""
     if held is None or held.label == EMPTY or constant is None or held.elements is None:
         return held is not None and held.label == EMPTY
     return all(np.array_equal(one, other) for one, other in zip(held.elements, constant))
@@ -49,7 +49,7 @@ def _new(view: View) -> Ruling:
 
 
 def _open(axis: int) -> Label:
-    """Wanted of the shape of the elements of a list: each replica has its own extent of this axis."""
+    """Requested for the shape of the elements of a list: each replica has its own extent of this axis."""
     return sizes(axis, chosen="any")
 
 

@@ -1,4 +1,4 @@
-"""Positions that are computed from the batch size: what each replica can count from its own first sample."""
+"""Positions that are computed from the batch size: each replica can count from its own first sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAME_NUMBERS = ("Identity", "Cast", "StopGradient", "Reshape", "ExpandDims")
 
 
 def origin(tensor: Any) -> Any:
-    """The tensor whose numbers, in this order, a tensor has in another shape or dtype."""
+    """The tensor that has the same numbers in the same order, before changes of shape or dtype."""
     while tensor.op.type in _SAME_NUMBERS:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -75,9 +75,9 @@ def first_column_counts_samples(view: View, number: int, extents: tuple[Any, ...
 
 
 def are_in_parts_of_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
-    """Whether each sample has a part of these extents, and the positions of its own entries are in it.
+    """Whether each sample has a part of these extents that contains the positions of its own entries.
 
-    That is so in the backward pass of a gather with `batch_dims`: `k * [0, ..., n - 1]` is added to positions in `range(k)`.
+    This holds in the backward pass of a gather with `batch_dims`: `k * [0, ..., n - 1]` is added to positions in `range(k)`.
     """
     added = origin(view.op.inputs[number])
     if added.op.type != "AddV2":

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and what else works on each sample alone."""
+"""Matrix products, convolutions and other operations on each sample alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random draws: per replica where they have samples, the same everywhere where they have none."""
+"""Random draws: different on each replica where they have samples, the same everywhere where they have none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _drawn(view: View) -> Ruling:
     wants: Wants = [REPLICATED] * len(view.labels)
     axis = None if view.type in ("RandomGamma", "RandomPoissonV2", "Multinomial") else _samples_axis(view)
     if axis is None:
-        return wants, [OWN]  # that of the first replica is everyone's
+        return wants, [OWN]  # the first replica's key, shared by all
     wants[0] = sizes(axis)
     return wants, [sharded(axis)]
 

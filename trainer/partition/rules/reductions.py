@@ -68,7 +68,7 @@ def _along_last(view: View) -> Ruling:
 
 
 def rows_together(view: View, batched: tuple[int, ...], outputs: list[Label] | None = None) -> Ruling:
-    """The rule of an operation that works on each sample alone, the batch being axis 0 of the inputs `batched`.
+    """The rule of an operation on each sample alone, with the batch as axis 0 of the inputs `batched`.
 
     Args:
         view: of the operation.

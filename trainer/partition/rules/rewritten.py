@@ -1,4 +1,4 @@
-"""Operations that are partitioned as what they are made of."""
+"""Operations that are partitioned after rewriting them as simpler operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..program import Value
 
 
 def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
-    """The graph of a function of the inputs that gives what an operation gives; None: it has a rule.
+    """The graph of a function of the inputs that is equivalent to an operation; None: it has a rule.
 
     Args:
         op: the operation.
@@ -25,7 +25,7 @@ def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
 
 
 def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
-    """A mean over samples that were chosen by data, as a sum and a count, which no replica knows."""
+    """A mean over data-dependent samples, as a sum and a count, because no replica knows the count."""
     (value, axes), rank = values, op.inputs[0].shape.rank
     if not rank or axes.constant is None or not value.label.chosen or not value.dtype.is_floating:
         return None

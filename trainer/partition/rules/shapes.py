@@ -1,4 +1,4 @@
-"""Sizes, reshapes, slices, concatenations: where the samples are afterwards."""
+"""Sizes, reshapes, slices, concatenations: the axis of the samples after each."""
 
 from __future__ import annotations
 
@@ -167,12 +167,12 @@ def _fill(view: View) -> Ruling:
 
 
 def broadcast(view: View, data: int, shape: int) -> Ruling:
-    """A value that is the same everywhere fills a tensor: each replica makes its samples' part.
+    """A tensor filled with a replicated value: each replica makes the part of its samples.
 
     Args:
         view: of the operation.
         data: number of the input that holds the value.
-        shape: number of the input that says the shape, or how often axes are repeated.
+        shape: number of the input with the shape, or with the repetitions of axes.
     """
     label = view.labels[shape]
     wants: Wants = [REPLICATED] * len(view.labels)

@@ -1,4 +1,4 @@
-"""Slices. Along the axis of the samples: all of it, or whole blocks."""
+"""Slices. Along the axis of the samples: the whole axis, or whole blocks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .view import Ruling, View, Wants, rule
 
 
 def _entries(view: View, count: int, rank: int) -> tuple[list[int | None], dict[int, tuple[int, bool]]]:
-    """The axis of the whole that each axis of a slice is (None: new); the entry that names each axis of the whole.
+    """The original axis for each axis of a slice (None: new); the entry that names each original axis.
 
-    Beside the entry stands whether the slice drops that axis.
+    Each entry comes with a flag: whether the slice drops that axis.
     """
     names = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     ellipsis, new, shrink = (view.op.get_attr(name) for name in names)
@@ -38,7 +38,7 @@ def _entries(view: View, count: int, rank: int) -> tuple[list[int | None], dict[
 def _blocks(
     view: View, label: Label, entry: int, whole: tuple[Shape, Shape], part: list[int | None]
 ) -> int | None:
-    """How many blocks a slice with step 1 along the sharded axis has; None where it cuts through one."""
+    """The number of blocks in a slice with step 1 along the sharded axis; None where it cuts through one."""
     masks = [view.op.get_attr(name) >> entry & 1 for name in ("begin_mask", "end_mask")]
     first = 1
     strides = view.fixed(first + 2)

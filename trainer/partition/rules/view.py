@@ -1,7 +1,7 @@
-"""What a rule sees of an operation, and the table of all rules.
+"""A rule's view of an operation, and the table of all rules.
 
-A rule is `fn(view) -> (wants, made)`: the labels that the operation can compute with, None where an input is taken as it
-is, and the labels of its outputs. Every rule has a test that runs the operation in uneven parts against the whole.
+A rule is `fn(view) -> (wants, made)`: the labels with which the operation can compute, None where an input is used
+unchanged, and the labels of its outputs. Every rule has a test that compares uneven parts with the whole.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Ruling = tuple[Wants, list[Label]]
 Rule = Callable[["View"], Ruling]
 
 PARTIAL_MEAN = Label("partial mean")
-"""Of an output: the mean over this replica's samples; times its share of the batch it is a part of a sum."""
+"""Label of an output: the mean over this replica's samples; times its share of the batch it is a term of a sum."""
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Enters a rule for operations of these types into the table."""
+    """Registers a rule for operations of these types."""
 
     def enter(function: Rule) -> Rule:
         for name in types:
@@ -38,13 +38,13 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
 
 
 class View:
-    """An operation, the labels of its inputs, and what is known of its sizes.
+    """An operation, the labels of its inputs, and its known sizes.
 
     Args:
         op: the operation.
         inputs: its inputs.
         shapes: for each output its shapes for each of `PROBES`.
-        value_of: what is known of any tensor of the graph that the operation is in.
+        value_of: the known properties of any tensor of the operation's graph.
 
     Attributes:
         labels: of the inputs.
@@ -62,7 +62,7 @@ class View:
 
     @property
     def type(self) -> str:
-        """Of the operation."""
+        """The type of the operation."""
         return self.op.type
 
     def attr(self, name: str) -> Any:
@@ -71,32 +71,32 @@ class View:
         return found.decode() if isinstance(found, bytes) else found
 
     def rank(self, number: int) -> int | None:
-        """Of an input."""
+        """The rank of an input."""
         shape = self.values[number].shapes[0]
         return None if shape is None else len(shape)
 
     def out_rank(self, number: int = 0) -> int | None:
-        """Of an output."""
+        """The rank of an output."""
         shape = self.out_shapes[number][0]
         return None if shape is None else len(shape)
 
     def shapes(self, number: int) -> tuple[Shape, Shape]:
-        """Of an input, for each of `PROBES`."""
+        """The shapes of an input, for each of `PROBES`."""
         return self.values[number].shapes
 
     def constant(self, number: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """What an input is for each of `PROBES`."""
+        """The value of an input for each of `PROBES`."""
         return self.values[number].constant
 
     def fixed(self, number: int) -> np.ndarray | None:
-        """What an input is, where that does not depend on the size of the batch."""
+        """The value of an input, where it does not depend on the size of the batch."""
         found = self.constant(number)
         if found is None or found[0].shape != found[1].shape or not np.array_equal(*found):
             return None
         return found[0]
 
     def axes(self, number: int, rank: int | None) -> list[int] | None:
-        """The axes that an input names, counted from 0."""
+        """The axes from an axis input, counted from 0."""
         found = self.fixed(number)
         if found is None or rank is None:
             return None
@@ -107,7 +107,7 @@ class View:
         return varying_axes(self.out_shapes[number]) or []
 
     def gathered(self) -> Ruling:
-        """The operation is given what one device has."""
+        """Requests whole inputs, as on a single device."""
         return [REPLICATED] * len(self.labels), [REPLICATED] * len(self.op.outputs)
 
     def sharded_inputs(self) -> list[int]:
@@ -115,5 +115,5 @@ class View:
         return [number for number, label in enumerate(self.labels) if is_sharded(label)]
 
     def names(self, number: int) -> str:
-        """For messages: an input's label."""
+        """An input's label, for messages."""
         return str(self.labels[number])
