@@ -38,7 +38,7 @@ def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
     for index in range(2):
         printed = workers.printed(index)
         assert re.search(
-            r"rows: ValueError: the number of training rows must be the same on all workers for fit. "
+            r"rows: ValueError: the number of training samples must be the same on all workers for fit. "
             r"Received: 20 on worker 0, 21 on worker 1.",
             printed,
         ), printed

@@ -1,1 +1,1 @@
-"""How steps are compiled and looped, and how epochs run: read `fit_loop.py` first."""
+"""The compilation and the loops of steps, and the loop over epochs: read `fit_loop.py` first."""

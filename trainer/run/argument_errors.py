@@ -1,9 +1,9 @@
-"""Which argument does not fit the model, where building it or its first step failed: one sentence instead of an operation's.
+"""Finds the argument that does not fit the model, where building it or its first step failed: one sentence for users.
 
-The model, its loss and its metrics are called once more, one after the other, on placeholders in a graph that is thrown
-away: what fails there may not fit. It is said so only where the shapes disagree; otherwise the error itself is raised, or
-said with its line. Nothing is called again where nothing has failed, but for validation data of another layout than the
-training data, which would otherwise fail after the first epoch.
+The model, its loss and its metrics are called once more, one after the other, on placeholders in a temporary graph: a part
+that fails there may not fit. The sentence is only given where the shapes disagree; otherwise the original error is raised,
+or gets its line of user code. Without an error nothing is called again, except for validation data of another layout than
+the training data, which would otherwise fail after the first epoch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ERRORS = (
 )
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
-# How Keras says that the input of a layer is not of the kind for which it was built, or which it takes.
+# Keras' phrases for an input of another kind than the layer was built for, or accepts.
 _OF_INPUTS = (
     "incompatible with the layer",
     "is not compatible with",
@@ -51,7 +51,7 @@ _OF_INPUTS = (
 
 
 class ArgumentError(ValueError, KeyError):
-    """An argument does not fit the model. A KeyError too, as some of Keras' errors about structures are."""
+    """An argument does not fit the model. Also a KeyError, like some of Keras' errors about structures."""
 
     __str__ = Exception.__str__
 
@@ -65,15 +65,15 @@ def explained(
     first: bool = True,
     argument: str = "",
 ) -> Iterator[None]:
-    """An error of the block becomes an `ArgumentError`, if an argument does not fit.
+    """Converts an error of the block to an `ArgumentError`, if an argument does not fit.
 
     Args:
         model: the model.
         spec: nest of `tf.TypeSpec` of one batch.
         batch_size: int or None; samples of the batch.
         step: "train_step", "test_step" or "predict_step"; errors of a custom step are not explained.
-        first: whether nothing has been computed on such batches before; otherwise only values are explained.
-        argument: of `fit` that the batches are from, where that is not `x`.
+        first: whether such batches were never computed before; otherwise only values are explained.
+        argument: the argument of `fit` with the batches, where that is not `x`.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def explained(
 
 
 def _about_values(error: Exception, model: TrainedModel, step: str) -> str | None:
-    """What is wrong with a label or a weight that an operation has rejected."""
+    """The sentence for a label or a weight that an operation has rejected."""
     found = _LABEL.search(str(error))
     if found is None or model._overrides_step(step):
         return sentence_in(error)
@@ -102,7 +102,7 @@ def check_labels(model: TrainedModel, source: Source, step: str) -> None:
     Args:
         model: the model, built.
         source: of the batches.
-        step: "train_step" or "test_step"; what a custom step does with its targets is not known.
+        step: "train_step" or "test_step"; a custom step may use its targets differently.
     """
     if model._overrides_step(step) or overrides_compute_loss(model):
         return
@@ -136,7 +136,7 @@ def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, tra
 
 
 def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
-    """The sentence that says which argument does not fit the model; None if all do, or if it cannot be told."""
+    """The sentence with the argument that does not fit the model; None if all fit, or if it is unknown."""
     if model._overrides_step(step) or not is_standard(spec):
         return None
     x, y, sample_weight = unpack(spec)
@@ -169,7 +169,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
     try:
         with model._strategy_scope():
             compute_output_spec(call_one_after_the_other)
-    except Exception as error:  # of whatever kind: the call that really failed has been one of `_ERRORS`
+    except Exception as error:  # any type: the call that originally failed raised one of `_ERRORS`
         reason = _reason(error)
         if reached[-1] == "x":
             return _about_x(model, x, reason)
@@ -221,7 +221,7 @@ def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, reason: str, 
 
 
 def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
-    """What to give instead, after the kind of mistake."""
+    """The fix, for each kind of mistake."""
     usual = "give targets in the structure and the shape of the outputs"
     if (
         tf.nest.is_nested(y)
@@ -238,14 +238,14 @@ def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
 
 
 def _name_of(loss: Any) -> str:
-    """The name of a loss of Keras without `_`, in small letters, however it was given."""
+    """The name of a loss of Keras without `_`, in small letters, from any form of the argument."""
     if not isinstance(loss, str):
         loss = getattr(loss, "__name__", None) or type(loss).__name__
     return loss.lower().replace("_", "")
 
 
 def _y_disagrees(model: TrainedModel, y: Any, outputs: Any) -> bool:
-    """Whether targets have another structure than the outputs, or another shape than a loss of Keras compares them in."""
+    """Whether targets differ from the outputs in structure, or in the shape that a loss of Keras compares."""
     losses = tf.nest.flatten(model.loss)
     targets = tf.nest.flatten(y)
     shapes = tf.nest.flatten(outputs)
@@ -262,7 +262,7 @@ def _y_disagrees(model: TrainedModel, y: Any, outputs: Any) -> bool:
 def _differ(loss: Any, target: Any, output: tf.TensorShape) -> bool:
     owner = loss if isinstance(loss, str) or (callable(loss) and hasattr(loss, "__name__")) else type(loss)
     if not isinstance(loss, str) and not str(owner.__module__).startswith("keras."):
-        return False  # custom code compares what it likes
+        return False  # custom code may compare any shapes
     shape = getattr(target, "shape", None)
     if _name_of(loss) == "ctc" or target is None or shape is None or None in (shape.rank, output.rank):
         return target is None
@@ -271,7 +271,7 @@ def _differ(loss: Any, target: Any, output: tf.TensorShape) -> bool:
 
 
 def _fits(tensor: Any, given: Any) -> bool:
-    """Whether the value of a declared input has its shape, but for a last axis of one, and its kind."""
+    """Whether the value of a declared input has its shape, except for a last axis of one, and its kind."""
     expected, shape = tf.TensorShape(tensor.shape), tf.TensorShape(given.shape)
     if (tensor.dtype == "string") != (given.dtype == tf.string):
         return False
@@ -281,7 +281,7 @@ def _fits(tensor: Any, given: Any) -> bool:
 
 
 def _broadcasts(a: tf.TensorShape, b: tf.TensorShape) -> bool:
-    """Whether two shapes are one, but for a last axis of 1."""
+    """Whether two shapes are equal, except for a last axis of 1."""
     longer, shorter = (a, b) if len(a) > len(b) else (b, a)
     if len(longer) == len(shorter) + 1 and longer[-1] in (1, None):
         longer = longer[:-1]
@@ -306,7 +306,7 @@ def _placeholders(spec: Any, batch_size: int | None) -> Any:
 
 
 def _layout(spec: Any) -> Any:
-    """What must be the same for two batches to fit the same model: everything but the samples."""
+    """The properties that two batches of the same model must share: all but the number of samples."""
     leaves = [
         part if part is None else (type(part), getattr(part, "dtype", None), str(part.shape[1:]))
         for part in tf.nest.flatten(spec)
@@ -315,7 +315,7 @@ def _layout(spec: Any) -> Any:
 
 
 def _shapes(structure: Any) -> str:
-    """The shapes of a nest in a few words, with the dtype where it is a string."""
+    """The shapes of a nest as short text, with the dtype for strings."""
 
     def text(part: Any) -> str:
         if part is None:
@@ -330,7 +330,7 @@ def _shapes(structure: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why, in one line: the first of the error's, or what Keras prints in bold."""
+    """The reason, in one line: the first line of the error, or the text that Keras prints in bold."""
     bold = _BOLD.search(str(error))
     text = bold[1] if bold else str(error)
     text = re.sub(r"\s+", " ", text).strip().rstrip(".")
@@ -338,7 +338,7 @@ def _reason(error: Exception) -> str:
 
 
 def _line_of_users(error: Exception) -> str:
-    """Where in the user's own code an error was raised, as " (file, line 3)"; "" where it was in none."""
+    """The line of user code that raised an error, as " (file, line 3)"; "" where there is none."""
     stack = traceback.extract_tb(error.__traceback__)
     libraries = ("/keras/", "/tensorflow/", "/unisono/")
     own = [frame for frame in stack if not any(name in frame.filename for name in libraries)]

@@ -1,4 +1,4 @@
-"""Batches of a `tf.data` pipeline for XLA, which cannot draw them: a stack is drawn first, and the loop over it compiled."""
+"""Batches of a `tf.data` pipeline for XLA, which cannot draw them: a stack is drawn, then a compiled loop runs on it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch
 class Stacks:
     """Draws batches into buffers on the device and runs the steps on them. Owns the buffers.
 
-    A batch that has not the usual number of rows is run by itself, when it is its turn. Batches that were drawn before the
-    pipeline failed are still trained on.
+    A batch with an unusual number of samples runs alone, in its turn. Training still uses batches that were drawn before the
+    pipeline failed.
 
     Args:
         chunk: the first one of its layout.
         loop: `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of tensors `[size, rows, ...]`, and
             returns the logs; it is compiled here.
-        single: `single(batch)` runs a step on one batch with any number of rows and returns the logs.
-        reached: int32 variable; the steps that were run before an error came, or `UNKNOWN`.
-        device: str; where the model's variables are.
+        single: `single(batch)` runs a step on one batch with any number of samples and returns the logs.
+        reached: int32 variable; the steps that were run before an error, or `UNKNOWN`.
+        device: str; the device of the model's variables.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Stacks:
         """Runs up to `steps` steps, fewer where the data ends; returns how many, and the logs after the last.
 
         Raises:
-            The error of the pipeline, after the steps on what it gave before.
+            The error of the pipeline, after the steps on earlier batches.
         """
         with tf.device(self._device):
             return self._call(iterator, steps)
@@ -81,7 +81,7 @@ class Stacks:
     def _call(self, iterator: Any, steps: int) -> tuple[int, Any]:
         done, logs = 0, {}
         if steps == 0:
-            self.loop(tf.constant(0))  # is compiled by that
+            self.loop(tf.constant(0))  # only compiles
         while done < steps:
             wanted = min(self.size, steps - done)
             failure, last = None, None
@@ -92,7 +92,7 @@ class Stacks:
                 failure = error
             drawn = int(self._drawn)
             if drawn:
-                self._reached.assign(UNKNOWN, read_value=False)  # XLA does not tell
+                self._reached.assign(UNKNOWN, read_value=False)  # unknown in XLA
                 logs = only_graph(self.loop)(tf.constant(drawn))
             done += drawn
             self._reached.assign(done, read_value=False)
@@ -110,7 +110,7 @@ class Stacks:
         return done, logs
 
     def _draw_full(self, iterator: Any, count: tf.Tensor) -> Any:
-        """Draws `count` batches that are known to be there and to have the usual rows.
+        """Draws `count` batches that certainly exist and have the usual number of samples.
 
         Returns the number (TensorFlow runs loops three times slower in a function that returns nothing).
         """
@@ -122,7 +122,7 @@ class Stacks:
         return tf.while_loop(lambda i: i < count, body, (tf.constant(0),))
 
     def _draw_until_another(self, iterator: Any, count: tf.Tensor) -> Any:
-        """Draws up to `count` batches; ends with the first that has other rows, which is returned, or with the data."""
+        """Draws up to `count` batches; ends with the first that has another size, which is returned, or with the data."""
 
         def body(i: tf.Tensor, full: tf.Tensor, batch: Any) -> Any:
             batch = self._reader(iterator, i)
@@ -148,5 +148,5 @@ class Stacks:
         leaves = tf.nest.flatten(batch)
         for buffer, leaf in zip(self._buffers, leaves):
             buffer[i].assign(tf.ensure_shape(leaf, buffer.shape[1:]))
-        with tf.control_dependencies(leaves):  # a batch that could not be read does not count
+        with tf.control_dependencies(leaves):  # a batch that could not be read is not counted
             return self._drawn.assign_add(1).read_value()

@@ -1,4 +1,4 @@
-"""The statistics of `BatchNormalization` layers, computed anew from one pass over the training data."""
+"""Computes the statistics of `BatchNormalization` layers anew, in one pass over the training data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .worker_settlement import Workers
 
 
 def check_renewal(model: TrainedModel, asked_by: str) -> None:
-    """Refuses a fit in which `renew_batch_statistics` could not work.
+    """Rejects a fit in which `renew_batch_statistics` is impossible.
 
     Raises:
-        ValueError: the model has such layers, and its data cannot be read again, or its steps are not run plainly.
+        ValueError: the model has such layers, and its data cannot be read again, or a special runner runs its steps.
     """
     state = model.fit_state
     if state is None or not _layers(model):
@@ -36,7 +36,7 @@ def check_renewal(model: TrainedModel, asked_by: str) -> None:
         why = "`x` is a generator, which cannot be read again: give `steps_per_epoch`, or a keras.utils.PyDataset"
     if why is not None:
         raise ValueError(
-            f"{asked_by} computes the statistics of `BatchNormalization` layers in one more pass over the data, and {why}. "
+            f"{asked_by} computes the statistics of `BatchNormalization` layers in one more pass over the data, but {why}. "
             f"Received: the layer {_layers(model)[0].name!r}"
         )
 
@@ -81,7 +81,7 @@ def _layers(model: TrainedModel) -> list[Any]:
 
 @contextlib.contextmanager
 def _of_one_batch(layers: list[Any]) -> Iterator[None]:
-    """Statistics forget all batches but the last."""
+    """Makes statistics forget all batches except the last."""
     before = [layer.momentum for layer in layers]
     try:
         for layer in layers:

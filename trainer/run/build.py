@@ -1,4 +1,4 @@
-"""Every variable exists before the first step: those of the model, its losses, metrics and optimizers."""
+"""Creates all variables before the first step: of the model, its losses, metrics and optimizers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from .argument_errors import explained
 def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
     """Builds the model for batches of `spec`.
 
-    Keras builds a model symbolically from its `call`. What a model with a step of its own needs (a GAN, say, may have no
-    `call`) is created by tracing that step once, without running it.
+    Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have no `call`)
+    is built by tracing that step once, without running it.
 
     Args:
-        model: the model; built parts are left alone.
-        spec: nest of `tf.TypeSpec` of one batch, rows None.
-        training: whether the model is going to be trained, or evaluated only.
+        model: the model; built parts are unchanged.
+        spec: nest of `tf.TypeSpec` of one batch, with an open number of samples.
+        training: whether the model is going to be trained, or only evaluated.
 
     Context: cross-replica, under the model's strategy.
     """
@@ -55,7 +55,7 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
         optimizers = optimizers_of(model) if training else ()
         _build_by_own_step(model, spec, getattr(model, name), _symbolically, optimizers)
         return
-    if model._overrides_step("train_step"):  # what it does with batches need not be what Keras' own steps do
+    if model._overrides_step("train_step"):  # it may use batches differently than Keras' own steps
         with contextlib.suppress(Exception):
             _symbolically(model, spec)
         return
@@ -66,12 +66,12 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
 
 
 def is_built(model: TrainedModel) -> bool:
-    """Whether there is no variable left that Keras' own step would create."""
+    """Whether no variable is missing that Keras' own step would create."""
     return model.built and not _unbuilt(model) and (model.optimizer is None or model.optimizer.built)
 
 
 def build_for_prediction(model: TrainedModel, spec: Any) -> None:
-    """Builds the layers for inputs of `spec`, whatever else the batch holds. Context as `build_for`."""
+    """Builds the layers for inputs of `spec`, regardless of the rest of the batch. Context as `build_for`."""
     checks.check_structure(model, spec, "predict_step")
     if not model._overrides_step("predict_step"):
         checks.check_text(model, spec, "predict_step")
@@ -86,10 +86,10 @@ def build_for_prediction(model: TrainedModel, spec: Any) -> None:
 def _build_by_own_step(
     model: TrainedModel, spec: Any, own_step: Any, otherwise: Any, optimizers: Sequence[Any] = ()
 ) -> None:
-    """Creates the variables that the user's step uses, as Keras does: where the step first uses them.
+    """Creates the variables of a custom step, as Keras does: where the step first uses them.
 
-    The step is traced, and never run. An error in it is left to the first real step, which names its place. What the step
-    does not reach, or cannot outside of a replica, is made from the model's `call`.
+    The step is traced, and never run. Its errors are left to the first real step, which names their line. Parts that the
+    step does not reach, or cannot reach outside of a replica, are built from the model's `call`.
     """
 
     def unbuilt() -> int:
@@ -99,7 +99,7 @@ def _build_by_own_step(
     used: list[Any] = []
     missing, before, seen = unbuilt(), -1, False
     while missing and missing != before and not seen:
-        # Variables come to be when the scope ends, and the next trace gets further: unless it has seen all layers built.
+        # Variables are created when the scope ends, and the next trace gets further: unless it has seen all layers built.
         built = all(layer.built for layer in layers_of(model)[1:])
         with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
             with _step_of_a_replica(model, built) as step:
@@ -117,9 +117,9 @@ def _build_by_own_step(
 
 @contextlib.contextmanager
 def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext]:
-    """The step in which the user's is traced. A variable with copies has a gradient in the context of a replica only.
+    """The step that traces the custom step. A variable with copies has a gradient in the context of a replica only.
 
-    What creates variables is traced outside of one: they belong to all replicas.
+    Code that creates variables is traced outside of replicas: variables belong to all of them.
     """
     copied = any(
         isinstance(raw_value(variable), tf.distribute.DistributedValues | ShardedValue)
@@ -135,7 +135,7 @@ def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext
 
 
 def _unbuilt(model: TrainedModel) -> int:
-    """How many layers, metrics and losses have yet to create their variables."""
+    """The number of layers, metrics and losses without variables."""
     compiled = [part for part in (compiled_metrics(model), compiled_loss(model)) if part is not None]
     return sum(not part.built for part in [*layers_of(model)[1:], *compiled])
 
@@ -162,7 +162,7 @@ def _for_prediction(model: TrainedModel, spec: Any) -> None:
 
 
 def _needs_real_tensors(spec: Any) -> bool:
-    """Whether a batch holds ragged tensors or extension types, which Keras' symbolic build takes for dense ones."""
+    """Whether a batch has ragged tensors or extension types, which Keras' symbolic build treats as dense ones."""
     return any(not isinstance(s, tf.TensorSpec | tf.SparseTensorSpec | None) for s in tf.nest.flatten(spec))
 
 

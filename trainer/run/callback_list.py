@@ -1,4 +1,4 @@
-"""The list of callbacks of a loop, in the order in which they are called."""
+"""The list of callbacks of a loop, in call order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def callback_list(
     steps: int | None,
     add_history: bool = False,
 ) -> keras.callbacks.CallbackList:
-    """Keras' list, with the callbacks that must see the work of the others (backups) at its end."""
+    """Keras' list, with callbacks that must run after the others (backups) at its end."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
         return callbacks
@@ -39,7 +39,7 @@ def callback_list(
 
 
 def log_names(model: TrainedModel, callbacks: list[Any], validates: bool) -> Callable[[], set[str]] | None:
-    """() -> the names of the logs of an epoch; None where steps or callbacks of the user's own may give others."""
+    """() -> the names of the logs of an epoch; None where custom steps or callbacks may add others."""
     if model._has_own_logs(True) or model._has_own_logs(False):
         return None
     if any(not type(each).__module__.startswith(("keras.", "unisono.")) for each in callbacks):

@@ -1,8 +1,8 @@
-"""The logs that a step of the user's own returns, from the last step of a loop in the graph to its end.
+"""Carries the logs of a custom step from the last step of a loop in the graph to its end.
 
-A loop must say of what kind its values are before its body is traced, and the step says what its logs are when it is.
-So the loop carries a `tf.experimental.Optional` of them, of which it knows no more than that it is one. XLA compiles none:
-there the logs of a step that was traced before are the example, or the step is traced once more.
+A loop must declare the types of its variables before its body is traced, but the trace of the step determines the logs. So
+the loop carries a `tf.experimental.Optional` of unknown content. XLA does not support it: there the logs of an earlier
+trace are the example, or the step is traced once more.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ...compat.graphs import graph_function
 
 
 class CarriedLogs:
-    """One for all loops over the steps of a model. Owns what is known of their logs.
+    """One object for all loops over the steps of a model. Owns the known structure of their logs.
 
     Args:
-        present: () -> bool; whether the steps return logs that metrics do not carry.
+        present: () -> bool; whether the steps return logs that are not metrics.
     """
 
     def __init__(self, present: Callable[[], bool]) -> None:
@@ -28,7 +28,7 @@ class CarriedLogs:
         self._specs: Any = None
 
     def start(self, probe: Callable[[], dict[str, Any]] | None = None) -> Any:
-        """What a loop begins with. `probe`: traces a step, for XLA; None: not for XLA."""
+        """The initial loop variable. `probe`: traces a step, for XLA; None: not for XLA."""
         if not self._present():
             return {}
         if probe is None:
@@ -38,14 +38,14 @@ class CarriedLogs:
         return self._zeros()
 
     def after(self, before: Any, logs: dict[str, Any]) -> Any:
-        """What a loop carries after a step with these logs; `before`: what it carried."""
+        """The loop variable after a step with these logs; `before`: its value before."""
         if not logs:
             return before
         self._specs = _specs(logs)
         if isinstance(before, dict):
             return logs
         leaves = keras.tree.flatten(logs)
-        with tf.device(leaves[0].device):  # TensorFlow's own choice is the host, which would wait for them
+        with tf.device(leaves[0].device):  # TensorFlow would choose the host, which would wait for them
             return tf.raw_ops.OptionalFromValue(components=leaves)
 
     def end(self, carried: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What loops over steps are made of, and what they are compiled to: a function that is called with a chunk."""
+"""The parts of loops over steps, and their compiled form: a function that is called with a chunk."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ...compat.graphs import graph_function
 from ..inputs.source import Chunk
 from .carried_logs import CarriedLogs
 
-GRAPH, XLA = "graph", "xla"  # the ways of running steps
+GRAPH, XLA = "graph", "xla"  # the backends
 
 
 class GlobalSteps(Protocol):
-    """What the loops over steps use of the `StepFunction` that they belong to; see there.
+    """The interface of `StepFunction` for its loops over steps; see there.
 
     Attributes:
         model: the model.
         alone: whether there is one replica.
         way: GRAPH or XLA.
-        full_rows: rows of a full global batch; None if not known.
-        shapes_vary: whether the last step that was traced has collectives whose shape depends on the batch.
-        reached_steps: int32 variable; the steps of the last call that had been run before an error.
+        full_rows: samples of a full global batch; None if not known.
+        shapes_vary: whether the last traced step has collectives whose shape depends on the batch.
+        reached_steps: int32 variable; the steps of the last call that ran before an error.
         recorder: a `StepRecorder`, or None.
         carried: the logs that loops carry.
     """
@@ -49,21 +49,21 @@ class GlobalSteps(Protocol):
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,
     ) -> dict[str, Any]:
-        """Runs one step; returns the logs that metrics do not carry."""
+        """Runs one step; returns the logs that are not metrics."""
         ...
 
     def call_hooks(self, batch: Any) -> None:
-        """Calls what callbacks put before a step."""
+        """Calls the hooks of callbacks before a step."""
 
     def start(self) -> Any:
-        """The logs that a loop begins with."""
+        """The initial logs of a loop."""
         ...
 
     def goes_on(self, more: Any) -> Any:
-        """Whether a loop that has `more` to do goes on after this step."""
+        """Whether a loop that has `more` to do continues after this step."""
 
     def begin(self, i: Any) -> None:
-        """Notes that step `i` of the call begins."""
+        """Records that step `i` of the call begins."""
 
     def logs(self, own: dict[str, Any]) -> dict[str, Any]:
         """The logs after a step."""
@@ -81,28 +81,28 @@ class GlobalSteps(Protocol):
         ...
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
-        """What runs chunks of this layout, and whether it was there already."""
+        """The compiled function for chunks of this layout, and whether it existed already."""
         ...
 
     def device(self) -> str:
-        """Where the model's variables are."""
+        """The device of the model's variables."""
         ...
 
     def reached(self) -> int | None:
-        """After an error: the steps of the last call that were run before."""
+        """After an error: the steps of the last call that ran before."""
         ...
 
 
 def inputs_and_steps(chunk: Chunk) -> tuple[Any, tf.Tensor]:
-    """The arguments of most functions: the inputs, and the number of steps as an int32 scalar tensor."""
+    """The usual arguments of functions: the inputs, and the number of steps as an int32 scalar tensor."""
     return chunk.inputs, tf.constant(chunk.steps, tf.int32)
 
 
 class Compiled(NamedTuple):
-    """What runs the steps of one layout of input.
+    """The compiled function for one layout of input.
 
     Attributes:
-        function: returns (the steps that were run, the logs or outputs of the last).
+        function: returns (the number of steps that ran, the logs or outputs of the last).
         arguments: chunk -> the arguments of `function`.
     """
 
@@ -111,15 +111,15 @@ class Compiled(NamedTuple):
 
 
 def signed(body: Callable[..., Any], signature: Any, first: bool = False, **options: Any) -> Compiled:
-    """`body(inputs, steps)`, compiled for inputs of `signature`; None: for whatever comes.
+    """`body(inputs, steps)`, compiled for inputs of `signature`; None: for any inputs.
 
-    A part of a batch may be None (the targets of an output without a loss). The signature of a `tf.function` has no None,
-    so the function is then called with the leaves that are there.
+    A part of a batch may be None (the targets of an output without a loss). The signature of a `tf.function` supports no
+    None, so the function is then called with the other leaves.
 
     Args:
-        body: what is compiled.
+        body: the function to compile.
         signature: of the inputs.
-        first: whether it is `body(inputs, steps, first)`, which begins with batch `first`; with 0 if not said.
+        first: whether it is `body(inputs, steps, first)`, which begins with batch `first`, by default 0.
         options: of the `tf.function`.
     """
     numbers = (0,) if first else ()
@@ -138,7 +138,7 @@ def signed(body: Callable[..., Any], signature: Any, first: bool = False, **opti
 
 
 def taking_present(body: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-    """`body(inputs, *others)`, to be called with a list of the inputs that are there."""
+    """`body(inputs, *others)`, to be called with a list of the inputs that are not None."""
 
     def on_present(leaves: list[Any], *others: Any) -> Any:
         rest = iter(leaves)
@@ -154,5 +154,5 @@ def has_absent(signature: Any) -> bool:
 
 
 def present(nest: Any) -> list[Any]:
-    """The leaves of a nest that are there."""
+    """The leaves of a nest that are not None."""
     return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]

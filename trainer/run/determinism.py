@@ -1,4 +1,4 @@
-"""What deterministic operations cost a fit, said once: TensorFlow's switch is silent about it."""
+"""Reports once how deterministic operations slow down a fit, because TensorFlow's switch is silent."""
 
 from __future__ import annotations
 

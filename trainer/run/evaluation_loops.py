@@ -30,7 +30,7 @@ def evaluate(
     runner: Runner,
     passes: Passes | None = None,
 ) -> dict[str, Any]:
-    """The logs of one pass over `source`; `passes`: where others over it come later. Context: host."""
+    """The logs of one pass over `source`; `passes`: state for later passes over it. Context: host."""
     with runner.watching(model), _evaluating(model):
         runner.build(model, source.spec, source.batch_size, training=False)
         check_labels(model, source, "test_step")
@@ -72,7 +72,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         steps = runner.predict_steps(model, source, callbacks, joined, take)
         callbacks.on_predict_end()
     if not steps:
-        raise ValueError("`predict()` got no batch from `x`: give at least one row.")
+        raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
     if writer is not None:
         return writer.outputs()
     return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
@@ -96,7 +96,7 @@ def predict_steps(
     join: Callable[[list[Any]], Any],
     take: Callable[[list[Any]], None],
 ) -> int:
-    """Gives `take` the outputs of every batch of `source`, in order, computed in this process; returns how many had some."""
+    """Passes the outputs of every batch of `source` to `take`, in order, computed in this process; returns their number."""
     steps = 0
     source.open_rows = open_rows(model, source.steps_per_epoch, predicting=True)
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
@@ -114,7 +114,7 @@ def _pass(
     stop: str,
     finish: Callable[[Any], Any],
 ) -> Iterator[tuple[int, Any]]:
-    """(number of the last batch, `finish(result)`) of each execution of a pass."""
+    """(number of the last batch, `finish(result)`) of each compiled call of a pass."""
     function = getattr(model, f"{phase}_function")
     length = ExecutionLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
     workers = Workers(model, stop)
@@ -135,7 +135,7 @@ def _pass(
 
 
 def joined(outputs: list[Any]) -> Any:
-    """The outputs of several batches as those of one."""
+    """The concatenated outputs of several batches."""
     leaves = zip(*[keras.tree.flatten(output) for output in outputs])
     return keras.tree.pack_sequence_as(
         outputs[0], [potentially_ragged_concat(list(parts)) for parts in leaves]

@@ -1,4 +1,4 @@
-"""How many steps the next execution takes."""
+"""The number of steps of the next compiled call."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from ...callbacks.call_schedule import steps_until_call
 from .executions import Execution
 
-_SHARE_OF_CALLS = 0.05  # of the time of executions
+_SHARE_OF_CALLS = 0.05  # the overhead's share of the time of compiled calls
 _LONGEST = 1.0  # seconds that a callback may have to wait
 
 
 class ExecutionLength:
-    """Sizes executions so that each lasts about `target` seconds, and ends where a callback wants to be called.
+    """Sizes compiled calls so that each lasts about `target` seconds, and ends where a callback must be called.
 
-    Where calls themselves take long (`call_seconds` of the function: thousands of variables), it is longer, up to a second.
+    Where the overhead of a call is large (`call_seconds` of the function: thousands of variables), it is longer, up to 1 s.
 
     Args:
-        fixed: int or None; the steps of every execution when the user fixed them (then callbacks wait for its end, as
+        fixed: int or None; the steps of every compiled call when the user set them (then callbacks wait for its end, as
             in Keras).
         callbacks: the callbacks of the loop.
         phase: "train", "test" or "predict".
-        step: int; the steps of the epoch that are done.
-        function: what runs the steps; it says whether the last execution compiled something (`fresh`), keeps the size that
-            was found (`usual_steps`) for the next epoch, and is told how long each execution took (`ended`).
+        step: int; the completed steps of the epoch.
+        function: runs the steps; it reports whether the last compiled call included compilation (`fresh`), keeps the size
+            (`usual_steps`) for the next epoch, and receives the duration of each compiled call (`ended`).
         target: float; seconds.
         clock: () -> float; seconds.
     """
@@ -48,7 +48,7 @@ class ExecutionLength:
         self._began = 0.0
 
     def next(self) -> int:
-        """The steps of the next execution."""
+        """The number of steps of the next compiled call."""
         self._began = self._clock()
         if self._fixed is not None:
             return self._fixed
@@ -61,15 +61,15 @@ class ExecutionLength:
         return steps
 
     def last_batch(self, done: int) -> int:
-        """The number that callbacks are told at the end of an execution of `done` steps.
+        """The batch number for callbacks at the end of a compiled call of `done` steps.
 
-        It is that of the last batch. Where the user fixed the steps it is what Keras tells, for which every execution is
-        full, the last of an epoch included.
+        It is that of the last batch. Where the user set the steps, it is Keras' number, which assumes that every compiled
+        call is full, including the last of an epoch.
         """
         return self.step - done + (done if self._fixed is None else self._fixed) - 1
 
     def done(self, steps: int, execution: Execution | None = None) -> None:
-        """Notes that the execution ended, after `steps` steps, and that its results are there.
+        """Records that the compiled call ended, after `steps` steps, and that its results are ready.
 
         The next one grows or shrinks.
         """

@@ -1,4 +1,4 @@
-"""The executions of a pass over the data: how many steps each has, what they are made of, where one failed."""
+"""The compiled calls of a pass over the data: the number of their steps, their chunks, and the step of an error."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import tensorflow as tf
 from ..inputs import Chunk, Source
 from .worker_settlement import Workers
 
-UNKNOWN = -1  # steps that were run, where that is not known
+UNKNOWN = -1  # number of completed steps, where it is not known
 
 
 class Execution:
-    """The chunks of one execution. A chunk holds batches of one size, so the last partial batch is one of its own."""
+    """The chunks of one compiled call. A chunk has batches of one size, so the last partial batch is a separate one."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
         self.chunks = chunks
         self.steps = sum(chunk.steps for chunk in chunks)
 
     def tell(self, source: Source, done: int) -> None:
-        """Tells the source that its last chunk gave fewer steps than it might have: `done` of the execution's were run."""
+        """Reports to the source that its last chunk gave fewer steps than planned: `done` steps of the call ran."""
         if done < self.steps:
             source.drawn(self.chunks[-1].steps - (self.steps - done))
 
 
 def executions(source: Source, next_steps: Callable[[], int], workers: Workers) -> Iterator[Execution]:
-    """The executions of a pass: each as many steps as `next_steps()` says, fewer at its end; none after it says 0.
+    """The compiled calls of a pass: each with `next_steps()` steps, fewer at its end; none after it returns 0.
 
-    An error of the input comes after the steps on the batches before it.
+    An error of the input is raised after the steps on the batches before it.
     """
     failure: Exception | None = None
     while failure is None:
@@ -61,11 +61,11 @@ def executions(source: Source, next_steps: Callable[[], int], workers: Workers) 
 
 @contextlib.contextmanager
 def noted(reached: Callable[[], int | None], step: int) -> Iterator[None]:
-    """Lets an error of a compiled function pass with a note that says at which step it came.
+    """Adds a note with the step to an error of a compiled function.
 
     Args:
-        reached: () -> the number of steps of the last call that had been run; None if not known.
-        step: int; the steps of the epoch that were run before this call.
+        reached: () -> the number of steps of the last call that ran; None if not known.
+        step: int; the steps of the epoch before this call.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""The loop of `fit`: epochs, executions and callbacks, in the order in which they happen.
+"""The loop of `fit`: epochs, compiled calls and callbacks, in order.
 
-The loop owns the calendar and nothing else: `FitState` says where it is, `ExecutionLength` how long an execution is, the
-source where the data comes from, the runner how steps are run.
+The loop only schedules: `FitState` has the position, `ExecutionLength` the length of a compiled call, the source has the
+data, and the runner runs the steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SEEDS = 2**31
 
 @dataclasses.dataclass
 class FitArguments:
-    """The arguments of `fit`, as they came; `batch_size` is the global batch."""
+    """The arguments of `fit`, unchanged; `batch_size` is the global batch."""
 
     x: Any
     y: Any
@@ -74,7 +74,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
     checks.check_fit(a)
     if a.fast_dev_run:
         a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
-    with runner.watching(model), contextlib.ExitStack() as at_exit:  # all of it happens, whatever fails
+    with runner.watching(model), contextlib.ExitStack() as at_exit:  # all of it runs, even after errors
         check_same_begin(model)
         source, validation = _sources(model, a)
         at_exit.callback(source.close)
@@ -111,7 +111,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
 
 
 def _peek_seed() -> int:
-    """What Python's generator gives next; it is not drawn yet, so that layers that are built now have Keras' weights."""
+    """The next number of Python's generator, not drawn yet, so that layers that are built now have Keras' weights."""
     stream = random.Random()
     stream.setstate(random.getstate())
     return stream.randrange(_SEEDS)
@@ -124,7 +124,7 @@ def _begin(
     validation: Source | None,
     at_exit: contextlib.ExitStack,
 ) -> tuple[keras.callbacks.CallbackList, FitState]:
-    """The callbacks of this fit and its calendar, and what happens to both at its end."""
+    """The callbacks of this fit and its schedule, and the cleanup of both at its end."""
     at_exit.callback(setattr, model, "fit_state", None)
     given = a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
     given = keras.tree.flatten(given or [])
@@ -206,7 +206,7 @@ def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | Non
 
 
 def _try_validation(model: TrainedModel, a: FitArguments, runner: Runner) -> None:
-    """Evaluates a few batches, so that a mistake in the validation shows before the first epoch. No callback is called."""
+    """Evaluates a few batches, so that an error in the validation appears before the first epoch. No callback is called."""
     if a.validation_data is None or not a.validation_sanity_steps:
         return
     x, y, sample_weight = a.validation_data
@@ -244,7 +244,7 @@ def _epoch(
     validation: Source | None,
     runner: Runner,
 ) -> dict[str, Any]:
-    """One epoch, from the step where `state` is."""
+    """One epoch, from the step of `state` on."""
     epoch = state.epoch
     if state.step == 0 and not state.epoch_logs:  # else it is resumed
         model.reset_metrics()
@@ -273,7 +273,7 @@ def _epoch(
 
 
 def _passes(model: TrainedModel, a: FitArguments, state: FitState) -> Passes:
-    """The validations from this epoch on; an early stop may come, so none is counted beyond a hundred epochs."""
+    """The number of validations from this epoch on; an early stop may come, so none is counted after a hundred epochs."""
     epochs = range(state.epoch, min(state.epochs, state.epoch + 100))
     left = sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
     return Passes(state.plan.setdefault("validation", {}), left)
@@ -304,7 +304,7 @@ def train_steps(
             told.ended(done, logs)
             state.step_logs = logs
             check_progress(model, execution.chunks[-1], done)
-            wait_for_accelerators()  # the logs are there before the last update is
+            wait_for_accelerators()  # the logs are ready before the last update is
             length.done(done, execution)
             lap("compute")
             callbacks.on_train_batch_end(length.last_batch(done), logs)

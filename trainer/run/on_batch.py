@@ -48,7 +48,7 @@ def on_batch(
 
 
 def explain_step(model: TrainedModel, runner: Runner, x: Any, y: Any, sample_weight: Any) -> StepExplanation:
-    """What replicas communicate in a training step on one global batch; no step is run. Context: host."""
+    """The collectives of a training step on one global batch; no step runs. Context: host."""
     chunk = _whole_batch(model, x, y, sample_weight, None)
     with runner.watching(model):
         spec = batch_spec(chunk.inputs)
@@ -57,7 +57,7 @@ def explain_step(model: TrainedModel, runner: Runner, x: Any, y: Any, sample_wei
 
 
 def explanation_for(model: TrainedModel, spec: Any, samples: int | None) -> StepExplanation:
-    """What replicas communicate in a training step on a batch of `spec`; of 32 samples where their number is not known.
+    """The collectives of a training step on a batch of `spec`; of 32 samples where their number is not known.
 
     Raises:
         ValueError: no replicas share a batch.
@@ -110,7 +110,7 @@ def _whole_batch(model: TrainedModel, x: Any, y: Any, sample_weight: Any, class_
         source.begin_epoch(0)
         chunk = source.take(1)
         if chunk is None:
-            raise ValueError("The batch has no rows: give at least one.")
+            raise ValueError("The batch has no samples: give at least one.")
         batch = chunk.reader(chunk.inputs, tf.constant(0))
     source.close()
     return Chunk(unpack(batch), 1, None, _same)

@@ -1,4 +1,4 @@
-"""Loops of steps beside that of `step_function`: eager, over open-ended input or that of several workers, a step a call."""
+"""Loops of steps other than that of `step_function`: eager, over open-ended or per-worker input, one step a call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _next_batch(chunk: Chunk) -> Callable[[Any, Any], Any]:
 
 
 def _batches_of_workers(function: GlobalSteps, chunk: Chunk) -> Callable[[Any, Any], Any]:
-    """The same where each worker reads for itself; see `worker_batches`."""
+    """The same where each worker reads its own input; see `worker_batches`."""
     last: list[Any] = []
 
     def next_batch(inputs: Any, i: tf.Tensor) -> Any:
@@ -64,7 +64,7 @@ def _batches_of_workers(function: GlobalSteps, chunk: Chunk) -> Callable[[Any, A
 def open_loop(
     function: GlobalSteps, step: Callable[..., Any], reader: Any, rows: int | None
 ) -> Callable[..., Any]:
-    """The loop over batches of which fewer may come; `reader` gives Optionals of them."""
+    """The loop over batches whose data may end early; `reader` gives Optionals of them."""
 
     def run(inputs: Any, steps: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
         first = reader(inputs, tf.constant(0))
@@ -74,7 +74,7 @@ def open_loop(
             function.begin(i)
             with effects() as made:
                 new = step(batch.get_value(), rows)
-            with tf.control_dependencies(made):  # the step is whole before an error of the input can come
+            with tf.control_dependencies(made):  # the step is complete before an error of the input
                 function.begin(i + 1)
                 more = tf.cond(function.goes_on(i + 1 < steps), lambda: reader(inputs, i + 1), lambda: empty)
             return i + 1, more, function.carried.after(logs, new)
@@ -91,7 +91,7 @@ def open_loop(
 
 
 def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: Any) -> Callable[..., Any]:
-    """The loop in the graph for input that each worker reads for itself; see `worker_batches`."""
+    """The loop in the graph for input that each worker reads itself; see `worker_batches`."""
     strategy = function.model.distribute_strategy
 
     def run(inputs: Any, steps: tf.Tensor) -> Any:
@@ -128,10 +128,10 @@ def loop_over_workers(function: GlobalSteps, step: Callable[..., Any], reader: A
 
 
 def on_replicas(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled:
-    """`loop`, or what runs each of its steps in a call of its own, where several in one loop cannot be run.
+    """`loop`, or a version with a separate call for each step, where one loop cannot run several.
 
-    TensorFlow keeps the shape of a collective for a whole call. So where replicas gather rows or slices of which there
-    may be more in one step than in the next, each step needs a call. It is known once the loop has been traced.
+    TensorFlow keeps the shape of a collective for a whole call. So where replicas gather samples or slices whose number
+    differs between steps, each step needs a separate call. This is known once the loop has been traced.
     """
     function.shapes_vary = False
     signed = chunk.signature is not None and not chunk.open_ended
@@ -142,12 +142,12 @@ def on_replicas(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled
 
 
 class _OneByOne:
-    """Calls a loop for every step by itself.
+    """Calls a loop for every step separately.
 
     Args:
         function: the steps.
         loop: `loop(inputs, steps, first)`, or `loop(inputs, steps)` where batches are drawn from an iterator.
-        drawn: whether they are.
+        drawn: whether batches are drawn from an iterator.
     """
 
     def __init__(self, function: GlobalSteps, loop: Any, drawn: bool) -> None:
@@ -169,5 +169,5 @@ class _OneByOne:
 
 
 def _halts(function: GlobalSteps) -> bool:
-    """Whether the step that has been run is the last, whatever is left to do."""
+    """Whether the completed step is the last, regardless of remaining ones."""
     return function.recorder is not None and function.recorder.halted()

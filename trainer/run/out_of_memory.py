@@ -1,4 +1,4 @@
-"""What is added to the error of a step that found no memory: where it goes, and what would need less."""
+"""The note on an out-of-memory error of a step: the use of the memory, and options that need less."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..step.variable_placement import accumulates
 
 @contextlib.contextmanager
 def with_advice(model: TrainedModel, function: Any, rows: int | None) -> Iterator[None]:
-    """Lets the error of a training step that found no memory pass with a note that says what would help.
+    """Adds a note with options to an out-of-memory error of a training step.
 
     Args:
         model: the built model.
-        function: what runs its steps.
-        rows: of a full global batch; None: not known.
+        function: runs its steps.
+        rows: samples of a full global batch; None: not known.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def with_advice(model: TrainedModel, function: Any, rows: int | None) -> Iterato
 
 
 def step_memory(model: TrainedModel, graph: Any, samples: int) -> ModelMemory:
-    """What a step on so many samples of a replica needs; `graph` is that of its loop, None where there is none."""
+    """The memory of a step on so many samples of a replica; `graph` is that of its loop, or None."""
     kept = 0 if graph is None else bytes_kept_for_backward(graph)
     return ModelMemory(
         weights=sum(map(bytes_of, model.variables)),

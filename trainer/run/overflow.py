@@ -1,4 +1,4 @@
-"""Training that only skips steps is stopped, with the name of the layer that causes it."""
+"""Stops training in which every step is skipped, and names the layer that causes it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:
 
     Args:
         model: the model.
-        chunk: the last chunk that was run.
-        done: steps of the execution; the last of the chunk is looked at.
+        chunk: the last chunk.
+        done: steps of the compiled call; the last one of the chunk is analysed.
 
     Raises:
-        LossScaleError: with the first layer whose output or gradient is not finite.
+        LossScaleError: names the first layer whose output or gradient is not finite.
 
-    Context: host, after an execution.
+    Context: host, after a compiled call.
     """
 
     def diagnose(loss_scale: float) -> Any:
         batch = _last_batch(chunk, done)
         if batch is None:
-            return "The input has ended, so there is no batch to look at"
+            return "The input has ended, so there is no batch to analyse"
         try:
             with model._strategy_scope():
                 return diagnose_batch(cast(keras.Model, model), batch, loss_scale=loss_scale)
-        except Exception as error:  # a train_step of the user's own may need more than the model and a loss
+        except Exception as error:  # a custom train_step may need more than the model and a loss
             return f"The layer is not known, because one step computed eagerly fails with {error!r}"
 
     skipped_steps.check_progress(optimizers_of(model), diagnose)

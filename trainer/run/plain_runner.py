@@ -1,4 +1,4 @@
-"""The plain way of running a model's steps: in this process, or in each worker's process in step with the others."""
+"""The plain runner of a model's steps: in this process, or in each worker's process, synchronously with the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlainRunner:
     """See `Runner`."""
 
     def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
-        """Workers are watched at their meetings."""
+        """Monitors the workers at their collectives."""
         return contextlib.nullcontext()
 
     def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
@@ -33,7 +33,7 @@ class PlainRunner:
         functions = contextlib.nullcontext() if build.is_built(model) else replaced_functions()
         with functions, model._strategy_scope():
             build.build_for(model, spec, training)
-        place_with_model(model)  # the metrics of `compile` are among the model's only now
+        place_with_model(model)  # the model has the metrics of `compile` only now
 
     def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
         """Creates the variables of the model."""
@@ -53,7 +53,7 @@ class PlainRunner:
         return PredictFunction(model, model.predict_step)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
-        """Chooses between the plain graph and XLA, or prepares to find out."""
+        """Chooses between the plain graph and XLA, or prepares a measurement."""
         model.train_function.plan = state.plan
         record_steps(model, state.callbacks)
         told = model.train_function.recorder is not None

@@ -1,4 +1,4 @@
-"""How batches are predicted: one in a call, or many in a loop once that pays."""
+"""Predicts batches: one in a call, or many in a loop once that pays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .predict_loop import PredictLoop
 
 
 class PredictFunction:
-    """Runs steps of prediction on global batches; the rows of the answer are in the order of the batch.
+    """Runs steps of prediction on global batches; the samples of the result are in the order of the batch.
 
     Args:
         model: the model.
@@ -54,14 +54,14 @@ class PredictFunction:
         self._reached: int | None = None
 
     def __call__(self, execution: Execution, step: int = 0) -> tuple[int, list[Any]]:
-        """Runs an execution.
+        """Runs a compiled call.
 
         Args:
-            execution: what is run.
-            step: int; the batches that were predicted before; errors name theirs.
+            execution: the chunks of the call.
+            step: int; the number of earlier batches; errors name their own.
 
         Returns:
-            The number of batches, and their outputs, in order: of each, or of several joined.
+            The number of batches, and their outputs, in order: of each, or of several concatenated.
         """
         done, outputs = 0, []
         for chunk in execution.chunks:
@@ -74,11 +74,11 @@ class PredictFunction:
         return done, outputs
 
     def reached(self) -> int | None:
-        """After an error: the batches of the last call that were predicted before; None where that is not known."""
+        """After an error: the number of predicted batches of the last call; None where it is not known."""
         return self._reached
 
     def compilations(self) -> int:
-        """How many graphs were made so far, without those of loops; 0 where every batch is predicted eagerly."""
+        """The number of graphs so far, without those of loops; 0 where every batch is predicted eagerly."""
         return sum(function.experimental_get_tracing_count() for function in self._compiled.values())
 
     def _run(self, chunk: Chunk) -> tuple[int, list[Any]]:
@@ -103,7 +103,7 @@ class PredictFunction:
         return len(outputs), outputs
 
     def _loop(self, chunk: Chunk) -> PredictLoop | None:
-        """What can predict the chunk's batches in one call: those of one replica."""
+        """A function that predicts the chunk's batches in one call: those of one replica."""
         layout = chunk.reader, chunk.batch_size, chunk.open_ended
         if not self._in_loops or chunk.per_worker or chunk.signature is None or has_absent(chunk.signature):
             return None
@@ -132,7 +132,7 @@ class PredictFunction:
         return graph_for(step, given)(*given)
 
     def _outputs_of_workers(self) -> Callable[[Chunk, tf.Tensor], Any]:
-        """The same for input that each worker reads for itself; the answer is that of all, in the order of the workers."""
+        """The same for input that each worker reads itself; the result has all samples, in the order of the workers."""
         last: list[Any] = []
         count_rows = self._function("rows", functools.partial(worker_batches.rows_of_workers, self._strategy))
 
@@ -187,5 +187,5 @@ class PredictFunction:
         leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
         if several_workers:
             return keras.tree.pack_sequence_as(outputs, [parts[0] for parts in leaves])
-        with tf.device("CPU:0"):  # the answer goes there from each replica
+        with tf.device("CPU:0"):  # each replica sends its result there
             return keras.tree.pack_sequence_as(outputs, [concat_samples(list(parts)) for parts in leaves])

@@ -1,7 +1,7 @@
-"""Predictions of many batches in one call: a loop in the graph, for models whose answers have one shape.
+"""Predictions of many batches in one call: a loop in the graph, for models whose outputs have a fixed shape.
 
 Calling a compiled function once for each batch costs more than a small model's forward pass. The loop costs a second
-trace, so it is used once the calls have taken longer than the first one did, most of which was tracing.
+trace, so it is used once the calls have taken longer than the first one, which was mostly tracing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from ...compat.graphs import graph_function, only_graph
 from ..inputs.source import Chunk
 
-FEWEST_STEPS = 8  # what callbacks or slow steps keep shorter than this gains nothing
+FEWEST_STEPS = 8  # shorter loops, because of callbacks or slow steps, gain nothing
 
 
 class _ShapesVary(Exception):
@@ -24,11 +24,11 @@ class _ShapesVary(Exception):
 
 
 class PredictLoop:
-    """The loop for one layout of input; knows when it pays.
+    """The loop for one layout of input; decides when it pays.
 
     Args:
         step: `step(batch)`, the outputs for a batch, while tracing.
-        chunk: the first of the layout; its batches may have any number of rows, and may end before its steps do.
+        chunk: the first of the layout; its batches may have any number of samples, and may end before its steps do.
     """
 
     def __init__(self, step: Callable[[Any], Any], chunk: Chunk) -> None:
@@ -40,7 +40,7 @@ class PredictLoop:
         self._refused = False
 
     def note(self, outputs: list[Any], began: float) -> None:
-        """Takes down what batches that were predicted one by one gave, and how long they took, from `began` on."""
+        """Records the outputs of batches that were predicted one by one, and their time since `began`."""
         seconds = time.perf_counter() - began
         if not outputs or self._refused:
             return
@@ -58,7 +58,7 @@ class PredictLoop:
         return known and steps >= FEWEST_STEPS and self._others > self._first
 
     def __call__(self, chunk: Chunk) -> tuple[int, Any]:
-        """How many batches there were, and the outputs for their rows, in order; None if this model cannot be looped."""
+        """The number of batches, and their outputs, in order; None if this model cannot be looped."""
         if self._function is None:
             signature = [chunk.signature, tf.TensorSpec([], tf.int32)]
             self._function = graph_function(self._run, input_signature=signature)
@@ -88,7 +88,7 @@ class PredictLoop:
         return done, keras.tree.pack_sequence_as(self._like, [array.concat() for array in arrays])
 
     def _all(self, inputs: Any, steps: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-        """Predicts batches of which there are `steps`."""
+        """Predicts `steps` batches."""
 
         def body(i: tf.Tensor, arrays: list[Any]) -> Any:
             return i + 1, self._write(arrays, i, self._reader(inputs, i))
@@ -96,7 +96,7 @@ class PredictLoop:
         return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), arrays))
 
     def _until_the_end(self, inputs: Any, steps: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-        """Predicts batches of which there may be fewer than `steps`."""
+        """Predicts up to `steps` batches."""
         first = self._reader(inputs, tf.constant(0))
         empty = tf.experimental.Optional.empty(first.element_spec)
 

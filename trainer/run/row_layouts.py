@@ -1,9 +1,9 @@
-"""One trace for batches of two sizes: whether the rows of a batch are left open in the compiled functions.
+"""One trace for batches of two sizes: whether compiled functions leave the number of samples open.
 
-The last batch of a pass is smaller where the rows do not divide. Of compiled functions that know the rows of a batch
-there are then two, and in a short fit the second costs as much as all steps. A function that does not know them, as none
-of Keras' does, serves both, and takes a few microseconds more for each step. So a short fit has one that knows no rows. A
-long one has one that knows the full batches, and one for what is left.
+The last batch of a pass is smaller where the batch size does not divide the samples. Then a compiled function with fixed
+batch size is traced twice, and in a short fit the second trace costs as much as all steps. A function with an open batch
+size, as in Keras, serves both sizes, and takes a few microseconds more for each step. So a short fit uses an open one. A
+long fit uses one for full batches, and one for the rest.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from ...callbacks.trained_model import TrainedModel
 from . import predict_loop
 
-FEWEST_STEPS = 400  # for which steps are compiled for their rows
+FEWEST_STEPS = 400  # for which steps are compiled for a fixed batch size
 
 
 def open_rows(model: TrainedModel, steps: int | None, predicting: bool = False) -> str:
     """`Source.open_rows` for a pass or a fit of `steps` steps (None: not known).
 
-    A loop that predicts many batches in one call must know their rows. With `jit_compile=True` XLA compiles for
-    each size in any case. The stages of a pipeline cut batches of known rows.
+    A loop that predicts many batches in one call must know the batch size. With `jit_compile=True` XLA compiles for each
+    size in any case. The stages of a pipeline split batches of known size.
     """
     if model.jit_compile or model._pipeline is not None:
         return "no"

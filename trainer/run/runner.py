@@ -1,4 +1,4 @@
-"""What a way of running a model's steps offers: in this process, in a pipeline, on the workers of parameter servers."""
+"""The interface of runners of a model's steps: in this process, in a pipeline, on the workers of parameter servers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..inputs import Source
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """What is known of the passes of evaluation over one input.
+    """The state for all passes of evaluation over one input.
 
     Attributes:
-        plan: JSON values; how their steps are run, see `XlaChoice`. In a fit a part of its plan, with which a resumed run
-            goes on.
-        left: the passes from this one on.
+        plan: JSON values; how their steps run, see `XlaChoice`. In a fit it is a part of the fit's plan, with which a
+            resumed run continues.
+        left: the number of passes from this one on.
     """
 
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -29,10 +29,10 @@ class Passes:
 
 
 class Runner(Protocol):
-    """One object for each way; `trainer/runner.py` chooses. It keeps nothing itself. Context of its methods: host."""
+    """One class for each kind of process; `trainer/runner.py` chooses. Has no state. Context of its methods: host."""
 
     def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
-        """A block in which the loss of a process that takes part is reported by name."""
+        """A block in which the loss of a participating process is reported by name."""
         ...
 
     def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
@@ -41,7 +41,7 @@ class Runner(Protocol):
         Args:
             model: the model.
             spec: nest of `tf.TypeSpec` of one batch.
-            rows: int or None; rows of a global batch, where known.
+            rows: int or None; samples of a global batch, where known.
             training: bool; whether the model is going to be trained.
         """
         ...
@@ -51,25 +51,25 @@ class Runner(Protocol):
         ...
 
     def train_function(self, model: TrainedModel) -> Any:
-        """What runs training steps."""
+        """The function that runs training steps."""
         ...
 
     def test_function(self, model: TrainedModel) -> Any:
-        """What runs steps of evaluation."""
+        """The function that runs steps of evaluation."""
         ...
 
     def predict_function(self, model: TrainedModel) -> Any:
-        """What runs steps of prediction."""
+        """The function that runs steps of prediction."""
         ...
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
-        """A fit begins, or goes on where a backup was made."""
+        """A fit begins, or continues from a backup."""
         ...
 
     def train_steps(
         self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
     ) -> dict[str, Any]:
-        """The training steps of the epoch, from where `state` is; returns the logs after the last."""
+        """The training steps of the epoch, from `state` on; returns the logs after the last."""
         ...
 
     def test_steps(
@@ -90,9 +90,9 @@ class Runner(Protocol):
 
         Args:
             model: the model.
-            source: of the rows.
+            source: of the samples.
             callbacks: of this `predict`.
-            join: makes one structure of the outputs of several batches, for callbacks.
-            take: is given the outputs of batches, in order.
+            join: concatenates the outputs of several batches, for callbacks.
+            take: receives the outputs of batches, in order.
         """
         ...

@@ -1,6 +1,6 @@
-"""How steps are run: several in one call of a compiled function, under any strategy.
+"""Runs steps: several in one call of a compiled function, under any strategy.
 
-There is one compiled function for one layout of input: `function(inputs, steps) -> (steps that were run, logs of the last)`.
+There is one compiled function for each layout of input: `function(inputs, steps) -> (steps that ran, logs of the last)`.
 Loops of other kinds (eager, of several workers, under XLA) are in `other_loops.py` and `xla_loops.py`.
 """
 
@@ -36,8 +36,8 @@ from .compiled import GRAPH, XLA, Compiled, signed
 from .executions import UNKNOWN, Execution, noted
 from .step_recorder import StepRecorder
 
-LARGE = 100  # variables: an MLP's step is 4 % slower with what is saved before it, those of larger models are no slower
-_EACH_INPUT = 5e-6  # seconds that TensorFlow takes for each variable that a graph is called with
+LARGE = 100  # variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
+_EACH_INPUT = 5e-6  # seconds for TensorFlow to pass one variable to a graph
 
 
 class StepFunction:
@@ -50,14 +50,14 @@ class StepFunction:
 
     Attributes:
         way: GRAPH or XLA; see `xla_choice`.
-        full_rows: int or None; rows of a full batch: a last partial one is not worth compiling for.
-        fresh: whether the last execution compiled something.
-        usual_steps: int; the length of executions that was found, for the next epoch.
-        call_seconds: about what a call takes beside its steps, where that is much: each variable is handed over.
-        measured: what was measured, for each layout of the input; see `xla_choice`.
-        plan: of the fit that runs: choices that a resumed run repeats.
-        recorder: what keeps the logs of each step for callbacks; None where none wants them. See `told_steps`.
-        reached_steps: int32 variable; the steps of the last call that had been run before an error, or UNKNOWN.
+        full_rows: int or None; samples of a full batch: a last partial one is not worth compiling for.
+        fresh: whether the last compiled call included compilation.
+        usual_steps: int; the length of compiled calls, for the next epoch.
+        call_seconds: approximate overhead of a call, where it is large: each variable is an argument.
+        measured: the measurements for each layout of the input; see `xla_choice`.
+        plan: of the current fit: choices that a resumed run repeats.
+        recorder: keeps the logs of each step for callbacks; None where no callback needs them. See `told_steps`.
+        reached_steps: int32 variable; the steps of the last call that ran before an error, or UNKNOWN.
         carried: the logs that loops carry.
     """
 
@@ -82,14 +82,14 @@ class StepFunction:
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
     def __call__(self, execution: Execution, step: int = 0) -> tuple[int, dict[str, Any]]:
-        """Runs an execution.
+        """Runs a compiled call.
 
         Args:
-            execution: what is run.
-            step: int; the steps of the epoch that were run before; errors name theirs.
+            execution: the chunks of the call.
+            step: int; the number of earlier steps of the epoch; errors name their own.
 
         Returns:
-            The steps that were run (fewer than asked for when an open-ended input ended) and the logs after the last.
+            The steps that ran (fewer than requested when an open-ended input ended) and the logs after the last.
         """
         done, logs, self.fresh = 0, {}, False
         for chunk in execution.chunks:
@@ -106,13 +106,13 @@ class StepFunction:
         return done, logs
 
     def _optimization(self) -> contextlib.AbstractContextManager[None]:
-        """How a graph is optimized that runs first: of a large model only as long as it pays."""
+        """How a graph is optimized on its first run: for a large model only as long as it pays."""
         if self._is_large is None:
             self._take_size()
         return optimized_briefly() if self._is_large else contextlib.nullcontext()
 
     def _take_size(self) -> None:
-        """Notes what the number of variables means for a call."""
+        """Estimates the overhead of a call from the number of variables."""
         variables = len(self.model.variables)
         slots = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
         replicas = 1 if self.alone else len(self.model.distribute_strategy.extended.worker_devices)
@@ -121,28 +121,28 @@ class StepFunction:
             self.call_seconds = _EACH_INPUT * (variables + slots) * replicas
 
     def reached(self) -> int | None:
-        """After an error: the steps of the last call that were run before; None where that is not known."""
+        """After an error: the steps of the last call that ran before; None where that is not known."""
         steps = int(self.reached_steps)
         return None if steps == UNKNOWN else steps
 
     def ended(self, execution: Execution, steps: int, seconds: float) -> None:
-        """The loop says how long an execution took, its results included."""
+        """The loop reports the duration of a compiled call, its results included."""
         if self.after_execution is not None:
             self.after_execution(execution, steps, seconds)
 
     def device(self) -> str:
-        """Where the model's variables are, on one replica; the first replica's where there are several."""
-        if not self._device:  # a model's list of its variables is made anew each time
+        """The device of the model's variables, on one replica; the first replica's where there are several."""
+        if not self._device:  # a model creates the list of its variables on each access
             self._device = next((getattr(copies_of(v)[0], "device", "") for v in self.model.variables), "")
         return self._device
 
     def graph(self) -> Any:
-        """The graph that was made first, to be drawn; None where there is none."""
+        """The first graph, for drawing; None without one."""
         graphs = (first_graph(function) for function in self._functions())
         return next((graph for graph in graphs if graph is not None), None)
 
     def compilations(self) -> int:
-        """How many graphs were made so far; 0 where every step runs eagerly."""
+        """The number of graphs so far; 0 where every step runs eagerly."""
         counts = (getattr(f, "experimental_get_tracing_count", None) for f in self._functions())
         return sum(count() for count in counts if count is not None)
 
@@ -151,7 +151,7 @@ class StepFunction:
         return [part for function in made for part in getattr(function, "functions", (function,))]
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
-        """What runs chunks of this layout, and whether it was there already."""
+        """The compiled function for chunks of this layout, and whether it existed already."""
         layout = chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder
         key = *layout, self.way, self.way == XLA and chunk.usual_batch_size
         in_graph = *layout, GRAPH, False
@@ -165,7 +165,7 @@ class StepFunction:
 
     def _compile(self, chunk: Chunk) -> Compiled:
         if runs_in_threads(self.model.distribute_strategy):
-            thread_state()  # its variable, made in a trace, would cost another trace
+            thread_state()  # its variable, created in a trace, would cost another trace
         if self.model.run_eagerly:
             return Compiled(other_loops.eager_loop(self, chunk), lambda chunk: (chunk.inputs, chunk.steps))
         compiled = xla_loops.compile_loop(self, chunk) if self.alone and self.way == XLA else None
@@ -195,7 +195,7 @@ class StepFunction:
     ) -> Callable[..., Any]:
         """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1`.
 
-        `step(batch, rows, after=)` computes one. `parts` reads each replica's rows where it is; see `Chunk.part_reader`.
+        `step(batch, rows, after=)` computes one. `parts` reads each replica's samples there; see `Chunk.part_reader`.
         """
         begin = begin or self.begin
 
@@ -215,7 +215,7 @@ class StepFunction:
         return run
 
     def call_hooks(self, batch: Any) -> None:
-        """Calls what callbacks put before a step, on the global batch."""
+        """Calls the hooks of callbacks before a step, on the global batch."""
         for hook in self.model.__dict__.get("_step_hooks", {}).get("train" if self.training else "test", ()):
             hook(batch)
 
@@ -234,16 +234,16 @@ class StepFunction:
 
         Args:
             batch: nest of tensors `[rows, ...]` and Nones.
-            rows: int or None; rows of the global batch, where they are known.
-            worker_rows: int32 `[workers]`, where `batch` holds this worker's rows only.
+            rows: int or None; samples of the global batch, where they are known.
+            worker_rows: int32 `[workers]`, where `batch` holds this worker's samples only.
             after: operations that must have ended before anything of the step begins.
-            compiles: whether XLA compiles what each replica computes between collectives.
+            compiles: whether XLA compiles each replica's computations between collectives.
             in_xla: whether all of the step is compiled by XLA.
-            hooks: whether what callbacks put before the step is called here.
-            part: reads a replica's rows on its own device; see `ReplicaSlices`.
+            hooks: whether to call the hooks of callbacks before the step here.
+            part: reads a replica's samples on its own device; see `ReplicaSlices`.
 
         Returns:
-            The logs that metrics do not carry.
+            The logs that are not metrics.
 
         Context: cross-replica.
         """
@@ -281,19 +281,19 @@ class StepFunction:
         return logs
 
     def logs(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The logs after a step: the user's own, else the results of the metrics."""
+        """The logs after a step: custom ones, else the results of the metrics."""
         return own if own else self.model.get_metrics_result()
 
     def goes_on(self, more: Any) -> Any:
-        """Whether a loop that has `more` to do goes on after this step; bool tensor."""
+        """Whether a loop that has `more` to do continues after this step; bool tensor."""
         return more if self.recorder is None else self.recorder.goes_on(more)
 
     def start(self, probe: Callable[[], dict[str, Any]] | None = None) -> Any:
-        """The logs that a loop begins with; `probe` as for `CarriedLogs`, in XLA only. Context: the graph of the loop."""
+        """The initial logs of a loop; `probe` as for `CarriedLogs`, in XLA only. Context: the graph of the loop."""
         if probe is None:
             self._calls.begin()
         return self.carried.start(probe)
 
     def begin(self, i: Any) -> None:
-        """Notes that step `i` of the call begins."""
+        """Records that step `i` of the call begins."""
         self.reached_steps.assign(i)

@@ -1,4 +1,4 @@
-"""What the compiled loop keeps of each of its steps: their logs in a buffer, and whether the loss went bad."""
+"""Records each step in the compiled loop: the logs in a buffer, and whether the loss is finite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...mixed_precision.skipped_steps import step_values
 from ...optimizers.held_optimizers import optimizers_of
 
 MOST_STEPS = 4096
-"""Of an execution whose steps are recorded, unless the user fixed more."""
+"""Maximum steps of a compiled call whose steps are recorded, unless the user set more."""
 
 
 class _Log(NamedTuple):
@@ -25,17 +25,17 @@ class _Log(NamedTuple):
 
 
 class StepRecorder:
-    """Owns a buffer on the model's device with a row for each step of an execution.
+    """Owns a buffer on the model's device, a matrix with a row for each step of a compiled call.
 
-    The row is written when all of the step has been done, so that the rows are there when a later step fails. Numbers are
-    kept as float64, in which every float of fewer bits and every count below 2**53 is itself.
+    The entry is written after the step has finished, so that entries are available when a later step fails. Numbers are
+    stored as float64, which represents every shorter float and every count below 2**53 exactly.
 
     Args:
-        model: whose logs they are.
-        records: whether the logs are kept; otherwise only the loss is looked at.
+        model: the model of the logs.
+        records: whether the logs are kept; otherwise only the loss is checked.
         halts: whether the loop ends after a step whose loss is NaN or infinite.
-        most_steps: int; of an execution.
-        device: str; where the model's variables are.
+        most_steps: int; of a compiled call.
+        device: str; the device of the model's variables.
     """
 
     def __init__(self, model: TrainedModel, records: bool, halts: bool, most_steps: int, device: str) -> None:
@@ -50,21 +50,21 @@ class StepRecorder:
 
     @property
     def most_steps(self) -> int:
-        """The most steps of an execution: one, where a log is no number of a fixed shape and cannot be kept."""
+        """Maximum steps of a compiled call: one, where a log is not a number of a fixed shape and cannot be kept."""
         return 1 if self._refused else self._capacity
 
     def begin(self) -> None:
-        """An execution begins."""
+        """A compiled call begins."""
         if self.records:
             self._count.assign(0)
         if self.halts:
             self._halted.assign(False)
 
     def record(self, logs: Mapping[str, Any]) -> None:
-        """Keeps the logs of a step. Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
+        """Records the logs of a step. Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
 
         Args:
-            logs: those that the step itself gave; where it gave none, those of the metrics are meant.
+            logs: those of the step itself; where it has none, those of the metrics are used.
         """
         model = self._model
         logs = flat({**(logs or model.get_metrics_result()), **step_values(optimizers_of(model))})
@@ -77,15 +77,15 @@ class StepRecorder:
             self._buffer.scatter_update(tf.IndexedSlices(_row(logs, self._layout or []), at))
 
     def goes_on(self, more: Any) -> Any:
-        """Whether there is `more` to do and the loss is good; bool tensor."""
+        """Whether there is `more` to do and the loss is finite; bool tensor."""
         return tf.logical_and(more, tf.logical_not(self._halted)) if self.halts else more
 
     def halted(self) -> bool:
-        """Whether the last step's loss was bad. Context: host."""
+        """Whether the last step's loss was not finite. Context: host."""
         return self.halts and bool(self._halted.numpy())
 
     def rows(self) -> dict[str, np.ndarray]:
-        """The logs of the steps of this execution so far: name -> `[steps, ...]`. Context: host."""
+        """The logs of the steps of this compiled call so far: name -> `[steps, ...]`. Context: host."""
         if self._buffer is None or not self._layout or self._refused:
             return {}
         rows = self._buffer[: self._count].numpy()
@@ -111,7 +111,7 @@ class StepRecorder:
 
 
 def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The logs without the dicts among them, in the order in which callbacks get them."""
+    """The logs without nested dicts, in the order in which callbacks get them."""
     result: dict[str, Any] = {}
     for name, value in sorted(logs.items()):
         result.update(flat(value) if isinstance(value, dict) else {name: value})
@@ -119,14 +119,14 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(logs: Mapping[str, Any], layout: list[_Log]) -> tf.Tensor:
-    """The logs one after the other, as float64; where all are scalars of one dtype with two operations."""
+    """The concatenated logs, as float64; where all are scalars of one dtype with two operations."""
     if {(log.shape, log.dtype) for log in layout} == {((), layout[0].dtype)}:
         return tf.cast(tf.stack([logs[log.name] for log in layout]), tf.float64)
     return tf.concat([tf.reshape(tf.cast(logs[log.name], tf.float64), [log.size]) for log in layout], 0)
 
 
 def _described(name: str, value: Any) -> _Log | None:
-    """What is kept of a log; None if it cannot be: it is no number, or its shape is not known."""
+    """The stored form of a log; None if it cannot be stored: it is not a number, or its shape is not known."""
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Tells callbacks the logs of every step of an execution, so that no execution ends for the sake of those that only read."""
+"""Passes the logs of every step of a compiled call to callbacks, so that callbacks that only read them do not shorten it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .step_recorder import MOST_STEPS, StepRecorder
 
 
 def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
-    """Has the training steps keep what these callbacks want to know of each.
+    """Makes the training steps record the logs that these callbacks need from each.
 
-    Where the user fixed the steps of an execution, per-batch hooks wait for its end, as in Keras. If one worker needs
-    something kept, all keep it: their graphs are the same. Context: host.
+    Where the user set the steps of a compiled call, per-batch hooks wait for its end, as in Keras. If one worker needs a
+    record, all keep it: their graphs are the same. Context: host.
     """
     function: StepFunction = model.train_function
     fixed = model._fixed_steps
@@ -38,18 +38,18 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
     known: dict[Any, StepRecorder] = function.__dict__.setdefault("recorders", {})
     if key is not None and key not in known:
         known[key] = StepRecorder(model, records, halts, most, function.device())
-        function.usual_steps = 1  # what the logs are is known after the first step
+        function.usual_steps = 1  # the logs are known after the first step
     function.recorder = None if key is None else known[key]
 
 
 class ToldSteps:
-    """Tells callbacks the logs of the steps of one epoch, an execution at a time.
+    """Passes the logs of the steps of one epoch to callbacks, one compiled call at a time.
 
     Args:
         callbacks: of the fit, in their order.
         state: of the fit.
-        function: what runs the steps.
-        fixed: int or None; the steps of an execution where the user fixed them.
+        function: runs the steps.
+        fixed: int or None; the steps of a compiled call where the user set them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ToldSteps:
 
     @contextlib.contextmanager
     def execution(self) -> Iterator[None]:
-        """An execution. Where it fails, the callbacks learn of the steps that were done before."""
+        """Entered around a compiled call. If it fails, the callbacks get the steps that were completed before."""
         if self._begins is not None:
             self._begins.begin()
         try:
@@ -75,14 +75,14 @@ class ToldSteps:
             raise
 
     def tell_source(self, execution: Execution, done: int) -> None:
-        """Tells the source where fewer steps were run than it gave: the data has ended, or the loss was bad."""
+        """Reports to the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
         if done == execution.steps or self._begins is None or not self._begins.halted():
             execution.tell(self._state.source, done)
         else:
             self._state.source.position.advance(done - execution.steps)
 
     def ended(self, done: int, logs: Mapping[str, Any]) -> None:
-        """The execution has run `done` steps, `logs` after the last. The step of the fit is that after it."""
+        """The compiled call has run `done` steps, with `logs` after the last. The fit's step is the next one."""
         if not (self._replays or self._takes):
             self._state.step += done
             return

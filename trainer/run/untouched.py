@@ -1,4 +1,4 @@
-"""What only measures or tries leaves everything as it was, to the bit: variables, random generators, what loops note."""
+"""Restores all state bit-for-bit after measurements and trials: variables, random generators, state of loops."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ...compat.random_state import forget_generators
 from ..inputs.outside_state import PipelineState
 
 _ABSENT = object()
-# What a loop leaves in a model. How training steps are run depends on what was measured, so that is left too.
+# The state of a loop in a model. How training steps run depends on measurements, so this is excluded, too.
 _ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "train_function", "_step_hooks")
 
 
 @contextlib.contextmanager
 def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
-    """A block in which the model may be trained or evaluated: afterwards it is as before, however the block ends.
+    """A block in which the model may be trained or evaluated: its end restores all state, even after an error.
 
-    That is: the variables of the model, its optimizer and its metrics, and those that layers hold; what loops note in the
-    model; and random generators, see `untouched_generators`.
+    The state is: the variables of the model, its optimizer and its metrics, and those that layers hold; the loops'
+    attributes of the model; and random generators, see `untouched_generators`.
 
     Args:
         model: built, its optimizer and metrics too.
-        inputs: nest of what the user gave as input; it is read through `copied_input`.
+        inputs: nest of the user's inputs; they are read through `copied_input`.
 
     Context: host; on every worker.
     """
@@ -37,7 +37,7 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
     variables = [v for group in variable_state.variables_of(model).values() for v in group]
     values = [variable_state.capture(v, strategy, lambda _, array: np.array(array)) for v in variables]
     names = _ATTRIBUTES
-    # What callbacks put into steps of evaluation is left out.
+    # Callbacks' hooks in steps of evaluation are left out.
     if vars(model).get("_step_hooks", {}).get("test"):
         names = (*names, "test_function")
     attributes = {name: vars(model).pop(name, _ABSENT) for name in names}
@@ -59,9 +59,9 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def untouched_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
-    """A block after which random generators are as before.
+    """A block after which random generators are restored.
 
-    Those of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and the inputs hold.
+    These are those of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and the inputs hold.
     """
     leaves = tf.nest.flatten(inputs)
     pipelines = [PipelineState(x) for x in leaves if isinstance(x, tf.data.Dataset)]

@@ -1,6 +1,6 @@
-"""Input that each worker reads for itself: a step is the union of the rows of all workers, the end is that of the last.
+"""Input that each worker reads itself: a step has the samples of all workers, and the last worker's data ends the pass.
 
-A worker whose data has ended goes on with a borrowed batch that counts no row, until all have ended.
+A worker whose data has ended continues with a borrowed batch without counted samples, until all have ended.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ..inputs.batch import sample_count
 
 
 def own_batch(optional: Any, borrowed: Any) -> tuple[Any, tf.Tensor]:
-    """This worker's batch and its rows; a borrowed batch and 0 where its data has ended.
+    """This worker's batch and its number of samples; a borrowed batch and 0 where its data has ended.
 
     Args:
         optional: `tf.experimental.Optional` of a batch.
         borrowed: any batch of the same structure.
 
     Returns:
-        The batch, and its rows as an int32 scalar tensor.
+        The batch, and its number of samples as an int32 scalar tensor.
     """
     batch = tf.cond(optional.has_value(), optional.get_value, lambda: borrowed)
     return batch, tf.where(optional.has_value(), tf.cast(sample_count(batch), tf.int32), 0)
 
 
 def rows_of_workers(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> tf.Tensor:
-    """The rows of every worker, int32 `[workers]`, on every worker: one small all-reduce.
+    """The number of samples of every worker, int32 `[workers]`, on every worker: one small all-reduce.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -43,7 +43,7 @@ def rows_of_workers(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> tf.Ten
 
 
 def empty_batch(spec: Any) -> Any:
-    """A batch of one row of zeros, for a worker that never had any data.
+    """A batch of one sample of zeros, for a worker that never had any data.
 
     Args:
         spec: nest of `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`.

@@ -1,4 +1,4 @@
-"""What the workers of one loop settle between executions: how many steps come next, and whether to go on."""
+"""Agreements of the workers of one loop between compiled calls: the number of next steps, and whether to continue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..inputs.source import Source
 
 
 class Workers:
-    """The agreement of all workers about one loop. With one worker there is nothing to settle, and nothing is done.
+    """The agreement of all workers about one loop. With one worker it does nothing.
 
     Args:
-        model: the model; its strategy says who the workers are, its `fit_state` whether a signal has come.
+        model: the model; its strategy has the workers, its `fit_state` a received signal.
         stop: the attribute of the model with which callbacks end this loop: "stop_training", "stop_evaluating" or
             "stop_predicting".
     """
@@ -31,10 +31,10 @@ class Workers:
         self._begun = False
 
     def settle(self, steps: int) -> int:
-        """The steps of the next execution: the fewest that any worker wants; 0 when any worker wants to end the loop.
+        """The steps of the next compiled call: the minimum over the workers; 0 when any worker wants to end the loop.
 
-        The first execution always runs, as it does with one worker.
-        A wish to save and exit that one worker was sent is made known to all. One small all-reduce.
+        The first compiled call always runs, as with one worker. A request to save and exit that one worker received reaches
+        all. One small all-reduce.
         """
         if not self.several:
             return steps
@@ -61,10 +61,10 @@ class Workers:
         return self.settle(1) == 0
 
     def check_taken(self, source: Source, steps: int) -> None:
-        """Refuses inputs that end at different places on different workers.
+        """Rejects inputs that end at different steps on different workers.
 
         Raises:
-            ValueError: on all workers; says what each gave.
+            ValueError: on all workers; the message has the number of batches of each.
         """
         if not self.several or isinstance(source, ArraySource | DatasetSource):
             return  # these know their lengths, which were compared before the first step, or end in the graph
@@ -72,7 +72,7 @@ class Workers:
         if len(set(given)) > 1:
             each = ", ".join(f"{n} on worker {i}" for i, n in enumerate(given))
             raise ValueError(
-                f"The input must give the same global batches on every worker. Batches it gave for one execution: {each}. "
+                f"The input must give the same global batches on every worker. Batches in one compiled call: {each}. "
                 "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
             )
 
@@ -83,7 +83,7 @@ def same_random(model: TrainedModel, value: int) -> int:
 
 
 def check_same_begin(model: TrainedModel) -> None:
-    """Refuses a `fit` that another worker does not begin now, or with another model: before they exchange anything."""
+    """Rejects a `fit` that another worker does not begin now, or with another model: before they exchange anything."""
     if spans_workers(model.distribute_strategy):
         count = len(model.variables)
         check_same_everywhere(
@@ -111,7 +111,7 @@ def _digest(text: str) -> str:
 def check_same_fit(
     model: TrainedModel, source: Source, validation: Source | None, arguments: Mapping[str, Any]
 ) -> None:
-    """Refuses a `fit` that is not the same on all workers.
+    """Rejects a `fit` that differs between workers.
 
     Args:
         model: built.
@@ -121,7 +121,7 @@ def check_same_fit(
 
     Raises:
         ValueError: something differs; raised on all workers.
-        TimeoutError: a worker does not come to its `fit`.
+        TimeoutError: a worker does not reach its `fit`.
     """
     if not spans_workers(model.distribute_strategy):
         return
@@ -139,9 +139,9 @@ def check_same_fit(
     for name, part in (("training", source), ("validation", validation)):
         if part is not None and not part.per_worker:
             values[f"the number of {name} batches (steps) in an epoch"] = part.steps_per_epoch
-            values[f"the rows of a {name} batch"] = part.batch_size
-            values[f"the number of {name} rows"] = part.samples
-            values[f"what a {name} batch is made of"] = repr(part.spec)
+            values[f"the size of a {name} batch"] = part.batch_size
+            values[f"the number of {name} samples"] = part.samples
+            values[f"the structure of a {name} batch"] = repr(part.spec)
     try:
         check_same_everywhere(values, "fit", model.distribute_strategy)
     except ValueError:  # raised on all workers, as each differs from one at least

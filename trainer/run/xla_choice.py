@@ -1,14 +1,14 @@
-"""Which way of running steps is faster here: the plain graph, or XLA. Found out on the steps that are to be run in any case.
+"""Chooses the faster backend of steps, the plain graph or XLA, by measurements on steps that run in any case.
 
-A fit begins in the plain graph. Where the steps ahead can pay for compiling, it goes over to XLA at the end of an execution,
-measures there as it has measured before, and stays or goes back. No step is run for the measurement alone, none twice. The
-plan of the fit, which backups hold, says the way of the next step, so that a resumed run goes on in it. Steps of evaluation
-are chosen for in the same manner, by themselves.
+A fit begins in the plain graph. Where the remaining steps can pay for compiling, it switches to XLA at the end of a compiled
+call, measures again, and stays or switches back. No step runs for the measurement alone, none twice. The plan of the fit,
+which backups store, has the backend of the next step, so that a resumed run continues with it. Steps of evaluation have a
+separate choice of the same kind.
 
-On GPUs XLA is taken without measuring, as Keras takes it, after the first execution, which shows what the steps are made of.
+On GPUs XLA is used without measuring, as in Keras, after the first compiled call, whose graph shows the operations.
 
-No clock decides where `jit_compile` was given, where operations are asked to be deterministic, or where a layer says that it
-does not support XLA.
+Nothing is measured where `jit_compile` was given, where operations must be deterministic, or where a layer declares that
+it does not support XLA.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .compiled import GRAPH, XLA
 from .executions import Execution
 from .step_function import StepFunction
 
-# Operations that talk to the host.
+# Operations that communicate with the host.
 _EFFECTS = (
     "PyFunc",
     "PyFuncStateless",
@@ -48,7 +48,7 @@ _EFFECTS = (
     "WriteSummary",
     "WriteHistogramSummary",
 )
-# What XLA draws from another stream of random numbers, or not at all: the choice must not change a number.
+# Operations for which XLA uses another random stream, or that it does not support: the choice must not change a number.
 _OTHER_NUMBERS = (
     "RandomUniform",
     "RandomUniformInt",
@@ -63,26 +63,24 @@ _OTHER_NUMBERS = (
     "StatelessRandomBinomial",
     "StatelessRandomPoisson",
 )
-WORTH = (
-    1.5  # the saving must be this many times what compiling is taken to cost: about twice the first execution
-)
-EXECUTIONS = 3  # that are measured of each way
-_KEPT = 50  # executions that are remembered
+WORTH = 1.5  # the saving must be this many times the estimated cost of compiling: about twice the first compiled call
+EXECUTIONS = 3  # measured compiled calls of each backend
+_KEPT = 50  # remembered compiled calls
 _LAYOUTS = 200  # of inputs, for each function
 
 
 @dataclasses.dataclass
 class Measured:
-    """What is known of one layout of the input, over all fits of a model.
+    """The measurements for one layout of the input, over all fits of a model.
 
     Attributes:
-        way: GRAPH or XLA, once it is known which is the faster; else None.
-        reason: in words.
-        compiling: seconds that the first execution took.
-        steps: how many steps were run.
+        way: GRAPH or XLA, once the faster one is known; else None.
+        reason: as text.
+        compiling: seconds of the first compiled call.
+        steps: the number of steps.
         xla_compiles: whether XLA has compiled the steps.
-        knows_rows: whether steps of evaluation have been traced for the rows of a batch, because XLA was worth a try.
-        seconds: way -> (steps, seconds) of the last executions.
+        knows_rows: whether steps of evaluation have been traced for a fixed batch size, because XLA was worth a try.
+        seconds: backend -> (steps, seconds) of the last compiled calls.
     """
 
     way: str | None = None
@@ -96,7 +94,7 @@ class Measured:
     )
 
     def seconds_a_step(self, way: str) -> float | None:
-        """The best of the long executions; None before there are enough of them."""
+        """The best of the long compiled calls; None before there are enough of them."""
         known = self.seconds[way]
         longest = max((steps for steps, _ in known), default=0)
         long = [seconds / steps for steps, seconds in known if 2 * steps >= longest]
@@ -104,15 +102,15 @@ class Measured:
 
 
 class XlaChoice:
-    """The choice in one fit, for its validation, or in one pass of `evaluate`. Looks at each execution when it has ended.
+    """The choice in one fit, for its validation, or in one pass of `evaluate`. Measures each compiled call at its end.
 
     Args:
         model: the built model.
-        function: what runs the steps.
+        function: runs the steps.
         source: the input.
-        plan: of the fit or the pass; "way" is the way of the next step, "settled" whether it is final, "switches" a list of
-            [epoch, step, way] where it changed in a fit, "open rows" the `Source.open_rows`.
-        steps_ahead: int; 0 where every step must be an execution of its own. None: unknown.
+        plan: of the fit or the pass; "way" is the backend of the next step, "settled" whether it is final, "switches" a
+            list of [epoch, step, way] for each change in a fit, "open rows" the `Source.open_rows`.
+        steps_ahead: int; 0 where every step must be a separate compiled call. None: unknown.
     """
 
     def __init__(
@@ -126,16 +124,16 @@ class XlaChoice:
         self._model, self._function, self._source, self._plan = model, function, source, plan
         function.full_rows = source.batch_size
         self._on_gpu = is_gpu(function.device())
-        self._shapes: set[Any] = set()  # of the inputs of executions
+        self._shapes: set[Any] = set()  # of the inputs of compiled calls
         layout = source.batch_size, source.usual_batch_size, source.held_samples
         self._measured: Measured = function.measured.setdefault(layout, Measured())
-        while len(function.measured) > _LAYOUTS:  # the oldest is measured anew, should it come again
+        while len(function.measured) > _LAYOUTS:  # the oldest is measured anew, if it occurs again
             del function.measured[next(iter(function.measured))]
-        # A program that calls `fit` or `evaluate` again and again is taken to go on for as long as it has run.
+        # A program that calls `fit` or `evaluate` repeatedly is assumed to go on for as long as it has run.
         self._ahead = 0 if steps_ahead == 0 else max(steps_ahead or 0, self._measured.steps)
         if "way" not in plan:
             way, self._measured.reason = self._first_way()
-            begin = XLA if self._measured.xla_compiles else GRAPH  # where the fit before was measuring
+            begin = XLA if self._measured.xla_compiles else GRAPH  # where the previous fit was measuring
             plan.update(way=way or begin, settled=way is not None, switches=[])
             plan["open rows"] = self._open_rows(way)
         source.open_rows = plan.setdefault("open rows", "no")
@@ -145,7 +143,7 @@ class XlaChoice:
         self._function.after_execution = self.note if model._auto_jit else None
 
     def _open_rows(self, way: str | None) -> str:
-        """`Source.open_rows` at the beginning. Passes of evaluation have a second trace only for XLA, or if each is long."""
+        """The initial `Source.open_rows`. Passes of evaluation have a second trace only for XLA, or if each is long."""
         if self._on_gpu:
             return "no"
         if self._function.training:
@@ -154,25 +152,25 @@ class XlaChoice:
         return row_layouts.open_rows(self._model, None if known else self._source.steps_per_epoch)
 
     def _first_way(self) -> tuple[str | None, str]:
-        """The way that is known without measuring, and why; None where it must be measured."""
+        """The backend that is known without measuring, with the reason; None where it must be measured."""
         model, several, training = self._model, not self._function.alone, self._function.training
         if not model._auto_jit:
             way = XLA if model.jit_compile and not model.run_eagerly and not several else GRAPH
-            return way, "as `jit_compile` says"
+            return way, "set by `jit_compile`"
         if model.run_eagerly:
-            return GRAPH, "every step is run eagerly, as `run_eagerly` says"
+            return GRAPH, "every step runs eagerly, set by `run_eagerly`"
         if operations_are_deterministic():
-            return GRAPH, "operations are deterministic, so no clock may decide"
+            return GRAPH, "operations are deterministic, so a measurement must not decide"
         if not all(getattr(layer, "supports_jit", True) for layer in layers_of(model)):
             return GRAPH, "a layer does not support XLA"
         if spans_workers(model.distribute_strategy) and not self._on_gpu:
-            return GRAPH, "workers that measure for themselves may choose differently"
+            return GRAPH, "workers that measure separately may choose differently"
         if several and not training:
-            return GRAPH, "on several replicas XLA compiles what leads to gradients, and nothing else"
+            return GRAPH, "on several replicas XLA only compiles the computation of the gradients"
         if level_of(model.distribute_strategy) == "weights":
-            return GRAPH, "XLA would put all weights together before it computes"
+            return GRAPH, "XLA would all-gather all weights before it computes"
         if any(map(computes_again, layers_of(model))):
-            return GRAPH, "XLA would keep what `keras.RematScope` has computed again"
+            return GRAPH, "XLA would undo the rematerialization of `keras.RematScope`"
         if model._pipeline is not None:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
         if self._on_gpu:
@@ -184,7 +182,7 @@ class XlaChoice:
         return self._measured.way, self._measured.reason
 
     def note(self, execution: Execution, steps: int, seconds: float) -> None:
-        """An execution of `steps` steps has ended, its results included, after `seconds`."""
+        """A compiled call of `steps` steps has ended, its results included, after `seconds`."""
         measured, function = self._measured, self._function
         measured.steps += steps
         if self._plan["way"] == XLA and function.way == GRAPH:  # XLA could not compile the step
@@ -219,14 +217,14 @@ class XlaChoice:
             _remember(self._file(), self._measured)
 
     def _try(self, execution: Execution) -> None:
-        """Goes over to XLA, if it can compile the steps; on one replica it does so at once, by running none."""
+        """Switches to XLA, if it can compile the steps; on one replica it compiles at once, by running no step."""
         chunk = execution.chunks[0]
-        if self._source.open_rows == "all":  # executions from the next one on tell XLA the rows of a batch
+        if self._source.open_rows == "all":  # later compiled calls give XLA a fixed batch size
             self._measured.knows_rows = True
             self._source.open_rows = self._plan["open rows"] = "last"
             return
         if not self._may_be_compiled(chunk):
-            return  # only the last partial batch: an execution of full ones will come
+            return  # only the last partial batch: a compiled call of full ones will come
         refusal = self._refusal(chunk)
         if refusal is not None:
             self._settle(GRAPH, refusal)
@@ -240,21 +238,21 @@ class XlaChoice:
                 self._settle(GRAPH, "XLA cannot compile this step")
 
     def _may_be_compiled(self, chunk: Chunk) -> bool:
-        """Whether it holds more than a last partial batch."""
+        """Whether it has more than a last partial batch."""
         return chunk.batch_size == self._function.full_rows
 
     def _refusal(self, chunk: Chunk) -> str | None:
-        """Why XLA is not to be tried on chunks like this; None where it is."""
+        """The reason not to try XLA on chunks like this; None where it is tried."""
         from_iterator = isinstance(chunk.inputs, tf.data.Iterator)
         if not xla_loops.has_one_size(chunk):
             return "the batches have no fixed size"
         if not from_iterator and len(self._shapes) > 1:
-            return "XLA would compile for each execution, since their inputs differ in shape"
+            return "XLA would compile for each call, because the inputs differ in shape"
         if from_iterator and not self._function.alone:
             return "on several replicas XLA could fail after a batch was drawn"
         names = xla_loops.operations_of_steps(self._function, chunk)
         if any(name in names for name in _EFFECTS):
-            return "the step talks to the host"
+            return "the step communicates with the host"
         if any(name in names for name in _OTHER_NUMBERS):
             return "XLA would draw other random numbers"
         if xla_loops.slow_loop(names):
@@ -273,7 +271,7 @@ class XlaChoice:
         self._measured.way, self._measured.reason = way, reason
 
     def _file(self) -> pathlib.Path | None:
-        """Where the choice is kept for other processes: in the folder that UNISONO_CACHE_DIR names."""
+        """The folder with the choice for other processes, from UNISONO_CACHE_DIR."""
         folder = os.environ.get("UNISONO_CACHE_DIR")
         if not folder:
             return None

@@ -1,4 +1,4 @@
-"""Steps under XLA: on one replica the whole loop over them, on several what each replica computes between collectives."""
+"""Steps under XLA: on one replica the whole loop, on several each replica's computations between collectives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLOW_LOOPS_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpr
 
 
 def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
-    """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where asked for.
+    """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where requested.
 
     Args:
         function: the steps.
@@ -40,7 +40,7 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
 
 
 def stays_in_graph(function: GlobalSteps, chunk: Chunk) -> bool:
-    """Whether the steps of a last partial batch are what they are in the plain graph, whichever way the others are run."""
+    """Whether the steps of a last partial batch are the same as in the plain graph, regardless of the backend of others."""
     full = chunk.usual_batch_size is not None or chunk.batch_size == function.full_rows
     if full or function.model.jit_compile:
         return False
@@ -50,7 +50,7 @@ def stays_in_graph(function: GlobalSteps, chunk: Chunk) -> bool:
 def _step_by_itself(
     function: GlobalSteps, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
 ) -> dict[str, Any]:
-    """One step, compiled; where XLA cannot take a part of the batch (strings), as it is."""
+    """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
     leaves = keras.tree.flatten(batch)
     if not all(leaf is None or _compiles(leaf) for leaf in leaves):
         return function.global_step(batch, rows, worker_rows, after)
@@ -67,15 +67,15 @@ def _step_by_itself(
 
 
 def _compiles(leaf: Any) -> bool:
-    """Whether XLA takes it: a tensor of numbers. Its shape need not be known: XLA compiles for each that comes."""
+    """Whether XLA supports it: a tensor of numbers. Its shape may be unknown: XLA compiles for each one that occurs."""
     return isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant)
 
 
 def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
-    """The loop over steps as one XLA program, on one replica; None where it cannot be, or is known to be slow."""
+    """The loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow."""
     step = functools.partial(function.global_step, in_xla=True)
     if chunk.usual_batch_size is not None and function.recorder is not None and function.recorder.halts:
-        return None  # batches of a stack are drawn before it is known whether the loop comes to them
+        return None  # batches of a stack are drawn before it is known whether the loop reaches them
     if chunk.usual_batch_size is not None:
         loop = _for_xla(function.counted_loop(step, _read_stack, chunk.usual_batch_size, begin=_nothing))
         single = step_in_graph(function, chunk)
@@ -99,13 +99,13 @@ def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
 
 
 def _is_far(chunk: Chunk, device: str) -> bool:
-    """Whether the loop would be sent all of the chunk's data each time: it is on the host, and the model on a GPU."""
+    """Whether each call would send all of the chunk's data to the loop: it is on the host, and the model on a GPU."""
     leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
     return is_gpu(device) and not is_gpu(next((leaf.device for leaf in leaves if leaf is not None), ""))
 
 
 class _OnDevice:
-    """Calls a loop where the model is: XLA compiles for one device, which need not be the first."""
+    """Calls a loop on the model's device: XLA compiles for one device, which need not be the first."""
 
     def __init__(self, function: GlobalSteps, loop: Any) -> None:
         self._function, self._loop = function, loop
@@ -113,15 +113,15 @@ class _OnDevice:
 
     def __call__(self, inputs: Any, steps: tf.Tensor) -> Any:
         """Runs the steps."""
-        self._function.reached_steps.assign(UNKNOWN, read_value=False)  # XLA does not tell
+        self._function.reached_steps.assign(UNKNOWN, read_value=False)  # unknown in XLA
         with tf.device(self._function.device()):
             return only_graph(self._loop)(inputs, steps)
 
 
 class GraphOnFailure:
-    """Calls `function`; where its first call fails before a step was done, the plain graph from then on.
+    """Calls `function`; after a failure of its first call before any step, the plain graph from then on.
 
-    On several replicas XLA compiles at the first call. That it cannot compile a step is only known then.
+    On several replicas XLA compiles at the first call. Only then an unsupported step is known.
     """
 
     def __init__(self, step_function: GlobalSteps, function: Any, in_graph: Callable[[], Any]) -> None:
@@ -143,7 +143,7 @@ class GraphOnFailure:
 
 
 def or_graph(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled:
-    """A loop whose steps XLA compiles at the first call, or the plain graph, where nobody asked for XLA and it cannot."""
+    """A loop whose steps XLA compiles at the first call, or the plain graph, where XLA is not requested and fails."""
     if function.model.jit_compile:
         return loop
     in_graph = lambda: function.compiled_for(chunk)[0].function  # noqa: E731
@@ -151,20 +151,20 @@ def or_graph(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled:
 
 
 def has_one_size(chunk: Chunk) -> bool:
-    """Whether XLA can be given the chunk's batches in a loop: their size is known, or they are stacked."""
+    """Whether XLA can run on the chunk's batches in a loop: their size is known, or they are stacked."""
     if chunk.signature is None or chunk.per_worker:
         return False
     return chunk.usual_batch_size is not None or (chunk.batch_size is not None and not chunk.open_ended)
 
 
 def compile_only(function: GlobalSteps, chunk: Chunk) -> None:
-    """Compiles what runs chunks of this layout, and runs no step."""
+    """Compiles the function for chunks of this layout, without running a step."""
     (compiled, arguments), _ = function.compiled_for(chunk)
     compiled(*arguments(dataclasses.replace(chunk, steps=0)))
 
 
 def operations_of_steps(function: GlobalSteps, chunk: Chunk) -> set[str]:
-    """The types of the operations of the steps of such a chunk, which have been run."""
+    """The types of the operations in the steps of such a chunk, which have run before."""
     (compiled, _), _ = function.compiled_for(chunk)
     return operations(getattr(compiled, "functions", (compiled,))[0])
 
@@ -200,4 +200,4 @@ def _read_stack(stack: Any, i: tf.Tensor) -> Any:
 
 
 def _nothing(i: Any) -> None:
-    """Steps inside of XLA cannot be seen beginning."""
+    """No hook: steps inside of XLA cannot report their beginning."""
