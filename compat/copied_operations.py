@@ -115,7 +115,7 @@ def _can_be_copied(graph: Any, places: Sequence[Any]) -> bool:
 
 def _is_place(place: Any) -> bool:
     if is_plain(place):
-        return place._cached_value is None  # what TensorFlow would read in its place
+        return place._cached_value is None  # TensorFlow would read the cached value instead
     return tf.is_symbolic_tensor(place)
 
 

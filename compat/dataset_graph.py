@@ -97,7 +97,7 @@ class _Digests:
         self._operations: dict[str, frozenset[str]] = {}
 
     def of_graph(self) -> bytes:
-        """The digest of what the graph returns."""
+        """The digest of the results of the graph."""
         drawing = (node for node in self._graph.node if self._keeps_state(node))
         self._states = {
             name[1:] for node in drawing for source in node.input for name in self._assigns(source)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 OF_A_GRADIENT = "gradient_tape/"
-"""In the names of what `tf.GradientTape.gradient` adds to a graph."""
+"""Part of the names of operations that `tf.GradientTape.gradient` adds to a graph."""
 
 _NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be handed to the graphs inside of it
 
@@ -32,7 +32,7 @@ def is_of_a_gradient(op: tf.Operation) -> bool:
 def number_of(op: tf.Operation) -> float:
     """Operations of one graph are numbered in the order in which they were made, or as `made_in_backward_pass` says.
 
-    What an operation depends on has a smaller number.
+    The dependencies of an operation have smaller numbers.
     """
     return getattr(op.graph, _NUMBERS, {}).get(op.name, op._id)
 

@@ -35,7 +35,7 @@ def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
     This holds for small constants and for scalar operations. An update rule that is traced for each of many variables
     repeats its bias corrections, and a backward pass repeats each shape. The values are those of a separate operation:
     type, attributes, inputs, devices and control inputs are the same.
-    While a gradient tape records, nothing is shared, since a tape tells equal tensors apart.
+    While a gradient tape records, nothing is shared, because a tape distinguishes equal tensors.
 
     Args:
         operations: a dictionary that keeps the operations for another block; None: one of this block alone. Blocks on

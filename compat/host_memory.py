@@ -126,7 +126,7 @@ def _host_arguments(operation: tf.Operation) -> frozenset[str] | None:
 
 @functools.cache
 def _kernels(kind: str) -> list[tuple[list[tuple[str, list[tf.DType]]], frozenset[str]]]:
-    """For each kernel for GPUs of a type of operations, the best first: which types it is for, and what is on the host."""
+    """For each GPU kernel of a type of operations, the best first: its dtypes, and its arguments in host memory."""
     found = kernels.get_registered_kernels_for_op(kind).kernel
     usable = [each for each in found if each.device_type in ("GPU", "DEFAULT") and not each.label]
     usable.sort(key=lambda each: (each.device_type == "GPU", each.priority), reverse=True)

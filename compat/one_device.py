@@ -56,7 +56,7 @@ def traced_on_one_device(
         for_xla: whether XLA will compile it, so that loops know the size of their lists.
 
     Returns:
-        A `FuncGraph` whose `inputs` begin with the placeholders and whose `outputs` are what `fn` returned.
+        A `FuncGraph` whose `inputs` begin with the placeholders and whose `outputs` are the results of `fn`.
     """
     with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
         graph: Any = tf.__internal__.FuncGraph(name)

@@ -62,7 +62,7 @@ class thread_state:
     """Keras' global state of this thread, for the threads in which MirroredStrategy runs its replicas.
 
     `state = thread_state()` in the calling thread; `state.enter()` in the other one. Without it a replica's thread
-    would draw unseeded random numbers from a generator of its own and follow another dtype policy.
+    would draw unseeded random numbers from a separate generator and follow another dtype policy.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def filter_traceback(function: Function) -> Function:
-    """Keras' decorator, typed: editors and type checkers still see the arguments of what it decorates."""
+    """Keras' decorator, typed: editors and type checkers still see the arguments of the decorated function."""
     return cast(Function, traceback_utils.filter_traceback(function))
 
 

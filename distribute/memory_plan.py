@@ -197,7 +197,7 @@ def less_memory(
     return (
         f"Of a replica's memory, weights take {in_words(now.weights)}, gradients {in_words(now.gradients)}, the "
         f"optimizer state {in_words(now.slots)}, and the activations of {rows} samples about "
-        f"{in_words(activations)}. What would help: {options}."
+        f"{in_words(activations)}. Options that need less: {options}."
     )
 
 

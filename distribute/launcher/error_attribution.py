@@ -109,7 +109,7 @@ def how_it_ended(code: int) -> str:
 
 
 def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame | None:
-    """What a failed process reports about others, if that can be a cause: an error may name a process that passed it on."""
+    """A failed process's report about others, if it can be a cause: an error may name a process that passed it on."""
     error = process.record.error if process.record is not None else None
     if error is not None:
         blame = Blame(error.lost, error.reported_by) if error.consequence else None

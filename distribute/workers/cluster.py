@@ -187,7 +187,7 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
         raise ClusterError("TF_CONFIG's 'cluster' names no task: give at least one 'worker' address.")
     address, count = counts.most_common(1)[0]
     if count > 1:
-        raise ClusterError(f"TF_CONFIG gives the address {address} to two tasks: each needs one of its own.")
+        raise ClusterError(f"TF_CONFIG gives the address {address} to two tasks: give each a separate one.")
     if len(jobs.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be one.")
     return Cluster(jobs, *_read_task(config.get("task"), jobs))

@@ -287,7 +287,7 @@ def test_memory_limit_moves_the_cut_and_is_refused_where_it_cannot_be_met():
     assert tight.plan(chain_of(*sizes), rows=8).sizes == [2, 2]
     with pytest.raises(ValueError, match=r"memory_limit .* is too small for 2 stages"):
         Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=100.0).plan(chain_of(*sizes))
-    with pytest.raises(ValueError, match="must be at least what stage 1 of partition"):
+    with pytest.raises(ValueError, match="must be at least the estimated need of stage 1"):
         Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs / 1.5, partition=[1, 3]).plan(
             chain_of(*sizes), rows=8
         )

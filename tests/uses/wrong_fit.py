@@ -54,7 +54,7 @@ INPUTS: dict[str, Use] = {
     "x has no targets": fit("`y` is None", "give the targets", x=rows(X).batch(2), y=None),
     "x gives four parts": fit("`x` gives tuples of 4", "train_step", x=rows(X, Y, X, X).batch(2), y=None),
     "x is empty": fit(
-        "dataset without batches", "at least one sample", x=rows(X, Y).take(0).batch(2), y=None
+        "dataset without any batch", "at least one sample", x=rows(X, Y).take(0).batch(2), y=None
     ),
     "x gives numbers": fit(
         "Batch 0 of the generator is a int", "must be a tuple", x=(i for i in range(9)), y=None

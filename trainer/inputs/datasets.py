@@ -235,7 +235,7 @@ def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
     if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
         raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
     if cardinality == 0:
-        raise ValueError("x is a dataset without batches; give one with at least one sample.")
+        raise ValueError("x is a dataset without any batch; give one with at least one sample.")
     return cardinality if cardinality > 0 else None
 
 

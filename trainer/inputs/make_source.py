@@ -221,7 +221,7 @@ def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.
     if not takes_arguments(function, 1):
         raise TypeError(
             "`x` is a function without argument, but it is called with a tf.distribute.InputContext. Call a generator "
-            f"function, and give what it returns. Received: {shown(function)}"
+            f"function, and give its result. Received: {shown(function)}"
         )
     try:
         dataset = function(context)

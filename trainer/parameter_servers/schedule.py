@@ -49,7 +49,7 @@ class Schedule:
     """The pieces of one epoch, in order, each prepared just before it is handed out. Context: host.
 
     Args:
-        function: what the workers run.
+        function: the function for the workers.
         source: the input, at its position.
         begin: called with the number of the first step of each piece.
         stopped: () -> bool; whether to hand out no further piece.

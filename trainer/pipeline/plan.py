@@ -86,8 +86,8 @@ class Plan:
         for index, needs in enumerate([] if limit is None else self._memory_of_stages(sizes)):
             if limit is not None and needs > limit:
                 raise ValueError(
-                    f"`memory_limit` ({limit:.4g} bytes) must be at least what stage {index} of "
-                    f"partition={list(sizes)} is estimated to need ({needs:.4g}): move layers to other stages."
+                    f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
+                    f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
                 )
 
     def _memory_of_stages(self, sizes: Sequence[int]) -> list[float]:

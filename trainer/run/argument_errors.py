@@ -144,7 +144,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
     if step != "predict_step" and y is None and model.loss is not None and not own_loss:
         return (
             f"`y` is None, but the model was compiled with loss={shown(model.loss)}: give the targets as `y`, or as the "
-            "second part of what the dataset gives."
+            "second part of each batch of the dataset."
         )
     reached = ["x"]
     outputs: list[Any] = []

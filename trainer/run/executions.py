@@ -73,5 +73,5 @@ def noted(reached: Callable[[], int | None], step: int) -> Iterator[None]:
         ran = reached()
         if ran is not None:
             where = f"step {step + ran} of the epoch (counted from 0)"
-            error.add_note(f"Raised at {where}, by its batch or by what was computed with it.")
+            error.add_note(f"Raised at {where}, by its batch or by its computation.")
         raise
