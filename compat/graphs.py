@@ -103,11 +103,6 @@ def compiled_apart(function: Any) -> Callable[..., Any] | None:
     return _converted_again(anew)
 
 
-def is_of_keras(function: Any) -> bool:
-    """Whether Keras created a `tf.function`, around an operation that only XLA can run."""
-    return str(function.python_function.__module__).startswith("keras.")
-
-
 def _converted_again(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, its Python code converted: Keras switches conversion off around steps."""
 

@@ -145,14 +145,6 @@ def forget_losses(model: Any, losses: list[Any]) -> None:
         layer._loss_ids.difference_update(ids)
 
 
-def drop_losses(layer: keras.layers.Layer, losses: list[Any]) -> None:
-    """Removes the losses that `layer` and its sublayers have added from `losses`."""
-    for each in layers_of(layer):
-        added = {id(loss) for loss in losses} & each._loss_ids
-        losses[:] = [loss for loss in losses if id(loss) not in added]
-        each._loss_ids -= added
-
-
 @contextlib.contextmanager
 def without_layer_losses(model: Any) -> Iterator[None]:
     """Within it `model.losses` is a single zero (Keras reads an empty override as none)."""

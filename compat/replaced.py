@@ -72,9 +72,6 @@ REPLACED = (
         "the gradient of a variable that is split over servers is one gradient",
     ),
     Changed(
-        keras.layers.Layer, "_clear_losses", "the added losses of a replica whose thread is waiting must stay"
-    ),
-    Changed(
         BaseOptimizer,
         "apply",
         "an optimizer outside of the model's attributes reduces the replicas' gradients like the others",

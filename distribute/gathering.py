@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..compat.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from .arguments import shown
-from .replicas import all_reduce_sum_packed, num_replicas
+from .replicas import all_reduce_sum_packed, carried_as, num_replicas
 from .step_context import StepContext, current_step, this_step
 
 
@@ -169,10 +169,6 @@ def gather_samples(value: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(_all_gather(value), [None, *value.shape[1:]])
 
 
-# Dtypes that collectives support; other numbers are cast to one of these that represents them.
-_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-
-
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
     """`value` of all replicas, concatenated along the first axis."""
     if value.dtype == tf.string:
@@ -180,9 +176,8 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     if value.dtype.is_complex:
         part = tf.float64 if value.dtype == tf.complex128 else tf.float32
         return tf.complex(*[_all_gather(tf.cast(f(value), part)) for f in (tf.math.real, tf.math.imag)])
-    if value.dtype not in _CARRIED:
-        wide = tf.int64 if value.dtype in (tf.uint32, tf.uint64) else tf.int32
-        wide = tf.float32 if value.dtype.is_floating else wide
+    wide = carried_as(value.dtype)
+    if wide != value.dtype:
         return tf.cast(_all_gather(tf.cast(value, wide)), value.dtype)
     return tf.distribute.get_replica_context().all_gather(tf.identity(value), axis=0)
 

@@ -16,6 +16,7 @@ from .devices import is_gpu
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import current_step
 
+_CARRIED = (tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int32, tf.int64)
 _BYTES_PER_PACK = 2**20
 _BYTES_PER_PACK_OF_GPUS = 25 * 2**20
 """PyTorch's DistributedDataParallel uses it for NCCL: large enough for the links, several in a backward pass."""
@@ -242,4 +243,19 @@ def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     step, first = current_step(), tf.equal(replica_id(), 0)
     if step is not None and not all(t.shape.is_fully_defined() for t in tensors):
         step.shapes_vary = True
-    return all_reduce_sum_packed([tf.where(first, t, tf.zeros_like(t)) for t in tensors])
+    known = tf.get_static_value(first)
+    sent = [tf.cast(t, carried_as(t.dtype)) for t in tensors]
+    if known is None:
+        sent = [tf.where(first, t, tf.zeros_like(t)) for t in sent]
+    elif not known:
+        sent = [*map(tf.zeros_like, sent)]
+    return [tf.cast(total, t.dtype) for total, t in zip(all_reduce_sum_packed(sent), tensors)]
+
+
+def carried_as(dtype: tf.DType) -> tf.DType:
+    """The dtype in which collectives carry numbers of `dtype`: one that they know and that holds all of them."""
+    if dtype in _CARRIED:
+        return dtype
+    if dtype.is_floating:
+        return tf.float32
+    return tf.int64 if dtype.size >= 4 else tf.int32

@@ -64,19 +64,14 @@ class ReplicaRows:
 
     @property
     def holds_first_row(self) -> Any:
-        """Whether the first sample of the global batch is this replica's: a bool or a bool tensor."""
-        before = self.rows_before
-        first = before == 0 if isinstance(before, int) else tf.equal(before, 0)
-        return tf.logical_and(first, self.alive)
+        """Whether the first sample of the global batch is this replica's: a bool tensor."""
+        return tf.logical_and(tf.equal(self.rows_before, 0), self.alive)
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
         """`rows / global_rows`, the weight of this replica's mean in the global mean; a scalar."""
         rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
         return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
 
-
-ON_FIRST_REPLICA = "on the first replica"
-"""A note of a step that the first replica computes on the whole batch: its writes count."""
 
 NOT_AGGREGATED = "not aggregated"
 """A note of a step that takes gradients: `fn(optimizer)`, an error for code that aggregates them, or None."""
@@ -134,12 +129,6 @@ class StepContext(ReplicaRows):
     take_gradients: Any = None
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     of_custom_loop: bool = False
-
-    def count(self, what: str) -> int:
-        """The number of earlier calls with `what` in this step."""
-        number = self.notes.get(what, 0)
-        self.notes[what] = number + 1
-        return number
 
     @property
     def weight_total(self) -> Any:

@@ -10,7 +10,6 @@ import tensorflow as tf
 from ..compat.equal_operations import once_where_asked
 from ..compat.graphs import gradient_of_graph
 from ..compat.host_memory import compares_on_host, keep_sizes_on_host, widened
-from ..compat.layers import drop_losses
 from ..compat.random_state import drawn_seed, noise_shape_of
 from ..compat.replaced import provide
 from ..compat.variables import direct_writes, raw_value, stateless_scope
@@ -33,7 +32,7 @@ def _loss(original: Any) -> Any:
         step = current_step()
         if step is None or step.totals is None or not reduces_by_itself(self):
             return original(self, y_true, y_pred, sample_weight)
-        return loss_of_samples(self, step, y_true, y_pred, sample_weight)
+        return loss_of_samples(self, y_true, y_pred, sample_weight)
 
     return call
 
@@ -101,17 +100,6 @@ def _synchronized_moments(original: Any) -> Any:
         return tf.nn.moments(x, axes, keepdims=keepdims)
 
     return moments
-
-
-def _clear_losses(original: Any) -> Any:
-    def clear(self: Any) -> None:
-        step = current_step()
-        if step is None or step.num_replicas == 1 or step.writes is None:
-            original(self)
-            return
-        drop_losses(self, step.writes.losses)  # another replica's, whose thread is waiting, must stay
-
-    return clear
 
 
 def _add_loss(original: Any) -> Any:
@@ -195,7 +183,6 @@ def _register_gradient(original: Any) -> Any:
 
 
 for _key, _make in {
-    "Layer._clear_losses": _clear_losses,
     "Layer.add_loss": _add_loss,
     "Variable.handle": _handle,
     "SeedGenerator.next": _seed,

@@ -126,7 +126,7 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             alone = num_workers_of(tf.distribute.get_strategy()) == 1
             write_state(writes.items(), writes.before, applied, alone, writes.sums)
         else:
-            make_writes(writes.items(), step, set())
+            make_writes(writes.items(), step)
     return result
 
 
@@ -174,12 +174,9 @@ class _Arguments:
         layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
         metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
         metrics += [metric for layer in layers for metric in getattr(layer, "metrics", ())]
-        self._metrics = [variable for metric in metrics for variable in metric.variables]
-        variables = [v for layer in layers for v in layer.variables]
+        variables = [v for each in (*layers, *metrics) for v in each.variables]
         name = f"The step `{getattr(fn, '__name__', fn)}`"
-        step = Step(
-            self._call, strategy, name, layers, [*variables, *self._metrics], SHARES, notes_weights=True
-        )
+        step = Step(self._call, strategy, name, layers, variables, SHARES, notes_weights=True)
         self._partition = StepPartition(step, said)
 
     def __call__(self, tensors: list[tuple[Any, ...]]) -> Any:
@@ -193,7 +190,6 @@ class _Arguments:
         eager = tf.executing_eagerly()
         step = self._partition.whole() if eager else self._partition.of(_spec(given))
         tracing = Tracing(enter_thread=state.enter if runs_in_threads(strategy) else None)
-        metrics = {id(variable) for variable in self._metrics}
 
         def data_of(_: Any) -> tuple[Any, ReplicaRows]:
             rows, own = _rows_of_replica(strategy, samples), given[local_replica_index()]
@@ -206,7 +202,7 @@ class _Arguments:
                 own = [_with_a_sample(tensor, rows.rows) for tensor in own]
             return own, rows
 
-        return strategy.run(functools.partial(run_on_replica, step, data_of, tracing, metrics))
+        return strategy.run(functools.partial(run_on_replica, step, data_of, tracing))
 
     def _call(self, tensors: list[Any]) -> Any:
         """Calls the user's function with these tensors."""

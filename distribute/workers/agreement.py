@@ -54,11 +54,6 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
     return _sum(strategy, rows).tolist()
 
 
-def agree(flag: bool, strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Whether any worker has `True`. All workers must call it; see `exchange` for the arguments and the cost."""
-    return any(row[0] > 0 for row in exchange([float(bool(flag))], strategy))
-
-
 def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[float]:
     """The chief's (worker 0's) numbers, on every worker: for choices that depend on measured times."""
     return exchange(values, strategy)[0]

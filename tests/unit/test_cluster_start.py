@@ -27,7 +27,7 @@ from unisono.distribute import (
 from unisono.distribute.workers import cluster_start
 from unisono.distribute.workers import rendezvous as rendezvous_module
 from unisono.distribute.workers.addresses import free_ports, read_line
-from unisono.distribute.workers.agreement import agree, check_same_everywhere, from_chief
+from unisono.distribute.workers.agreement import check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
 from unisono.distribute.workers.rendezvous import rendezvous
 
@@ -265,7 +265,6 @@ def test_simulate_devices_says_when_it_is_too_late():
 def test_alone_everything_is_agreed(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert (is_chief(), num_workers(), worker_index()) == (True, 1, 0)
-    assert agree(True) is True and agree(False) is False
     assert from_chief([1.5]) == [1.5]
     check_same_everywhere({"rows": 3}, "fit")
 

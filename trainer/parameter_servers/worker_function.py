@@ -14,11 +14,11 @@ from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import Phase
-from ...distribute.step_context import StepContext
+from ...distribute.step_context import StepContext, step_scope
 from ..inputs import Chunk
 from ..inputs.batch import sample_count
 from ..run.executions import Execution
-from ..step.train_step import predict_on_replica
+from ..step.collected_writes import CollectedWrites
 from .pieces import HOST, Piece, WorkerMemory, pieces_of
 
 
@@ -148,7 +148,9 @@ class WorkerPrediction(WorkerFunction):
             batch = piece.reader(inputs, i)
             total = piece.rows if piece.rows is not None else sample_count(batch)
             with tf.distribute.ReplicaContext(self._strategy, 0):
-                return predict_on_replica(self._model.predict_step, batch, StepContext(0, 1, total, total))
+                # What it writes is dropped: workers predict in any order, and its generators stay where they are.
+                with step_scope(StepContext(0, 1, total, total)), CollectedWrites():
+                    return self._model.predict_step(batch)
 
         return self._traced(run, piece.signature, tf.TensorSpec([], tf.int32))
 

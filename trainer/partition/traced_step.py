@@ -17,9 +17,8 @@ from ...compat.variables import is_read_together, raw_value, sums_on_read
 from ...distribute.gathering import gather_samples
 from ...distribute.replicas import (
     all_reduce_sum_packed,
-    local_copy,
     local_replica_index,
-    once_per_copy,
+    of_first_replica,
     shares_variables,
 )
 from ...distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
@@ -203,7 +202,7 @@ class TracedStep:
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
         outputs = _with_collectives(run)
-        self._write(outputs[self._results :], step)
+        self._note_writes(outputs[self._results :], step)
         labels = [self.program.values[number].label for number in self.program.outputs[: self._results]]
         found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, labels)]
         return with_numbers(self._result, found)
@@ -221,17 +220,17 @@ class TracedStep:
         weight = tensors.pop() if application.is_weighted else None
         count = len(tensors) - len(application.written)
         gradients, variables = application.pairs(tensors[:count])
-        for variable, value in zip(application.written, _of_first(tensors[count:])):
+        for variable, value in zip(application.written, of_first_replica(tensors[count:])):
             this_step().writes.add_update((variable, value))
         with call_options(dataclasses.replace(application.options, weight_total=weight)):
             apply_of(application.optimizer)(gradients, variables)
 
-    def _write(self, values: list[tf.Tensor], step: StepContext) -> None:
-        """Makes the assignments of the step, if it was not skipped.
+    def _note_writes(self, values: list[tf.Tensor], step: StepContext) -> None:
+        """Collects what the step has assigned.
 
-        Values that every replica has computed are taken from the first; results of collectives are equal already.
+        Numbers that every replica has computed are the first one's, since others may have rounded in another way; what a
+        collective gave is equal already.
         """
-        applied = step.applied
         floating = [
             n
             for n, (v, number) in enumerate(zip(values, self.program.outputs[self._results :]))
@@ -239,23 +238,10 @@ class TracedStep:
             and (v.dtype.is_floating or v.dtype.is_complex)
             and number not in self._received
         ]
-        for number, value in zip(floating, _of_first([values[n] for n in floating])):
+        for number, value in zip(floating, of_first_replica([values[n] for n in floating])):
             values[number] = value
-
-        def write(new: list[tf.Tensor], applied: Any) -> None:
-            for variable, value in zip(self._variables, new):
-                copy = local_copy(variable)
-                copy.assign(value if applied is None else tf.where(applied, value, copy))
-
-        once_per_copy(write)(values, applied)
-
-
-def _of_first(values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The values of the first replica, on every replica: others may have been rounded differently."""
-    if not values:
-        return []
-    first = this_step().holds_first_row
-    return all_reduce_sum_packed([tf.where(first, value, tf.zeros_like(value)) for value in values])
+        for update in zip(self._variables, values):
+            step.writes.add_update(update)
 
 
 def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:

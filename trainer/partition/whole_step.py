@@ -14,16 +14,16 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.strategies import LoneReplica, pretending_replicas
-from ...compat.variables import raw_value
+from ...compat.variables import raw_value, sums_on_read
 from ...distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
     local_replica_index,
+    of_first_replica,
     shares_variables,
 )
 from ...distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ...distribute.step_context import (
-    ON_FIRST_REPLICA,
     StepContext,
     WeightTotals,
     step_scope,
@@ -73,20 +73,17 @@ class WholeStep:
         Context: inside of a step that collects writes.
         """
         step = this_step()
-        step.notes[ON_FIRST_REPLICA] = True
         state = _State(self._totals, self._sharded)
         if local_replica_index() == 0:
             self._compute(data, step, state)
             self._writes, self._ended = step.writes.items(), True
         else:
             self._follow(step, state)
-            for variable, value in self._writes:
-                step.writes.add_update((variable, tf.zeros_like(value)))
-        self._settle_metrics(step)
-        self._hand_over(step)
+        self._share_writes(step)
+        self._hand_over()
         if self._step.exits == SAMPLES:
             return self._result if step.replica_id == 0 else tf.nest.map_structure(_no_samples, self._result)
-        leaves = _of_first(numbers_in(self._result), step)
+        leaves = of_first_replica(numbers_in(self._result))
         if self._step.exits == SHARES and step.replica_id != 0:
             leaves = [leaf[:0] if leaf.shape.rank else tf.zeros_like(leaf) for leaf in leaves]
         return with_numbers(self._result, leaves)
@@ -130,12 +127,12 @@ class WholeStep:
     def _apply(self, call: _Call, step: StepContext, state: _State) -> None:
         """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
         first = step.replica_id == 0
-        values = _of_first([value for _, value in call.written], step)
+        values = of_first_replica([value for _, value in call.written])
         for (variable, _), value in zip(call.written, values):
             step.writes.add_update((variable, value))
         weight = call.weight
         if weight is not None:
-            (weight,) = _of_first([weight], step)
+            (weight,) = of_first_replica([weight])
         gradients = [g if first or g is None else _nothing_of(g) for g, _ in call.pairs]
         with call_options(dataclasses.replace(call.options, weight_total=weight)):
             apply_of(call.optimizer)(gradients, [v for _, v in call.pairs])
@@ -151,20 +148,20 @@ class WholeStep:
             own.take_gradients = take
         self._updated_inside.update({id(v): v for v in [*variables, *optimizer.variables]})
 
-    def _hand_over(self, step: StepContext) -> None:
-        """Sends the first replica's updates to the other replicas."""
+    def _hand_over(self) -> None:
+        """Gives the other replicas what the first one alone has updated."""
         copies = [local_copy(v) for v in self._updated_inside.values()]
-        for copy, value in zip(copies, _of_first([tf.identity(copy) for copy in copies], step)):
+        for copy, value in zip(copies, of_first_replica([tf.identity(copy) for copy in copies])):
             copy.assign(value)
 
-    def _settle_metrics(self, step: StepContext) -> None:
-        """Leaves the whole state of a metric on the first replica. A copy shared by all replicas stays on the others."""
-        for variable, _ in self._writes:
-            if not any(variable is each for each in self._totals) or step.replica_id == 0:
-                continue
-            copy = local_copy(raw_value(variable))
-            kept = tf.identity(copy) if shares_variables() else tf.zeros_like(copy)
-            step.writes.add_update((variable, kept))
+    def _share_writes(self, step: StepContext) -> None:
+        """Writes on every replica what the first one has written. Of a sum of the copies it alone holds all."""
+        shared = [n for n, (v, _) in enumerate(self._writes) if not sums_on_read(raw_value(v))]
+        values = [value if step.replica_id == 0 else tf.zeros_like(value) for _, value in self._writes]
+        for number, value in zip(shared, of_first_replica([self._writes[n][1] for n in shared])):
+            values[number] = value
+        for (variable, _), value in zip(self._writes, values):
+            step.writes.add_update((variable, value))
 
 
 class _State:
@@ -195,12 +192,6 @@ class _State:
 
 def _no_samples(output: Any) -> Any:
     return output if isinstance(output, tf.Tensor) and output.shape.rank == 0 else slice_samples(output, 0, 0)
-
-
-def _of_first(values: list[tf.Tensor], step: StepContext) -> list[tf.Tensor]:
-    """The values of the first replica, on every replica."""
-    first = step.replica_id == 0
-    return all_reduce_sum_packed([value if first else tf.zeros_like(value) for value in values])
 
 
 def _nothing_of(gradient: Any) -> Any:

@@ -16,7 +16,7 @@ from ...compat.random_state import thread_state
 from ...distribute.devices import wait_for_accelerators
 from ...distribute.gathering import gather_outputs
 from ...distribute.replicas import runs_in_threads
-from ...distribute.step_context import StepContext
+from ...distribute.step_context import this_step
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.peer_monitor import monitored_collective
 from ..inputs.batch import concat_samples
@@ -25,7 +25,7 @@ from ..inputs.source import Chunk
 from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
 from ..step.replica_slices import ReplicaSlices
-from ..step.train_step import predict_on_replica
+from ..step.train_step import Tracing, run_on_replica
 from . import worker_batches
 from .compiled import has_absent
 from .executions import Execution, noted
@@ -37,7 +37,8 @@ class PredictFunction:
 
     Args:
         model: the model.
-        predict_step: `fn(data) -> outputs`, called in replica context.
+        predict_step: `fn(data) -> outputs`, called in replica context. A layer that draws random numbers in it moves its
+            generator on, so that the next batch gets others.
         in_loops: whether many batches may be predicted in one call.
     """
 
@@ -169,18 +170,16 @@ class PredictFunction:
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
         slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
-        thread = thread_state() if runs_in_threads(strategy) else None
         several_workers = spans_workers(strategy)
+        tracing = Tracing(after=after)
+        if runs_in_threads(strategy):
+            tracing.enter_thread = thread_state().enter
 
-        def on_replica(parts: list[Any]) -> Any:
-            if thread is not None:
-                thread.enter()
-            data, held = slices.of_this_replica(parts)
-            step = StepContext(**vars(held))
-            with tf.control_dependencies(after):
-                outputs = predict_on_replica(predict_step, data, step)
-            return gather_outputs(outputs, step) if several_workers else outputs
+        def predict(data: Any) -> Any:
+            outputs = predict_step(data)
+            return gather_outputs(outputs, this_step()) if several_workers else outputs
 
+        on_replica = functools.partial(run_on_replica, predict, slices.of_this_replica, tracing)
         outputs = strategy.run(on_replica, args=(slices.parts,))
         if self._alone:
             return outputs

@@ -26,7 +26,7 @@ from ..inputs.checks import check_equal_samples, check_samples
 from ..inputs.source import Chunk
 from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
-from ..step.global_metrics import losses_count_samples, metrics_of, variable_ids
+from ..step.global_metrics import losses_count_samples
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, run_on_replica
 from ..step.variable_placement import accumulates
@@ -260,14 +260,11 @@ class StepFunction:
         whole = isinstance(own, WholeStep)
         slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
-        metrics = variable_ids(metrics_of(model))
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
             tracing.enter_thread = thread_state().enter
 
-        on_replica = functools.partial(
-            run_on_replica, own or self._step_fn, slices.of_this_replica, tracing, metrics
-        )
+        on_replica = functools.partial(run_on_replica, own or self._step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
             logs: Any = strategy.run(on_replica, (slices.parts,))
         if own is None:

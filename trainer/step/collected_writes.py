@@ -9,18 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.equal_operations import made_once
 from ...compat.graphs import is_inside, made_in_this_graph
 from ...compat.layers import forget_losses
-from ...compat.variables import is_read_together, raw_value, stored_dtype
-from ...distribute.replicas import (
-    all_reduce_sum_packed,
-    local_copy,
-    num_replicas,
-    once_per_copy,
-    shares_variables,
-)
-from ...distribute.step_context import ON_FIRST_REPLICA, StepContext
+from ...compat.variables import raw_value, stored_dtype
+from ...distribute.replicas import local_copy, once_per_copy
+from ...distribute.step_context import StepContext
 
 
 class WriteInNestedGraph(BaseException):
@@ -132,74 +125,21 @@ def _of_variable(value: tf.Tensor, before: tf.Tensor) -> Any:
     return tf.identity(value), lambda gradient: (None, gradient)
 
 
-def make_writes(
-    writes: Sequence[tuple[keras.Variable, tf.Tensor]],
-    step: StepContext,
-    metrics: set[int],
-) -> None:
-    """Writes each variable's new value, on every replica, if the step was not skipped.
-
-    A metric's variable is this replica's copy: reads sum the copies. The others have one value for all replicas: that of
-    the first one where it alone computes the step, else they are equal already.
+def make_writes(writes: Sequence[tuple[keras.Variable, tf.Tensor]], step: StepContext) -> None:
+    """Writes each variable's new value into this replica's copy, if the step was not skipped.
 
     Args:
-        writes: (variable, value) pairs of this replica.
-        step: the step of this replica; its finite checks, `verdicts`, determine whether it was skipped.
-        metrics: ids of the variables of metrics.
+        writes: (variable, value) pairs; the values are equal on every replica, but for parts of sums: those of metrics.
+        step: the step of this replica; `verdicts` say whether it was skipped.
 
     Context: replica.
     """
     if not writes:
         return
-    applied = step.applied
-    old = [local_copy(variable) for variable, _ in writes]
-    new = [value for _, value in writes]
-    if num_replicas() > 1:
-        for index, value in _reduced(writes, old, step, metrics).items():
-            new[index] = value
+    copies = [local_copy(variable) for variable, _ in writes]
 
     def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
-        for copy, value in zip(old, values):
+        for copy, value in zip(copies, values):
             copy.assign(value if applied is None else tf.where(applied, value, copy))
 
-    once_per_copy(write)(new, applied)
-
-
-@made_once()
-def _reduced(
-    writes: Sequence[tuple[keras.Variable, tf.Tensor]],
-    old: Sequence[Any],
-    step: StepContext,
-    metrics: set[int],
-) -> dict[int, tf.Tensor]:
-    """The values that the replicas agree on, bitwise identical, by their index in `writes`. Context: replica."""
-    parts: dict[int, tf.Tensor] = {}
-    before: dict[int, tf.Tensor] = {}
-    for index, (variable, value) in enumerate(writes):
-        if id(variable) in metrics or is_read_together(raw_value(variable)):
-            if shares_variables():  # replicas add to one copy
-                before[index] = _carried(tf.identity(old[index]))
-                parts[index] = _carried(value) - before[index]
-        elif step.notes.get(ON_FIRST_REPLICA):
-            parts[index] = _of_first(_carried(value), step)
-    totals = dict(zip(parts, all_reduce_sum_packed(list(parts.values()))))
-    return {
-        index: _as_written(before[index] + total if index in before else total, writes[index][1].dtype)
-        for index, total in totals.items()
-    }
-
-
-def _carried(value: tf.Tensor) -> tf.Tensor:
-    """The value in a dtype that all-reduce supports: integers have 32 or 64 bits."""
-    if value.dtype in (tf.int32, tf.int64) or not (value.dtype.is_integer or value.dtype == tf.bool):
-        return value
-    return tf.cast(value, tf.int32 if value.dtype.size < 4 else tf.int64)
-
-
-def _as_written(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """An all-reduced value in the variable's dtype."""
-    return value > 0 if dtype == tf.bool else tf.cast(value, dtype)
-
-
-def _of_first(value: tf.Tensor, step: StepContext) -> tf.Tensor:
-    return tf.where(step.holds_first_row, value, tf.zeros_like(value))
+    once_per_copy(write)([value for _, value in writes], step.applied)

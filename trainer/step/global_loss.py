@@ -28,7 +28,7 @@ from ...compat.training import (
     squeeze_or_expand_to_same_rank,
 )
 from ...distribute.arguments import shown
-from ...distribute.step_context import StepContext, this_step
+from ...distribute.step_context import this_step
 
 _ROWWISE_NAMES = """
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
@@ -106,7 +106,7 @@ def reduces_by_itself(loss: keras.losses.Loss) -> bool:
 
 
 def loss_of_samples(
-    loss: keras.losses.Loss, step: StepContext, y_true: Any, y_pred: Any, sample_weight: Any = None
+    loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
     """`loss(y_true, y_pred, sample_weight)` in a step that records its divisor. See the module for the equations."""
     values, mask = entries_of(loss, y_true, y_pred)

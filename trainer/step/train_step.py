@@ -18,7 +18,6 @@ from ...compat.equal_operations import made_once
 from ...compat.layers import takes_training
 from ...compat.training import TensorFlowTrainer, compute_loss, loss_tracker, unpack_x_y_sample_weight
 from ...distribute.parameter_servers.shards import gradient
-from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.step_context import (
     ReplicaRows,
     StepContext,
@@ -55,7 +54,6 @@ def run_on_replica(
     step_fn: Callable[[Any], Any],
     data_of: Callable[[Any], tuple[Any, ReplicaRows]],
     tracing: Tracing,
-    metrics: set[int],
     parts: Any = None,
 ) -> Any:
     """Runs a step on one replica's samples and makes its writes; returns the step's result.
@@ -64,8 +62,7 @@ def run_on_replica(
         step_fn: the step: of a single device, or partitioned.
         data_of: `fn(parts)`: this replica's data, and the range of its samples.
         tracing: how the step is traced.
-        metrics: ids of the variables of metrics.
-        parts: the strategy's argument for this replica.
+        parts: what the strategy has for this replica.
 
     Context: replica.
     """
@@ -84,7 +81,7 @@ def run_on_replica(
             with CollectedWrites() as writes:
                 step.writes = writes
                 results = step_fn(data)
-            make_writes(writes.items(), step, metrics)
+            make_writes(writes.items(), step)
         tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
     return results
 
@@ -157,18 +154,3 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
     """Adds the loss to the epoch's mean, weighted with its samples; a loss without reduction by its mean."""
     loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=step.rows)
-
-
-def predict_on_replica(predict_step: Callable[[Any], Any], data: Any, step: StepContext) -> Any:
-    """The outputs for one replica's samples.
-
-    A layer that draws random numbers in prediction advances its generator, so that the next batch gets others. The workers
-    of parameter servers do not advance it: they predict in any order.
-    """
-    with step_scope(step):
-        with CollectedWrites() as writes:
-            step.writes = writes
-            outputs = predict_step(data)
-        if not on_parameter_servers():
-            make_writes(writes.items(), step, set())
-    return outputs
