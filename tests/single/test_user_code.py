@@ -818,7 +818,9 @@ def test_declared_state_of_layers_in_a_pipeline_is_that_of_one_device():
 
 
 def test_undeclared_state_that_differs_between_micro_batches_is_rejected():
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"undeclared/total.*nothing says.*aggregation="):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"undeclared/total.*declares no reduction.*aggregation="
+    ):
         state_in(three_micro_batches(), Undeclared())
 
 
