@@ -45,12 +45,18 @@ def pytest_configure_node(node):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks cases as long; lets no process of `-n` have long tests left when the others are done."""
+    named, found = set(), set()
     for item in items:
-        short = item.get_closest_marker("short")
-        if short and not any(fnmatch.fnmatchcase(item.callspec.id, case) for case in short.args):
-            item.add_marker("long")
+        if short := item.get_closest_marker("short"):
+            chosen = [case for case in short.args if fnmatch.fnmatchcase(item.callspec.id, case)]
+            named.update((item.function.__qualname__, case) for case in short.args)
+            found.update((item.function.__qualname__, case) for case in chosen)
+            if not chosen:
+                item.add_marker("long")
+    if named - found and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"No case of a test has an id that its mark `short` names: {named - found}")
     items[:] = in_order(items)
 
 

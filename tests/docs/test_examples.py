@@ -40,14 +40,7 @@ SAID = {
 }
 
 
-@pytest.mark.short(
-    "digits_mirrored.py",
-    "vae.py",
-    "search.py",
-    "sharded_state.py",
-    "image_classifier.py",
-    "numpy_training.py",
-)
+@pytest.mark.short("digits_mir*", "vae.py", "search.py", "sharded_state.py", "image*", "numpy*")
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in LAUNCHED])
