@@ -227,10 +227,10 @@ def new_function(
         inputs += [tf.compat.v1.placeholder(t.dtype, t.shape) for t in arguments[len(like.inputs) :]]
         graph.inputs = inputs
         outputs = build(inputs)
-        graph.outputs = [tf.identity(t) if any(t is i for i in inputs) else t for t in outputs]
-        graph.control_outputs = [
-            op for op in graph.get_operations() if op.op_def.is_stateful and not op.outputs
-        ]
+        # As in TensorFlow's own functions: what comes after the function does not begin before it has read its variables.
+        graph.control_outputs = [op for op in graph.get_operations() if op.op_def.is_stateful]
+        with tf.control_dependencies(graph.control_outputs):
+            graph.outputs = [tf.identity(t) for t in outputs]
     return control_flow_util_v2.create_new_tf_function(graph)
 
 

@@ -22,6 +22,31 @@ FLOAT32 = 1e-5
 FLOAT64 = 1e-12
 # Seconds after which a thread that has been told to end is taken to hang.
 GRACE = 120.0
+OPTIMIZERS = sorted(
+    name
+    for name, cls in vars(keras.optimizers).items()
+    if isinstance(cls, type)
+    and issubclass(cls, keras.optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+)
+# The beginning of a program: three workers and two parameter servers in one process, of which they share the threads: with
+# fewer threads than workers they wait for each other for ever.
+SERVERS = """
+import keras, numpy as np, tensorflow as tf
+from unisono import mixed_precision, optimizers
+from unisono.distribute.workers.addresses import free_ports
+
+addresses = [f"localhost:{port}" for port in free_ports(5)]
+spec = tf.train.ClusterSpec({"worker": addresses[:3], "ps": addresses[3:]})
+threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
+servers = [
+    tf.distribute.Server(spec, job_name=job, task_index=i, protocol="grpc", config=threads)
+    for job in ("worker", "ps") for i in range(spec.num_tasks(job))
+]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+"""
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:

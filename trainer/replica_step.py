@@ -104,7 +104,10 @@ def replica_step(fn: Function) -> Function:
                 "or in another such function: wrap the outermost one alone."
             )
         if context.num_replicas_in_sync == 1:
-            return _alone(fn, args, kwargs)
+            status = context.merge_call(
+                left_as_written(lambda _: control_status_ctx())
+            )  # of the thread of `run`
+            return _alone(converted(fn, status), args, kwargs)
         return context.merge_call(left_as_written(partitioned), args=(args, kwargs))
 
     return cast(Function, left_as_written(on_replica))
@@ -113,14 +116,13 @@ def replica_step(fn: Function) -> Function:
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The step on the only replica; on a worker of parameter servers, which has only one replica."""
     samples = _samples_in([leaf for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
-    autograph = control_status_ctx()
     step = StepContext(0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True)
     step.builds_under = tf.distribute.get_strategy()
     writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
     with step_scope(step):
         with writes:
             step.writes = writes
-            result = converted(fn, autograph)(*args, **kwargs)
+            result = fn(*args, **kwargs)
         if isinstance(writes, ReadOnce):
             applied = tf.constant(True) if step.applied is None else step.applied
             alone = num_workers_of(tf.distribute.get_strategy()) == 1

@@ -19,13 +19,6 @@ from unisono import optimizers
 pytestmark = pytest.mark.as_for_users  # what sorts the terms
 
 STEPS = 3
-NAMES = sorted(
-    name
-    for name, cls in vars(keras.optimizers).items()
-    if isinstance(cls, type)
-    and issubclass(cls, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-)
 
 
 def norm_by_hand(pairs):
@@ -80,7 +73,7 @@ OURS = [
     optimizers.ClipByNorm(0.5),
     optimizers.ClipByGlobalNorm(0.4),
 ]
-RULES = {name: getattr(optimizers, name) for name in NAMES}
+RULES = {name: getattr(optimizers, name) for name in helpers.OPTIMIZERS}
 STAGES = {
     "global_clipnorm": lambda: optimizers.SGD(0.01, global_clipnorm=0.1, weight_decay=0.01, use_ema=True),
     "clipnorm": lambda: optimizers.SGD(0.01, clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2),

@@ -182,22 +182,7 @@ def test_two_losses_of_one_optimizer_are_unscaled_alike(in_graph):
         assert (np.array(a).item(), np.array(b).item()) == (1.0, 0.75)
 
 
-SERVERS = """
-import keras, numpy as np, tensorflow as tf
-from unisono import mixed_precision, optimizers
-from unisono.distribute.workers.addresses import free_ports
-from unisono.mixed_precision import skipped_steps
-
-addresses = [f"localhost:{port}" for port in free_ports(5)]
-spec = tf.train.ClusterSpec({"worker": addresses[:3], "ps": addresses[3:]})
-threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
-servers = [
-    tf.distribute.Server(spec, job_name=job, task_index=i, protocol="grpc", config=threads)
-    for job in ("worker", "ps") for i in range(spec.num_tasks(job))
-]
-resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
-strategy = tf.distribute.ParameterServerStrategy(resolver)
-coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+SERVERS = f"""{helpers.SERVERS}
 with strategy.scope():
     v = keras.Variable(np.ones(2, "float32"))
     optimizer = mixed_precision.LossScaleOptimizer(optimizers.SGD(2.0**-8))
@@ -213,7 +198,7 @@ def step(factor):
 for i in range(200):
     coordinator.schedule(step, args=(tf.constant(np.inf if i % 10 == 3 else 1.0, tf.float32),))
 coordinator.join()
-print("logs", skipped_steps.step_logs(optimizer), optimizer.iterations.numpy(), v.numpy().tolist())
+print("logs", mixed_precision.skipped_steps.step_logs(optimizer), optimizer.iterations.numpy(), v.numpy().tolist())
 """
 
 

@@ -1,23 +1,9 @@
 """Under parameter servers the count of updates loses nothing, whoever adds to it."""
 
+import helpers
 import pytest
 
-# Servers of one process share its threads: with fewer threads than workers they wait for each other for ever.
-PROGRAM = """
-import keras, numpy as np, tensorflow as tf
-from unisono import optimizers
-from unisono.distribute.workers.addresses import free_ports
-
-addresses = [f"localhost:{port}" for port in free_ports(5)]
-spec = tf.train.ClusterSpec({"worker": addresses[:3], "ps": addresses[3:]})
-threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
-servers = [
-    tf.distribute.Server(spec, job_name=job, task_index=i, protocol="grpc", config=threads)
-    for job in ("worker", "ps") for i in range(spec.num_tasks(job))
-]
-resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
-strategy = tf.distribute.ParameterServerStrategy(resolver)
-coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+PROGRAM = f"""{helpers.SERVERS}
 with strategy.scope():
     v, table = keras.Variable(np.ones(2)), keras.Variable(np.ones((4, 2)))
     optimizer = optimizers.SGD(0.001, weight_decay=0.1, global_clipnorm=1.0)

@@ -12,13 +12,6 @@ from unisono.optimizers.stages import aggregators
 from unisono.optimizers.stages.run_stages import run_stages
 
 SHAPES, STEPS, ROWS = [(4, 3), (3,)], 6, 7
-NAMES = sorted(
-    name
-    for name, cls in vars(keras.optimizers).items()
-    if isinstance(cls, type)
-    and issubclass(cls, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-)
 OPTIONS = {
     "clipnorm": {"clipnorm": 0.3},
     "clipvalue": {"clipvalue": 0.1},
@@ -140,9 +133,9 @@ def test_option_with_sharded_state_equals_one_device(number, on_one_device):
 
 
 @pytest.mark.short("Adafactor", "Lamb", "Muon", "ScheduleFreeAdamW", "Adam", "SGD")
-@pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
+@pytest.mark.parametrize("number", range(len(helpers.OPTIMIZERS)), ids=helpers.OPTIMIZERS)
 def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
-    name = NAMES[number]
+    name = helpers.OPTIMIZERS[number]
     make = getattr(optimizers, name)
     dtype = "float32" if name == "Muon" else "float64"
     tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # see below
@@ -151,7 +144,7 @@ def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
     helpers.assert_close(actual, on_one_device(name, make, dtype=dtype), tolerance, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", helpers.OPTIMIZERS)
 def test_optimizer_on_three_replicas_equals_one_device(name, on_one_device):
     make = getattr(optimizers, name)
     dtype = "float32" if name == "Muon" else "float64"  # as in Keras

@@ -10,7 +10,7 @@ import unisono
 from unisono.distribute import gather, global_mean
 
 ROWS = (7, 1)  # of the global batches: one is uneven on two replicas, one leaves a replica without rows
-STRATEGIES = ["mirrored2", "central2"]
+STRATEGIES = ["mirrored1", "mirrored2", "central2"]
 
 
 def batches():
@@ -117,7 +117,7 @@ def expected():
     return losses, results, loop.model.get_weights()
 
 
-@pytest.mark.short("mirrored2")
+@pytest.mark.short("mirrored[12]")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_loop_with_everything_of_keras_gives_the_numbers_of_one_device(name, expected):
     strategy = helpers.strategy(name)

@@ -126,6 +126,21 @@ def test_weight_that_a_layer_assigns_in_the_step_trains_as_in_keras(cls):
         helpers.assert_close(own[1:], expected[1:], helpers.FLOAT32, "one device beside Keras")
 
 
+def test_weight_is_not_assigned_before_each_replica_has_read_it_in_a_branch():
+    """A function whose reads are not among its control outputs has ended, for what comes after it, before it reads."""
+    keras.utils.set_random_seed(3)
+    with helpers.scope(helpers.strategy("mirrored2")):
+        model = OwnStep([keras.Input((5,)), spectral(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+    model.fit(X, Y, verbose=0)
+    found = 0
+    for function in model.train_function.graph().as_graph_def(add_shapes=False).library.function:
+        reads = {node.name for node in function.node_def if node.op == "ReadVariableOp"}
+        assert reads <= set(function.control_ret.values()), function.signature.name
+        found += bool(reads) and "cond" in function.signature.name
+    assert found >= 2
+
+
 def test_weight_that_a_layer_assigned_is_as_before_where_the_step_is_skipped():
     keras.utils.set_random_seed(3)
     model = unisono.Sequential(

@@ -1,5 +1,6 @@
 """On one device every optimizer is Keras' optimizer: 20 steps against plain Keras, without and with the options."""
 
+import helpers
 import keras
 import numpy as np
 import pytest
@@ -13,13 +14,6 @@ STEPS = 20
 # Keras (it multiplies with its float32 learning rate) and amplifies: its Newton-Schulz iteration is chaotic by design.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
-NAMES = sorted(
-    name
-    for name, cls in vars(keras.optimizers).items()
-    if isinstance(cls, type)
-    and issubclass(cls, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-)
 SGD_LIKE = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"momentum": 0.9, "centered": True}}
 EVERYTHING = {"weight_decay": 0.01, "clipnorm": 0.5, "use_ema": True, "ema_overwrite_frequency": 3}
 
@@ -48,7 +42,7 @@ def train(optimizer, dtype, in_graph):
 
 @pytest.mark.short("*-everything")
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", helpers.OPTIMIZERS)
 def test_optimizer_equals_keras_after_20_steps(name, options):
     dtype = "float32" if name == "Muon" else "float64"
     options = {**options, **SGD_LIKE.get(name, {})}
@@ -108,7 +102,7 @@ def test_numpy_adam_equals_adam():
 
 def test_every_name_of_keras_is_there():
     for name in [
-        *NAMES,
+        *helpers.OPTIMIZERS,
         "MultiOptimizer",
         "OptimizerMap",
         "Optimizer",

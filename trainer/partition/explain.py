@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.one_device import line_of_user
+from ...distribute.device_memory import in_words
 from .labels import (
     MEAN_OF_STATISTICS,
     PARTIAL_MAX,
@@ -62,7 +63,7 @@ class Collective:
         place = f" in {self.line}" if self.line else ""
         code = f", `{self.code}`" if self.code else f" ({self.cause})"
         reason = f": {self.reason}" if self.reason else ""
-        return f"{self.kind} of {self.what} ({size_in_words(self.bytes)}){place}{code}{reason}"
+        return f"{self.kind} of {self.what} ({in_words(self.bytes)}){place}{code}{reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ class StepExplanation:
         if self.whole:
             return f"The step for {batch} runs on one replica, and the others wait: {self.whole}"
         count = len(self.collectives)
-        said = f"{count} collective{'s' * (count != 1)}, {size_in_words(self.bytes)}"
+        said = f"{count} collective{'s' * (count != 1)}, {in_words(self.bytes)}"
         lines = [f"The step for {batch}: {said}"]
         lines += [f"  {number}. {each}" for number, each in enumerate(self.collectives, 1)]
         lines += ["Results:", *(f"  {name}: {how}" for name, how in self.exits)] if self.exits else []
@@ -199,12 +200,3 @@ def _shape(value: Value, samples: int) -> str:
 def _bytes(value: Value, samples: int) -> int:
     known = [extent for extent in _extents(value, samples) if extent is not None]
     return math.prod(known) * max(value.dtype.size or 0, 0)
-
-
-def size_in_words(count: int) -> str:
-    """A number of bytes, such as "16 KiB"."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.1f} GiB"
